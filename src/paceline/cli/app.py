@@ -1,4 +1,4 @@
-"""The command `paceline`: its verbs, and what errors look like.
+"""The command `paceline`: its verbs, and how errors are printed.
 
 Importing this module must stay fast: nothing here imports torch, and the verbs import what they need when they run.
 """
@@ -36,20 +36,20 @@ from paceline.system import interrupts
 __all__ = ["app", "main"]
 
 
-# Typer 0.16 and later carry a Click of their own, earlier ones use the package; this is the base of its errors in both.
+# Typer 0.16 and later vendor Click, earlier ones import it; this is the base of its errors in both.
 _WrongWords: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-_NO_SUCH_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # which no file can have
+_NO_SUCH_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # for names that no file can have
 
 
 def _sentence(text: str) -> str:
-    """One line with an end, whatever lines a user's value has and whatever somebody else's error ends with."""
+    """Joins the lines of a message and ends it with a full stop if necessary."""
     text = printable(text.rstrip())
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class _VerbsThatExplain(typer.core.TyperGroup):
-    """Turns the errors that users can act on into one sentence and an exit code."""
+    """Prints errors that users can act on as one sentence, with an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -60,9 +60,9 @@ class _VerbsThatExplain(typer.core.TyperGroup):
         except PacelineError as error:
             complain(str(error))
             raise typer.Exit(1) from error
-        except OSError as error:  # of a file that is read, or of the machine: what is written says so by itself
+        except OSError as error:  # of reading a file, or of the machine; errors of writing are handled elsewhere
             if isinstance(error, BrokenPipeError):
-                raise  # the reader of the output has had enough of it
+                raise  # the output's reader has closed the pipe
             about = "" if error.filename is None else f"{error.filename}: "
             complain(_sentence(f"{about}{error.strerror or error}; choose another place."))
             raise typer.Exit(2 if error.errno in _NO_SUCH_NAMES else 1) from error
@@ -114,7 +114,7 @@ def _about(
 
 
 def main() -> None:
-    """Runs the command line: wrong options, too, are one sentence and exit code 2."""
+    """Runs the command line; wrong options, too, give one sentence and exit code 2."""
     interrupts.install()
     try:
         os.getcwd()  # noqa: PTH109
@@ -127,13 +127,13 @@ def main() -> None:
         command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
         if message := error.format_message().rstrip(
             "."
-        ):  # empty where a group of verbs was called without one: it is help
+        ):  # empty if a group of verbs was called without one: prints help
             end = "" if message.endswith("?") else "."
             complain(_sentence(f"{message}{end} See {command} --help."))
         code = error.exit_code
-    except (typer.Abort, KeyboardInterrupt) as error:  # before a verb began; the first is Typer's word for the second
+    except (typer.Abort, KeyboardInterrupt) as error:  # before a verb began; Typer turns the second into the first
         complain("Stopped.")
         code = interrupts.exit_code(error.__context__ or error)
     interrupts.uninstall()
-    gc.freeze()  # the interpreter's last collections would walk through all of PyTorch: half a second, for nothing
+    gc.freeze()  # saves half a second: the interpreter's last collections would walk through all of PyTorch
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["HEADINGS", "Card", "card"]
 
-#: What a docstring's paragraphs begin with, and the heading that a card gives them.
+#: First words of a docstring's paragraphs, and the heading that a card gives them.
 HEADINGS = {
     "Costs per step:": "Costs per step",
     "Clipping acts": "Clipping",
@@ -32,7 +32,7 @@ _TOLERANCE = {
 _NOTHING = (
     "Nothing: all wait for a slow worker, and where one dies the run ends, says who, and goes on with `--resume`."
 )
-# What an argument changes about that.
+# Arguments that change these statements.
 _BUT = {
     "shares": " With `shares=auto` a slow worker has less to do.",
     "mode": " In `mode=sync`, the default, a slow one is waited for, unless `backups` leave it out.",
@@ -42,11 +42,11 @@ _LONE = "There is one worker: where it dies the run ends, and goes on with `--re
 
 @dataclass(frozen=True)
 class Card:
-    """What a user should know of an algorithm before taking it.
+    """What a user should know about an algorithm before choosing it.
 
     Args:
-        name: as specs have it.
-        spec: with every default.
+        name: as in specs.
+        spec: with all defaults.
         summary: one line.
         about: how it works, in paragraphs.
         parts: heading -> text.
@@ -62,7 +62,7 @@ class Card:
 
     @property
     def text(self) -> str:
-        """For a terminal that wraps lines."""
+        """The card for a terminal that wraps lines."""
         blocks = [f"{self.name}: {self.summary}", *self.about]
         blocks += [f"{heading}: {text}" for heading, text in self.parts.items() if heading != "Reference"]
         blocks.append(f"Spec, with every default: {self.spec}")
@@ -74,7 +74,7 @@ def card(name: str) -> Card:
     """The card of a registered algorithm.
 
     Raises:
-        UsageError: there is none of this name; the closest one is named.
+        UsageError: there is none of this name; the message suggests the closest one.
     """
     from paceline.algorithms import registry
 
@@ -105,7 +105,7 @@ def card(name: str) -> Card:
 
 
 def _paragraphs(docstring: str) -> list[str]:
-    """A docstring's paragraphs; one begins after an empty line, and where a line begins with a heading's words."""
+    """A docstring's paragraphs; one begins after an empty line, or at a line that begins with a heading's words."""
     starts = "|".join(re.escape(label) for label in HEADINGS)
     return [text for text in re.split(rf"\n\s*\n|\n(?={starts})", docstring) if text.strip()]
 

@@ -24,12 +24,12 @@ __all__ = ["LaunchCommand", "launch"]
 _FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machines", "The run"
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
-_WORKERS = 2  # where nobody says how many
+_WORKERS = 2  # default
 _RESUMED = ("workers", "algorithm", "seed", "slow", "target_loss", "target_accuracy")
 
 
 class LaunchCommand(TyperCommand):
-    """Options may follow a function; what follows a script is the script's."""
+    """Allows options after a function; all that follows a script belongs to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ours = args[: args.index("--")] if "--" in args else args
@@ -162,12 +162,12 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """What is given now, and else what the run to go on with was told, but for its limits, which may have ended it."""
+    """The given options, completed by those of the run to resume, except its limits, which may have ended it."""
     if resume is None:
         return given
     options.check_resumed(resume)
     saved = files.read_checked_json(resume / "config.json")
-    if "limit_samples" not in saved:  # what launch writes, of a goal
+    if "limit_samples" not in saved:  # `launch` writes it for a goal
         raise UsageError(f"--resume {resume} is a run of a task: go on with it by `paceline train --resume {resume}`.")
     found = {name: saved[name] for name in _RESUMED if saved.get(name) is not None}
     try:
@@ -181,7 +181,7 @@ def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch_function(reference: str, given: dict[str, Any]) -> None:
-    """A supervised run of a function of a file, with live figures on stderr."""
+    """Runs a function of a file under supervision, with live figures on stderr."""
     workers, algorithm, out, resume = given["workers"], given.get("algorithm"), given.get("out"), given.get("resume")
     limit_s = given.get("limit")
     if limit_s is not None:
@@ -192,7 +192,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     if out is not None and (resume is None or out.resolve() != resume.resolve()):
         options.check_out(out)
 
-    fork_server_context()  # it loads PyTorch while this process does
+    fork_server_context()  # its server loads PyTorch while this process does
     from paceline.algorithms import registry
     from paceline.cli.train import finished, show
     from paceline.observe.progress import LiveTable
@@ -238,6 +238,6 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
 
 
 def _calibrates(command: list[str]) -> bool:
-    """Whether the workers are `paceline calibrate`, by its module or its file: they measure, and write a file of their own."""
+    """Whether the workers are `paceline calibrate`, by its module or its file: they measure, and write their own file."""
     words = command[1:] if command[0] == "-m" else [Path(command[0]).name, *command[1:]]
     return words[:2] == ["paceline", "calibrate"]

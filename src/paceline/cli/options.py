@@ -1,4 +1,4 @@
-"""The options that `train` and `compare` share, and their check before any work begins."""
+"""The options that `train` and `compare` share, and their checks before any work begins."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _OptimizerState(StrEnum):
 
 
 _RUNS = Path("runs")
-_MOST_FOLDERS = 10_000  # that commands make in one second
+_MOST_FOLDERS = 10_000  # that commands create in one second
 _LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
 
 
@@ -98,10 +98,10 @@ Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's 
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
-    """Refuse numbers that no run can have; `given` are TrainConfig's fields as far as the user gave them.
+    """Rejects invalid numbers; `given` are TrainConfig's fields as far as the user gave them.
 
     Raises:
-        UsageError: names the option.
+        UsageError: the message names the option.
     """
     check_run(given, name_of=_option)
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
@@ -113,7 +113,7 @@ def check_numbers(given: Mapping[str, Any]) -> None:
 
 
 def check_specs(config: TrainConfig) -> None:
-    """Build everything that a configuration names, so that a misspelt name costs no work.
+    """Builds every object that a configuration names, so that a misspelt name fails early.
 
     Raises:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
@@ -135,7 +135,7 @@ def check_specs(config: TrainConfig) -> None:
 
 
 def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
-    """Says, once for each algorithm, where it leaves out what the user has said about the optimizer, or hardly trains."""
+    """Warns, once per algorithm, if it ignores some of the user's optimizer options, or hardly trains."""
     from paceline.algorithms import registry
 
     lines = []
@@ -145,12 +145,12 @@ def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
             lines.append(f"{config.algorithm}: {said}")
     for line in dict.fromkeys(lines):
         say(line)
-    for category in (OverrideWarning, AlgorithmWarning):  # which say so to a Python program
+    for category in (OverrideWarning, AlgorithmWarning):  # for Python programs
         warnings.simplefilter("ignore", category)
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse a folder that cannot be made or written into, or that holds something; None: a new one will be made."""
+    """Rejects a folder that is not writable or not empty; None: a new one will be made."""
     if out is None:
         return
     check_new_folder(out, f"--out {out}")
@@ -160,7 +160,7 @@ def check_out(out: Path | None) -> None:
 
 
 def check_resumed(resume: Path) -> None:
-    """Refuse a folder that is no run's, or that has nothing to go on from."""
+    """Rejects a folder that is not a run's, or that has no checkpoint to resume from."""
     if not (resume / "config.json").is_file():
         raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
     if not (resume / "checkpoint").is_dir():
@@ -169,9 +169,9 @@ def check_resumed(resume: Path) -> None:
 
 @contextlib.contextmanager
 def out_folder(out: Path | None, *words: str) -> Iterator[Path]:
-    """The folder that the user named, or a new one, `runs/<words>-<time>`, removed again if nothing comes into it.
+    """The user's folder, or a new one, `runs/<words>-<time>`, which is removed again if it stays empty.
 
-    It is new also where several commands look at the same instant: each makes its own.
+    Concurrent commands get different folders.
     """
     if out is not None:
         yield out
@@ -181,7 +181,7 @@ def out_folder(out: Path | None, *words: str) -> Iterator[Path]:
     try:
         yield made
     finally:
-        with contextlib.suppress(OSError):  # it holds something, as it should
+        with contextlib.suppress(OSError):  # not empty, as expected
             made.rmdir()
             if made_parent:
                 _RUNS.rmdir()
@@ -196,7 +196,7 @@ def _new_folder(*words: str) -> Path:
         try:
             path.mkdir(parents=True)
             return path
-        except (FileExistsError, FileNotFoundError) as taken:  # or somebody has just removed the parent
+        except (FileExistsError, FileNotFoundError) as taken:  # or another command has just removed the parent
             error = taken
         except OSError as other:
             error = other
@@ -206,12 +206,12 @@ def _new_folder(*words: str) -> Path:
 
 
 def task_word(reference: str) -> str:
-    """A task's name in a folder's name: `digits-mlp`, or the function of `path/to/file.py:function`."""
+    """A task's name for a folder name: `digits-mlp`, or the function of `path/to/file.py:function`."""
     return reference.rpartition(":")[2]
 
 
 def write_command(arguments: Sequence[str]) -> str:
-    """The command line as one can paste it."""
+    """The command line, quoted for a shell."""
     import shlex
 
     return shlex.join(["paceline", *arguments])

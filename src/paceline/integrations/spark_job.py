@@ -1,4 +1,4 @@
-"""What both ways of training in Spark ask of a session: its slots, its driver's address, and a job's result."""
+"""What both ways of training in Spark need from a session: its slots, its driver's address, and a job's result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BETWEEN_LOOKS_S = 0.2
 
 
 def check_installed(who: str) -> None:
-    """Names the extra of `who`, where it is missing.
+    """Checks that the extra for `who` is installed.
 
     Raises:
-        UsageError: it is.
+        UsageError: it is not; the message names the extra.
     """
     try:
         import pyarrow  # pyright: ignore[reportMissingImports]  # noqa: F401
@@ -40,18 +40,18 @@ def check_installed(who: str) -> None:
 
 
 def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) -> int:
-    """How many tasks there are to be; executors that are just starting are waited for.
+    """The number of tasks to run; waits for executors that are just starting.
 
-    In Spark Connect nobody is asked but the session's settings, which say how many slots there will be, or nothing.
+    With Spark Connect, only the session's settings can tell the number of slots, if they do.
 
     Args:
-        who: asks, for messages.
+        who: the caller's name, for messages.
         dataframe: of the session.
-        asked: how many the user wants; None: as many as there are slots.
+        asked: the number that the user wants; None: as many as there are slots.
         deadline_s: how long to wait for executors.
 
     Raises:
-        UsageError: there are fewer slots, or nobody knows how many there are.
+        UsageError: there are fewer slots, or their number is unknown.
     """
     settings, context = dataframe.sparkSession.conf, _context_of(dataframe)
     if asked is not None and settings.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -74,7 +74,7 @@ def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) 
 
 
 def refuse_speculation(dataframe: Any, instead: str = "") -> None:
-    """Raises `UsageError` if Spark may start a worker twice; `instead` is a second remedy in its message."""
+    """Raises `UsageError` if Spark may start a worker twice; `instead` is a second remedy for the message."""
     if dataframe.sparkSession.conf.get("spark.speculation", "false") == "true":
         raise UsageError(
             "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
@@ -83,15 +83,15 @@ def refuse_speculation(dataframe: Any, instead: str = "") -> None:
 
 
 def _context_of(dataframe: Any) -> Any:
-    """The session's SparkContext; None: there is none, as in Spark Connect."""
+    """The session's SparkContext; None: it has none, as in Spark Connect."""
     try:
         return dataframe.sparkSession.sparkContext
-    except Exception:  # of a class that only newer Sparks have
+    except Exception:  # its class exists only in newer Spark versions
         return None
 
 
 def _announced(settings: Any) -> int | None:
-    """Slots that there will be once all executors have come; None: the session does not say."""
+    """Slots once all executors have started; None: the session does not say."""
     master = settings.get("spark.master", "")
     if of_driver := re.fullmatch(r"local(?:\[\s*(\d+)\s*(?:,.*)?\])?", master):
         executors, cores = "1", of_driver[1] or "1"
@@ -105,11 +105,11 @@ def _announced(settings: Any) -> int | None:
 
 
 def _slots(context: Any) -> int:
-    """Tasks that can run at the same time."""
+    """The number of tasks that can run at the same time."""
     spark = context._jsc.sc()
     try:
         return spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
-    except Exception:  # it is for Spark's own use, and may go
+    except Exception:  # a private API of Spark, which may change
         return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
 
 
@@ -120,14 +120,14 @@ def job_meeting(
     """The number of tasks, new keys, and the driver's meeting with its tasks, at a port that the system chooses.
 
     Args:
-        who: asks, for messages.
+        who: the caller's name, for messages.
         dataframe: of the session.
-        workers: as `asked` of `num_workers`.
-        host: by which executors reach this process; None: as the session says.
+        workers: like `asked` of `num_workers`.
+        host: by which executors reach this process; None: from the session.
         deadline_s: how long to wait for executors.
 
     Raises:
-        UsageError: there are fewer slots, or the session does not say how many, or which host.
+        UsageError: there are fewer slots, or the session does not give their number or the host.
     """
     workers, keys = num_workers(who, dataframe, workers, deadline_s), new_keys()
     host = host or _driver_host(who, dataframe)
@@ -137,17 +137,17 @@ def job_meeting(
 
 
 def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> Meeting:
-    """A task's way to the driver.
+    """Connects a task to the driver.
 
     Args:
-        who: has the argument `host`, for messages.
+        who: the function with the argument `host`, for messages.
         address: of the driver.
         keys: of the run.
-        reach_s: how long to look for it.
+        reach_s: how long to try.
         partition: of the task.
 
     Raises:
-        WorkerLostError: it is not reached.
+        WorkerLostError: the driver cannot be reached.
     """
     try:
         return Meeting(address, keys, reach_s, role="guest")
@@ -159,10 +159,10 @@ def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: i
 
 
 def _driver_host(who: str, dataframe: Any) -> str:
-    """The address by which executors reach this process; `who` asks.
+    """The address by which executors reach this process; `who` is the caller's name.
 
     Raises:
-        UsageError: nobody knows.
+        UsageError: the address is unknown.
     """
     if _context_of(dataframe) is None:
         raise UsageError(f"Spark Connect does not say how executors reach this process: give {who}(host=...).")
@@ -181,10 +181,10 @@ def _driver_host(who: str, dataframe: Any) -> str:
 def collected(
     dataframe: Any, task: Any, schema: str, meeting: Meeting, workers: int, **options: Any
 ) -> list[dict[str, Any]]:
-    """Runs the task on each partition; returns the rows that the tasks tell.
+    """Runs the task on each partition; returns the rows that the tasks report.
 
     Raises:
-        PacelineError: the first cause of Spark's having ended the job.
+        PacelineError: the first cause of the job's failure.
     """
     try:
         return [row.asDict() for row in dataframe.mapInArrow(_in_arrow(task.run), schema, **options).collect()]
@@ -193,7 +193,7 @@ def collected(
 
 
 def _in_arrow(run: Callable[[Iterator[Any]], list[dict[str, Any]]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What a task does with its batches, for `mapInArrow`: it is sent with all that it refers to, the user's functions too."""
+    """Wraps a task for `mapInArrow`; Spark serializes it with all that it refers to, including the user's functions."""
 
     def of_partition(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow  # pyright: ignore[reportMissingImports]

@@ -32,16 +32,16 @@ from paceline.worker.chosen_algorithm import given_algorithm
 __all__ = ["SparkRun", "launch"]
 
 _SCHEMA = "about string, events binary, model binary"
-_REACH_S = 15.0  # in which executors that are just starting come, and tasks look for the driver
+_REACH_S = 15.0  # for executors that are just starting, and for tasks to find the driver
 _WHO = "pl.spark.launch"
 
 
 @dataclass(slots=True)
 class SparkRun(RunData):
-    """What `launch` returns: a run as of `paceline.launch`, and its model.
+    """The result of `launch`: a run as of `paceline.launch`, and its model.
 
     Args:
-        state_dict: of the trained model, which all workers end with.
+        state_dict: of the trained model, the same on all workers.
     """
 
     state_dict: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -60,28 +60,28 @@ def launch(
 ) -> SparkRun:
     """Calls `train(rows)` in one of Spark's tasks for each worker; inside, `attach` makes them one run.
 
-    `rows` is a data set of the task's own rows: `worker.batches(rows.loader(batch_size=32))` goes through all of them, and
-    shares them with nobody. Each task keeps its partition in a file that is mapped into memory, and runs the function in a
-    process of its own beside it.
+    `rows` is a data set of the task's own rows: `worker.batches(rows.loader(batch_size=32))` iterates over all of them; other
+    workers do not see them. Each task keeps its partition in a memory-mapped file, and runs the function in a process of its
+    own.
 
-    Methods that survive a death (`ad-psgd`) run in ordinary tasks. One that Spark starts again takes the dead worker's place,
-    with a neighbour's model, and goes through its rows from the beginning; if the others are about to end by then, the run
-    does without it. An exception of `train` that no later attempt makes good fails the run at its end. All other methods that
-    need no shared memory run in a barrier stage, whose job Spark ends at the first task that fails: call `launch` again.
+    Methods that survive a death (`ad-psgd`) run in ordinary tasks. A task that Spark restarts takes the dead worker's place,
+    with a neighbour's model, and iterates over its rows from the beginning; if the others are about to end by then, the run
+    continues without it. If `train` raises an exception and no later attempt succeeds, the run fails when it ends. All other
+    methods that need no shared memory run in a barrier stage; Spark ends its job when a task fails: call `launch` again.
 
-    In lockstep (`all-reduce` and the like) a worker whose batches are used up takes part in the others' rounds, and a round is
-    a step. So where workers have different numbers of batches, the loop steps once with each, and leaves no epoch at a
-    `break`; where they have equally many, all must do alike, or they wait for each other until the deadline.
+    In lockstep (`all-reduce` and similar) a worker that has used up its batches takes part in the others' rounds, and a round
+    is a step. So if workers have different numbers of batches, the loop must step once per batch and must not `break` out of
+    an epoch. If they have equal numbers, all must act alike, or they wait for each other until the deadline.
 
-    Costs: a shuffle that deals the rows out evenly, but for ordinary tasks on data that has a partition for each worker; per
-    worker its rows' size on an executor's disk, and a process; the model comes back from each worker, in a barrier stage from
+    Costs: a shuffle that distributes the rows evenly, except for ordinary tasks if the data has one partition per worker; per
+    worker, disk space on an executor for its rows, and a process; the model is returned by each worker, in a barrier stage by
     one, within spark.driver.maxResultSize.
-    Use when: data lies in Spark, and the loop is yours.
-    Not: `DeepDist`, which has the model at the driver, and counts every update once when tasks die.
+    Use when: the data is in Spark, and you write the loop.
+    Not: `DeepDist`, which keeps the model at the driver, and counts every update once even if tasks die.
 
     Args:
-        train: a function of the rows; sent by value where executors cannot import it. What it returns is not passed on.
-        workers: how many tasks, which Spark must be able to run at once.
+        train: a function of the rows; sent by value if executors cannot import it. Its return value is discarded.
+        workers: number of tasks, which Spark must be able to run at once.
         data: a DataFrame of Spark.
         algorithm: spec or instance.
         seed: of the order in which `rows.loader` draws.
@@ -93,8 +93,8 @@ def launch(
         The run: records, `result`, and the model's `state_dict`.
 
     Raises:
-        UsageError: something cannot be launched as asked, such as more workers than free slots.
-        PacelineError: the first cause of what ended the training, or an exception that no later attempt has made good.
+        UsageError: the run cannot be launched with these arguments, such as more workers than free slots.
+        PacelineError: the first cause of the failure, or an exception of `train` after which no attempt succeeded.
     """
     check_installed(_WHO)
     if not callable(train):
@@ -122,11 +122,11 @@ def launch(
             _REACH_S,
             deadline_s,
         )
-        # A barrier stage refuses partitions that were put together or united in it: a shuffle leaves that to a stage before.
+        # A barrier stage rejects partitions that it coalesces or unions itself: a shuffle moves that to an earlier stage.
         parts = data if not in_barrier and _num_partitions(data) == workers else data.repartition(workers)
         options = {"barrier": True} if in_barrier else {}
         rows = collected(parts, task, _SCHEMA, meeting, workers, **options)
-        if told := first_told(meeting, workers, "raised"):  # and no later attempt has made it good
+        if told := first_told(meeting, workers, "raised"):  # and no later attempt has succeeded
             raise PacelineError(failed_in(told))
         about = {
             "task": str(getattr(train, "__name__", "train")),
@@ -143,10 +143,10 @@ def launch(
 
 
 def _needs_all(algorithm: Algorithm, workers: int) -> bool:
-    """Whether no worker may be missing, so that they need a barrier stage.
+    """Whether every worker must be present, which requires a barrier stage.
 
     Raises:
-        UsageError: the algorithm runs in no tasks.
+        UsageError: the algorithm cannot run in tasks.
     """
     try:
         check_joinable(algorithm, workers)
@@ -157,10 +157,10 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
 
 
 def _num_partitions(data: Any) -> int | None:
-    """None: Spark Connect does not say."""
+    """The number of partitions; None: Spark Connect does not say."""
     try:
         return data.rdd.getNumPartitions()
-    except Exception:  # of a class that only newer Sparks have
+    except Exception:  # its class exists only in newer Spark versions
         return None
 
 
@@ -184,10 +184,10 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
 
 
 def _run_of(about: dict[str, Any], rows: list[dict[str, Any]], folder: Path, *, gossip: bool) -> SparkRun:
-    """The run, from what its workers wrote.
+    """The run, from its workers' files.
 
     Raises:
-        PacelineError: it came to nothing.
+        PacelineError: there is no result.
     """
     own: list[dict[str, Any]] = []
     records = {}

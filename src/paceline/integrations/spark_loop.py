@@ -1,7 +1,7 @@
-"""The process of one worker of `pl.spark.launch`, beside its task: runs the user's loop, and says how it ended.
+"""The process of one worker of `pl.spark.launch`, started by its task: runs the user's loop and reports how it ended.
 
-Spark uses its Python workers for many tasks, and a process joins a run once: so the loop has a process of its own. It ends
-with the task, whose end of the pipe it watches.
+Spark reuses its Python workers for many tasks, but a process joins a run only once, so the loop has its own process. It
+ends with the task, whose end of the pipe it watches.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ FAILURE = "failure.json"
 
 @dataclass(frozen=True)
 class Loop:
-    """What a task sends to the process that it has started."""
+    """The message that a task sends to the process that it has started."""
 
     function: bytes
     environment: WorkerEnvironment
-    rows: int  # descriptor of the file that they are in
+    rows: int  # descriptor of the file that contains them
     partition: int
     seed: int
     threads: int
     folder: Path
-    #: Of the environment, by which workers in lockstep meet.
+    #: Environment variables by which workers in lockstep find each other.
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def main() -> int:
-    """Runs the loop that comes on standard input; returns the exit code."""
+    """Runs the loop read from standard input; returns the exit code."""
     loop: Loop = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_task, args=(loop.folder,), name="task", daemon=True).start()
     os.environ.update(loop.variables)
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _end_with_task(folder: Path) -> None:
-    """Waits until the task's process is gone, however it ended; nobody needs this one, or what it wrote, any more."""
+    """Waits until the task's process is gone, however it ended; then this process and its files are not needed any more."""
     while os.read(0, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)

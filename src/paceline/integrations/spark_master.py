@@ -1,4 +1,4 @@
-"""The server of a training on Spark: the user's `descent` as the rule by which updates are applied, and what it counts."""
+"""The server of a training on Spark: applies updates by the user's `descent`, and counts them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BETWEEN_PROGRESS_S = 0.25
 
 
 class Ledger(Admission):
-    """Admits every update as it comes, and tells a new attempt at a partition the number of the last one.
+    """Admits every update in the order of arrival; tells a new attempt at a partition the number of its last update.
 
     Attributes:
         last: partition -> number of its last update.
-        updates: applied.
-        samples: in them.
+        updates: number of updates applied.
+        samples: number of samples in them.
         staleness: sum over the updates.
     """
 
@@ -57,7 +57,7 @@ class Master:
     """The model at the driver, and its server.
 
     Attributes:
-        ledger: what has been applied.
+        ledger: the updates applied so far.
         counts: of the server's messages, once it serves.
     """
 
@@ -76,7 +76,7 @@ class Master:
         self._push = algorithm.push
         self._meeting = meeting
         self._on_progress = on_progress
-        self._totals: dict[int, int] = {}  # partition -> its steps
+        self._totals: dict[int, int] = {}  # partition -> number of its steps
         self._begun_s = self._told_s = time.monotonic()
         rules = ShardRules(admission=lambda shard: self.ledger, apply=_ByDescent(master=self), codec=algorithm.codec)
         self.algorithm = _Serving(rules=rules, master=self)
@@ -88,7 +88,7 @@ class Master:
         self._named = self.updates.named(self._update)
 
     def apply(self, update: Tensor) -> None:
-        """Lets the user's descent apply an update (P,).
+        """Applies an update (P,) by the user's descent.
 
         Raises:
             PacelineError: it failed.
@@ -102,7 +102,7 @@ class Master:
             self.tell()
 
     def tell(self) -> None:
-        """Tells the user how far the training is."""
+        """Reports the training's progress to the user."""
         if self._on_progress is None:
             return
         self._told_s, ledger = time.monotonic(), self.ledger
@@ -129,7 +129,7 @@ class Master:
 
 @dataclass(frozen=True, kw_only=True)
 class _Serving(Served):
-    """The servers' side alone: the workers' is in Spark's tasks."""
+    """The servers' side alone: the workers' side is in Spark's tasks."""
 
     rules: Any
     master: Any
@@ -145,7 +145,7 @@ class _ByDescent(ApplyRule):
     master: Any
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: whatever the user's descent keeps in the model."""
+        """The user's descent keeps all state in the model."""
         return _DescentApplier(self.master)
 
 

@@ -1,4 +1,4 @@
-"""A partition's rows on the machine of its task: one pass of Spark's writes them, and every epoch reads them from there."""
+"""A partition's rows on its task's machine: written in one pass over Spark's data, and read again in every epoch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Rows", "SpilledRows", "spark_folder", "spilled"]
 
 @contextlib.contextmanager
 def spilled(batches: Iterator[Any]) -> Iterator[IO[bytes]]:
-    """A file without a name with the rows of a partition: whatever is killed, nothing is left.
+    """An unnamed file with the rows of a partition: it disappears even if the process is killed.
 
-    It lies where Spark keeps its own files (`SPARK_LOCAL_DIRS`), else where temporary files are.
+    It lies where Spark keeps its own files (`SPARK_LOCAL_DIRS`), or else in the folder for temporary files.
 
     Costs: the partition's size on that disk.
 
     Args:
-        batches: of Spark's, as `mapInArrow` gives them (`pyarrow.RecordBatch`); read once, one after the other.
+        batches: from Spark, as `mapInArrow` gives them (`pyarrow.RecordBatch`); read once, one after the other.
     """
     import pyarrow as pa  # pyright: ignore[reportMissingImports]
 
@@ -47,7 +47,7 @@ class SpilledRows:
     """The rows of one partition, mapped into memory; each step copies its own batch.
 
     Args:
-        descriptor: of the file that `spilled` has made, which may be closed afterwards.
+        descriptor: of the file that `spilled` has made; it may be closed afterwards.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -65,11 +65,11 @@ class SpilledRows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def batch(self, rows: np.ndarray) -> dict[str, Any]:
-        """Some of the rows, by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), all else as a list.
+        """The given rows by column: numbers as a tensor (n,), lists of k numbers each as (n, k), everything else as a list.
 
         Raises:
             IndexError: there is no such row.
-            UsageError: no row is asked for.
+            UsageError: `rows` is empty.
         """
         if not len(rows):
             raise UsageError("A batch of no row was asked for, as by rows[[]], and has no columns: leave it out.")
@@ -85,16 +85,16 @@ class SpilledRows:
             parts.append(part.take(self._pa.array(rows[where == index] - (self._ends[index] - part.num_rows))))
         table = self._pa.Table.from_batches(parts)
         if (np.diff(order) < 0).any():
-            table = table.take(self._pa.array(np.argsort(order)))  # the inverse: back to the order that was asked for
+            table = table.take(self._pa.array(np.argsort(order)))  # the inverse: back to the requested order
         table = table.combine_chunks()
         return {name: _values(self._pa, table.column(name).combine_chunks()) for name in table.column_names}
 
 
 class Rows(Dataset[dict[str, Any]]):
-    """The rows that one of Spark's tasks has, for its loop.
+    """The rows of one of Spark's tasks, for its loop.
 
     Args:
-        spilled: where they are.
+        spilled: the rows on disk.
         seed: of the order in which loaders draw them.
     """
 
@@ -106,26 +106,26 @@ class Rows(Dataset[dict[str, Any]]):
         return len(self._spilled)
 
     def __getitem__(self, rows: int | Sequence[int]) -> dict[str, Any]:
-        """Some rows (n) in their order by column: numbers as a tensor (n,), lists of numbers alike long as (n, k), else lists.
+        """The given rows (n) by column, in order: numbers as a tensor (n,), lists of k numbers each as (n, k), else lists.
 
         Raises:
-            IndexError: there is no such row; none is counted from the end.
-            UsageError: no row is asked for.
+            IndexError: there is no such row; negative indices are not supported.
+            UsageError: `rows` is empty.
         """
         return self._spilled.batch(np.atleast_1d(np.asarray(rows, dtype=np.int64)))
 
     def loader(self, batch_size: int, *, shuffle: bool = True, drop_last: bool = False) -> DataLoader[dict[str, Any]]:
-        """A loader of batches of so many rows, which draws another order in each epoch.
+        """A loader of batches of `batch_size` rows, with a different order in each epoch.
 
-        Costs: a copy of each batch; nothing is kept.
+        Costs: a copy of each batch; nothing is cached.
 
         Args:
             batch_size: rows of a batch.
             shuffle: whether rows are drawn in random order.
-            drop_last: whether a last batch of fewer rows is left out.
+            drop_last: whether to drop a last batch of fewer rows.
 
         Raises:
-            UsageError: the batch size is not a whole number from 1.
+            UsageError: the batch size is not a positive integer.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size of rows.loader must be a whole number from 1, not {batch_size!r}.")
@@ -152,7 +152,7 @@ def _is_number(pa: Any, kind: Any) -> bool:
 
 
 def spark_folder() -> str | None:
-    """One of Spark's folders on this machine that can be written to; None: that of temporary files."""
+    """A writable folder of Spark's on this machine; None: use the folder for temporary files."""
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         if folder and Path(folder).is_dir() and os.access(folder, os.W_OK):
             return folder

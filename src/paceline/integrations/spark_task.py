@@ -1,4 +1,4 @@
-"""What one of Spark's tasks does in a training: it reads its partition once, then computes updates and pushes them."""
+"""A Spark task during training: it reads its partition once, then computes updates and pushes them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ Descent = Callable[[nn.Module, dict[str, Tensor]], Any]
 
 
 class NamedUpdates:
-    """Updates by the names of a model's parameters, and as flat vectors (P,)."""
+    """Updates by parameter name, and as flat vectors (P,)."""
 
     def __init__(self, model: nn.Module) -> None:
         self.binding = FlatBinding(model.parameters())
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Its parts (P,), which are views; costs memory for each vector that it is called with."""
+        """The vector's (P,) parts as views by name; costs memory for each vector that it is called with."""
         return dict(zip(self.names, self.binding.views(vector), strict=True))
 
     def write(self, update: Any, vector: Tensor) -> bool:
-        """Writes what `gradient` returned into `vector` (P,), zero elsewhere; False: it returned nothing.
+        """Writes the update that `gradient` returned into `vector` (P,), zero elsewhere; False: it returned None.
 
         Raises:
-            UsageError: it is not of this model's parameters.
+            UsageError: the update does not match this model's parameters.
         """
         if update is None or (isinstance(update, Mapping | Sequence) and not len(update)):
             return False
@@ -78,7 +78,7 @@ class NamedUpdates:
 
 @dataclass(frozen=True)
 class PartitionTask:
-    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else."""
+    """A task, as data that Spark sends to its executors; the only message that contains the key."""
 
     address: str
     keys: Keys
@@ -86,14 +86,14 @@ class PartitionTask:
     gradient: Gradient
     descent: Descent
     algorithm: Downpour
-    num_members: int  # places at the servers: one for each partition, and the driver's, which never comes
+    num_members: int  # members at the servers: one for each partition, and the driver's, which never joins
     epochs: int
     batch_size: int
     seed: int
     deadline_s: float
 
     def run(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
-        """Trains on this partition; returns what came of it, for the driver."""
+        """Trains on this partition; returns the outcome for the driver."""
         from pyspark import TaskContext  # pyright: ignore[reportMissingImports]
 
         context: Any = TaskContext.get()
@@ -155,7 +155,7 @@ class PartitionTask:
             arena.segment.close()
 
     def _failure(self, meeting: Meeting, partition: int, attempt: int, error: BaseException) -> BaseException:
-        """What the task is to fail by; the driver is told if it is the first, and of this attempt's own making."""
+        """The error by which the task fails; tells the driver about the first one, unless a newer attempt exists."""
         with contextlib.suppress(MeetingLostError):
             holder = read_peer(meeting.get(f"peer/{partition}")) if meeting.check([f"peer/{partition}"]) else None
             if holder is not None and holder[0] > attempt:
@@ -167,15 +167,15 @@ class PartitionTask:
 class _Steps:
     """A partition's steps, from the first whose update the server does not have.
 
-    Update k is of the steps (k - 1) push to k push, whoever makes it: so what a dead attempt has pushed is not pushed again.
+    Update k covers the steps (k - 1) push to k push in every attempt, so updates that a dead attempt pushed are not repeated.
 
     Args:
-        task: what to do.
+        task: the task to run.
         updates: of the model.
-        client: way to the server, which has told it the number of the last update.
+        client: connection to the server, which has told it the number of the last update.
         rows: of the partition.
         partition: its number.
-        meeting: where the driver looks how many steps there will be.
+        meeting: where the driver reads the total number of steps.
     """
 
     def __init__(
@@ -236,6 +236,6 @@ class _Steps:
 
 
 def _settings(binding: FlatBinding) -> OptimizerSettings:
-    """What servers want to know before a first update; the user's descent steps, and asks nobody."""
+    """The settings that servers need before a first update; unused, as the user's descent applies updates."""
     own = dict(zip(map(id, binding.parameters), binding.ranges, strict=True))
     return settings_of(torch.optim.SGD(binding.parameters, lr=1.0), lambda parameter: own.get(id(parameter)))

@@ -1,4 +1,4 @@
-"""All layouts: how a model is divided among workers, beside the algorithm by which they agree. Written as specs, too."""
+"""All layouts: how a model is divided among workers, in addition to the algorithm. A layout can be written as a spec."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def layout_of(layout: AnyLayout | str) -> AnyLayout:
 
 
 class LayoutPart(Protocol):
-    """What a worker's membership keeps of a layout.
+    """A layout's state in a worker's membership.
 
     Attributes:
         binding: of the worker's own vector.
-        sharding: how that is part of the whole model's; None: it is all of it.
-        whole: the whole model's flat vector (W,), as it was; let go of by `begin`.
+        sharding: how that vector is part of the whole model's; None: it is all of it.
+        whole: the whole model's initial flat vector (W,); released by `begin`.
         axes: along which workers are related, by name.
-        dealt: this worker's place among those that share the batches, and how many these are.
-        without_batch: takes part in the others' passes, in a round without a batch; None: nobody needs it there.
-        repeats: tells whether the loop has its batch again, which weighs nothing; set by `attach`.
-        is_recorded: whether its records have samples and batches; else another worker's records have the same.
-        keeps_random_alike: whether workers with the same batches draw the same numbers.
+        dealt: this worker's index among those that share the batches, and their number.
+        without_batch: takes part in the others' passes, in a round without a batch; None: they do not need it.
+        repeats: tells whether the loop repeats its last batch, which gets no weight; set by `attach`.
+        is_recorded: whether its records have samples and batches; otherwise another worker's records have the same.
+        keeps_random_alike: whether workers with the same batches draw the same random numbers.
     """
 
     binding: FlatBinding
@@ -64,58 +64,58 @@ class LayoutPart(Protocol):
 
     @property
     def pending(self) -> PendingGradients | None:
-        """Gradients that are sums over several workers, once these have sent theirs; None: there are none."""
+        """Gradients to be summed over several workers once these have sent theirs; None: there are none."""
         ...
 
     @property
     def without_batch(self) -> Callable[..., None] | None:
-        """As above."""
+        """See the class's attributes."""
         ...
 
     def begin(
         self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
-        """Meets the others; returns the program's ports.
+        """Connects to the others; returns the program's ports.
 
         Args:
             ports: as they would be without a layout.
             axes: collectives along the axes along which the worker is not alone.
             algorithm: the program's.
-            carrier_counts: whether the carrier counts messages and bytes by itself.
+            carrier_counts: whether the carrier itself counts messages and bytes.
         """
         ...
 
     def clip(self, max_norm: float) -> float:
-        """Scales the gradients down to a norm of `max_norm` at most, of the whole model; returns what it was."""
+        """Clips the gradients to a norm of at most `max_norm`, over the whole model; returns the norm before."""
         ...
 
     def has_changed_gradients(self) -> bool:
-        """Whether the loop has changed gradients between backward and step, where the replica handed none out."""
+        """Whether the loop has changed gradients between backward and step that the replica has not handed out."""
         ...
 
     def remove(self) -> None:
-        """Lets the model's layers do what they did before; its parameters stay parts."""
+        """Restores the original behaviour of the model's layers; its parameters stay sharded."""
         ...
 
     def whole_of(self, x: torch.Tensor) -> torch.Tensor:
-        """The whole model's vector (W,) of this worker's `x` (P,) and the others'; all that share its model call it."""
+        """The whole model's vector (W,) from every worker's `x` (P,); all workers that share its model call it."""
         ...
 
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gives the optimizer's state all of its elements; all workers call it."""
+        """Gathers the optimizer's full state; all workers call it."""
         ...
 
     def make_whole(self) -> None:
-        """Gives the parameters all of their elements, from the other workers, who call it at the same time."""
+        """Gathers the full parameters from the other workers, which call it at the same time."""
         ...
 
     def take_whole(self, x: torch.Tensor) -> None:
-        """The same from the whole model's vector (W,)."""
+        """Sets the full parameters from the whole model's vector (W,)."""
         ...
 
 
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
-    """Refuses an algorithm that a layout does not go with."""
+    """Rejects an algorithm that does not work with a layout."""
     if isinstance(layout, Hybrid):
         hybrid.check_algorithm(algorithm)
     else:
@@ -123,10 +123,10 @@ def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
 
 
 def part_of(model: nn.Module, layout: AnyLayout, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
-    """Cuts a model, which is whole and the same on all workers, and keeps what the way back takes.
+    """Cuts a model, which is whole and the same on all workers, and keeps what restoring it needs.
 
     Raises:
-        UsageError: it cannot be cut so.
+        UsageError: the layout cannot cut this model.
     """
     if isinstance(layout, Hybrid):
         return hybrid.WorkerPart(model, layout, worker_id, num_workers, seed)

@@ -20,10 +20,10 @@ _MOST_WORKERS = 16
 
 
 def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per run. Bold green marks a value more than 5 % better than the next among runs that ended well.
+    """One row per run. Bold green marks a value that is more than 5 % better than the next among runs that ended well.
 
     Args:
-        results: the runs' results; missing figures show as a dash, a column that no run has a value for is left out.
+        results: the runs' results; missing values show as a dash; columns without any value are left out.
     """
     workers = {result.get("workers") for result in results}
     columns = _columns(results, with_workers=len(workers) > 1)
@@ -32,7 +32,7 @@ def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
     texts = [[_cell(one, value) for value in one.values(results)] for one in columns]
     labels = run_labels(results)
     for row, (label, result) in enumerate(zip(labels, results, strict=True)):
-        if len(workers) > 1:  # in a column of its own
+        if len(workers) > 1:  # in a separate column
             label = label.replace(f" · {workers_text(result.get('workers', 0))}", "")
         cells = [Text(own[row], BEST if at == row else "") for own, at in zip(texts, best, strict=True)]
         table.add_row(Text(label), _outcome(result), *cells)
@@ -51,7 +51,7 @@ def comparison_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _columns(results: Sequence[Mapping[str, Any]], *, with_workers: bool) -> list[Column]:
-    """The columns for which some run has a value."""
+    """The columns with a value for at least one run."""
     time = Column(name="target\n(s)", path=("time_to_target_s",), lower=True)
     fraction = _deepest_fraction(results)
     if fraction is not None and not any(value is not None for value in time.values(results)):
@@ -72,7 +72,7 @@ def _columns(results: Sequence[Mapping[str, Any]], *, with_workers: bool) -> lis
 
 
 def result_table(result: Mapping[str, Any]) -> Table:
-    """The figures of one run, one a line."""
+    """The figures of one run, one per line."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -160,7 +160,7 @@ def _late(result: Mapping[str, Any]) -> str | None:
 
 
 def _chosen(chosen: Any) -> str | None:
-    """The number chosen last, and the range of all."""
+    """The last chosen number, and the range of all."""
     last, fewest, most = (figure({"chosen": chosen}, "chosen", key) for key in ("last", "fewest", "most"))
     if last is None or fewest is None or most is None:
         return None
@@ -187,7 +187,7 @@ def _updates(counts: Sequence[int]) -> str | None:
 
 
 def _batch_sizes(changes: Sequence[Mapping[str, Any]]) -> str | None:
-    """The last ones, and how often they have changed."""
+    """The last batch sizes, and how often they changed."""
     if not changes:
         return None
     times = len(changes) - 1
@@ -211,7 +211,7 @@ def _cell(column: Column, value: float | None) -> str:
 
 
 def _deepest_fraction(results: Sequence[Mapping[str, Any]]) -> str | None:
-    """The smallest fraction of the initial loss that a run which ended well has reached."""
+    """The smallest fraction of the initial loss that any run that ended well has reached."""
     for fraction in sorted(FRACTIONS, key=float):
         if any(figure(result, "time_to_fraction_s", fraction) is not None for result in results if not failed(result)):
             return fraction

@@ -1,4 +1,4 @@
-"""What is simulated: workers, how fast they compute, and the memory or the network between them."""
+"""The simulated hardware: workers, their compute speed, and the memory or network that connects them."""
 
 from __future__ import annotations
 
@@ -28,60 +28,59 @@ __all__ = ["Cluster"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Simulated workers; the default is a plausible server of the 2020s, not a measured one.
+    """Simulated workers. The default is a plausible server of the 2020s, not a measured one.
 
-    Algorithms on shared memory (`hogwild`, `locked`, `leashed`, `lockstep`) have all workers on one machine and share its
-    memory bus. All others have a machine and a NIC per worker, and a network between them. With `cores` all of them run on one
-    machine, and messages go through its memory: that is what `paceline train` on one machine is like.
+    Algorithms on shared memory (`hogwild`, `locked`, `leashed`, `lockstep`) run all workers on one machine with one memory
+    bus. All others have a machine and a NIC per worker, and a network between them. With `cores`, all workers run on one
+    machine and send messages through its memory, like `paceline train` on one machine.
 
-    How the defaults come about: one core keeps 10 to 16 cache lines of 64 bytes in flight at 70 to 90 ns each, 7 to 15
+    Sources of the defaults: one core keeps 10 to 16 cache lines of 64 bytes in flight at 70 to 90 ns each, 7 to 15
     GB/s, hence 10 GB/s; eight channels of DDR4-3200 peak at 205 GB/s, of which about half is sustained when all cores
     copy; an atomic on a line that another core holds takes one transfer between caches, 50 to 150 ns; a futex wake takes
-    about 5 us until the woken thread runs. Between machines: a NIC of 10 Gbit/s, 1.25 GB/s each way, and 50 us from a
-    program through two kernels and a switch to another one; a switch that forwards at the full rate of all its ports; two
-    missed heartbeats of half a second. Set your own where absolute times matter.
+    about 5 us until the woken thread runs. Between machines: a NIC of 10 Gbit/s, 1.25 GB/s each way; 50 us from one
+    program to another through two kernels and a switch; a switch that forwards at the full rate of all its ports; two
+    missed heartbeats of half a second. Set your own values where absolute times matter.
 
-    Which vectors each algorithm moves, and is charged for, is in `docs/simulated_traffic.md`.
+    `docs/simulated_traffic.md` lists which vectors each algorithm moves and is charged for.
 
     >>> Cluster(workers=16).slow(worker=0, factor=100).factor(0)
     100.0
 
     Args:
-        workers: how many, from 1.
+        workers: the number of workers, at least 1.
         compute_s: forward and backward of one full batch: seconds, or a model such as `Normal(average_s=0.01,
-            deviation_s=0.001)`. A shorter batch takes its share. `simulator/overlap.py` says when in it a gradient's buckets
-            are complete.
-        core_bytes_per_s: memory traffic, reads plus writes, that one worker reaches alone.
-        bus_bytes_per_s: traffic of all workers together; those that copy at an instant share it equally. With `sockets`: of
-            each socket's memory.
+            deviation_s=0.001)`. A shorter batch takes proportionally less. `simulator/overlap.py` says when during it a
+            gradient's buckets are complete.
+        core_bytes_per_s: memory traffic, reads plus writes, of one worker alone.
+        bus_bytes_per_s: traffic of all workers together, shared equally by those that copy at the same time. With `sockets`:
+            of each socket's memory.
         update_vectors: vectors that one update moves: parameters read and written, gradient read; 5 with momentum.
         atomic_s: one atomic operation on a contended word, and one attempt to take a lock.
         wake_s: from the release of a lock or the last arrival at a barrier until a waiter runs.
         racing_blocks: pieces in which an update of a racing vector is written, and a copy of it is read.
-        latency_s: from the last byte that leaves one machine until its arrival at another.
-        bandwidth_bytes_per_s: of each worker's NIC, in each direction; its messages at an instant share it.
-        switch_bytes_per_s: of all messages together; None: the switch is no limit.
-        collective: how an all-reduce is made: "ring" or "tree" over the network, "memory" on one machine. None: "memory" for
+        latency_s: from the moment the last byte leaves one machine until it arrives at another.
+        bandwidth_bytes_per_s: of each worker's NIC, in each direction; concurrent messages share it.
+        switch_bytes_per_s: of all messages together; None: unlimited.
+        collective: the all-reduce: "ring" or "tree" over the network, "memory" on one machine. None: "memory" for
             `lockstep`, "ring" for all others.
         detection_s: from a worker's death, silence or loss of connection until the others know.
-        restart_s: from then until a killed worker's successor begins, where there are restarts; Python that starts anew and
+        restart_s: from then until a killed worker's replacement starts, if there are restarts; a new Python process that
             imports PyTorch takes some 2 to 10 s.
         slowness: pairs of worker and factor on its compute time; see `slow`.
-        cores: of the one machine that all workers, servers included, run on; those that compute, move vectors or handle
-            messages share them, those that wait or sleep need none. None: a core for each worker.
-        slice_s: with `cores`: so long a worker computes at a stretch while others wait for a core.
-        crowding: with `cores`: how many times as long computing takes while all of them compute.
-        spin_s: with a core for each of the workers: a wait of less than that for a lock or at a barrier ends at once, and
-            not `wake_s` later.
-        cold_s: with `cores`: what computing takes longer after a long sleep or wait, as caches and clock are no longer as the
-            worker left them.
-        cold_factor: how many times as long its computing takes until those seconds have been made up for.
-        cooling_s: after a sleep or wait of t seconds it is 1 - exp(-t / cooling_s) of `cold_s`.
-        idle_s: of every step, before its forward and backward: slept, which needs no core.
+        cores: of the one machine that all workers, servers included, run on. Workers that compute, move vectors or handle
+            messages share them; workers that wait or sleep need none. None: a core for each worker.
+        slice_s: with `cores`: how long a worker computes before it yields to others that wait for a core.
+        crowding: with `cores`: the factor on compute time while all of them compute.
+        spin_s: with a core for each worker: a wait for a lock or at a barrier that is shorter than this ends at once,
+            without `wake_s`.
+        cold_s: with `cores`: the extra compute time after a long sleep or wait, which leaves caches and clock cold.
+        cold_factor: the factor on compute time until that extra time is used up.
+        cooling_s: a sleep or wait of t seconds costs 1 - exp(-t / cooling_s) of `cold_s`.
+        idle_s: sleep in every step before its forward and backward; it needs no core.
         idleness: pairs of worker and its own `idle_s`; see `idle`.
         link_factors: triples of two workers and a factor on the time of messages between them; see `slow_link`.
-        codecs: triples of a codec's name and the bytes of a float32 vector that one core codes and decodes in a second, as
-            `paceline calibrate` measures them. Codecs that are not in it take what their own constants say.
+        codecs: triples of a codec's name and the bytes of a float32 vector that one core encodes and decodes per second, as
+            `paceline calibrate` measures them. Other codecs use their own constants.
         sockets: of the one machine whose memory the workers share; None: one memory, and a core for each worker.
     """
 
@@ -157,11 +156,11 @@ class Cluster:
         return self.compute_s if isinstance(self.compute_s, ComputeTime) else Constant(time_s=self.compute_s)
 
     def slow(self, *, worker: int, factor: float) -> Cluster:
-        """A cluster in which this worker's forward and backward take `factor` times as long, and nothing else does."""
+        """A cluster in which this worker's forward and backward take `factor` times as long; nothing else changes."""
         return dataclasses.replace(self, slowness=_with(self.slowness, worker, factor))
 
     def idle(self, *, worker: int, idle_s: float) -> Cluster:
-        """A cluster in which this worker sleeps so long in every step: slow, and in nobody's way where cores are shared."""
+        """A cluster in which this worker sleeps for `idle_s` in every step: it is slow, but does not occupy a shared core."""
         return dataclasses.replace(self, idleness=_with(self.idleness, worker, idle_s))
 
     def slow_link(self, a: int, b: int, factor: float) -> Cluster:
@@ -172,16 +171,16 @@ class Cluster:
         return dataclasses.replace(self, link_factors=tuple(sorted(others.values())))
 
     def factor(self, worker: int) -> float:
-        """How many times as long this worker computes."""
+        """The factor on this worker's compute time."""
         return dict(self.slowness).get(worker, 1.0)
 
     def idle_of(self, worker: int) -> float:
-        """How many seconds of every step this worker sleeps."""
+        """Seconds that this worker sleeps in every step."""
         return dict(self.idleness).get(worker, self.idle_s)
 
     @property
     def codec_moves(self) -> dict[str, tuple[float, float]]:
-        """Each measured codec with the number of vectors that take as long to move as coding takes, and decoding."""
+        """For each measured codec, the number of vectors that take as long to move as encoding, and as decoding, takes."""
         return {
             name: (self.core_bytes_per_s / coded, self.core_bytes_per_s / decoded)
             for name, coded, decoded in self.codecs
@@ -192,19 +191,19 @@ class Cluster:
         """Reads a cluster file, TOML or JSON by its suffix.
 
         Raises:
-            UsageError: the file cannot be read, or names something unknown; the message has the closest match.
+            UsageError: the file cannot be read, or has an unknown name; the message suggests the closest match.
         """
         from paceline.simulator.cluster_file import read
 
         return cls(**read(Path(path)))
 
     def save(self, path: str | Path) -> Path:
-        """Writes a cluster file, TOML or JSON by its suffix; `Cluster.load` gives the same cluster."""
+        """Writes a cluster file, TOML or JSON by its suffix; `Cluster.load` reads it back."""
         from paceline.simulator.cluster_file import write
 
         return write(self, Path(path))
 
 
 def _with(pairs: tuple[tuple[int, float], ...], worker: int, value: float) -> tuple[tuple[int, float], ...]:
-    """The pairs, ascending, with another value for this worker."""
+    """The pairs in ascending order, with this worker's value replaced."""
     return tuple(sorted({**dict(pairs), worker: float(value)}.items()))

@@ -1,4 +1,4 @@
-"""All-reduce among simulated workers of one machine, in the steps of the real one."""
+"""All-reduce among simulated workers of one machine, step by step as the real one works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class AllReduceState:
-    """The barrier and the vectors of the present round, one for all workers."""
+    """The barrier and the vectors of the current round, shared by all workers."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float = 0.0) -> None:
         self.num_workers = num_workers
@@ -43,16 +43,16 @@ class AllReduceState:
         self._lost: dict[int, str] = {}
 
     def bring(self, worker_id: int, vector: torch.Tensor, weight: float, number: float) -> None:
-        """Puts a worker's vector (P,) into the round, and a number."""
+        """Adds a worker's vector (P,) and a number to the round."""
         self._vectors[worker_id] = vector
         self._weights[worker_id] = weight
         self._numbers[worker_id] = number
 
     def barrier(self, worker_id: int, what: str) -> None:
-        """Waits for all workers; the last one does not wait, the others run `wake_s` after it came, or still spin.
+        """Waits for all workers; the last to arrive does not wait. Others go on `wake_s` later, or at once if still spinning.
 
         Raises:
-            WorkerLostError: a worker has left, and so will not come.
+            WorkerLostError: a worker has left.
         """
         self._arrived.add(worker_id)
         if len(self._arrived) < self.num_workers:
@@ -71,7 +71,7 @@ class AllReduceState:
         self._waiting.clear()
 
     def lose(self, worker_id: int, reason: str) -> None:
-        """The others know now that a worker is gone: programs that wait for it fail."""
+        """Records that a worker is gone: programs that wait for it fail."""
         self._lost[worker_id] = reason
         if worker_id in self._arrived:
             return  # the others need not wait for it at this barrier
@@ -85,20 +85,20 @@ class AllReduceState:
             raise lost_in_collective(what, sorted(self._arrived), missing)
 
     def mean(self) -> tuple[torch.Tensor, float]:
-        """The weighted mean (P,) of the round, computed for the first that asks, as the real collectives sum it.
+        """The weighted mean (P,) of the round and the sum of the numbers.
 
-        And the sum of the numbers.
+        The first caller computes them, in the order in which the real collectives sum.
         """
         if self._mean is None:
             self._mean = weighted_mean(self._vectors, self._weights)
         return self._mean, sum(self._numbers)
 
     def bring_operations(self, worker_id: int, operations: list[Operation]) -> None:
-        """Puts what a worker has started into the round."""
+        """Adds the operations that a worker has started to the round."""
         self._operations[worker_id] = operations
 
     def carry_out(self) -> None:
-        """Carries out the round's operations for all workers, when the first asks."""
+        """Executes the round's operations for all workers; the first caller does the work."""
         for operations in zip(*self._operations, strict=True):
             match operations[0].kind:
                 case "all-reduce":
@@ -113,19 +113,19 @@ class AllReduceState:
             operations.clear()
 
     def end_round(self) -> None:
-        """Forgets the mean; the next round brings new vectors."""
+        """Discards the mean; the next round brings new vectors."""
         self._mean = None
 
 
 class SimulatedCollectives(CarriedOutTogether):
     """Weighted means in lockstep; implements `Collectives`.
 
-    Modelled, per worker, as `memory.lockstep` does it: copy the vector in, wait for all, read one vector's worth of parts
-    and write a part of the mean, wait for all, copy the mean out. The memory bus is shared meanwhile. A single worker
-    keeps its vector and takes no time.
+    Modelled, per worker, like `memory.lockstep`: copy the vector in, wait for all, read parts that add up to one vector and
+    write a part of the mean, wait for all, copy the mean out. All copies share the memory bus. A single worker keeps its
+    vector and takes no time.
 
     Attributes:
-        waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
+        waited_s: seconds spent at barriers; the caller reads it and resets it to 0.
     """
 
     def __init__(self, state: AllReduceState, core: Core) -> None:
@@ -168,7 +168,7 @@ class SimulatedCollectives(CarriedOutTogether):
         core.move(COPY_VECTORS * num_vectors)
 
     def _num_vectors(self, operation: Operation) -> float:
-        """Its size, in vectors of the parameters; where only time is simulated, a whole one, or as it says."""
+        """The operation's size in parameter vectors; if only time is simulated, 1 or what the operation states."""
         whole = operation.vector
         num_bytes = whole.numel() * whole.element_size() or getattr(whole, "num_bytes", None)
         return num_bytes / self._core.vector_bytes if num_bytes else getattr(whole, "share", 1.0)
@@ -192,9 +192,9 @@ def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -
 
 
 def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> torch.Tensor:
-    """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f), f the first with a weight, in the order of worker ids.
+    """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f) in worker order, where f is the first worker with a weight.
 
-    Of half types it is float32.
+    The result is float32 for half-precision vectors.
     """
     given = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if vector is not None]
     mean = torch.empty_like(given[0][0], dtype=sum_type(given[0][0].dtype))
@@ -203,14 +203,14 @@ def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> t
 
 
 def sum_into_all(vectors: list[torch.Tensor]) -> None:
-    """Every vector (n,) becomes the sum of all."""
+    """Sets every vector (n,) to the sum of all."""
     total = _sum(vectors)
     for vector in vectors:
         vector.copy_(total)
 
 
 def mean_into_all(given: list[tuple[torch.Tensor, float, torch.Tensor]]) -> None:
-    """Every vector (n,) becomes the weighted mean of all, every number (1,) the sum of all."""
+    """Sets every vector (n,) to the weighted mean of all, and every number (1,) to the sum of all."""
     vectors, weights, numbers = zip(*given, strict=True)
     mean, total = weighted_mean(list(vectors), list(weights)), sum(number.item() for number in numbers)
     for vector, _, number in given:
@@ -219,21 +219,21 @@ def mean_into_all(given: list[tuple[torch.Tensor, float, torch.Tensor]]) -> None
 
 
 def sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Everyone's part (n / num_workers,) becomes that of the sum of all vectors (n,)."""
+    """Reduce-scatter: sets each worker's part (n / num_workers,) to its part of the sum of all vectors (n,)."""
     pieces = _sum([vector for vector, _ in given]).chunk(len(given))
     for (_, part), piece in zip(given, pieces, strict=False):
         part.copy_(piece)
 
 
 def gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Every vector (n,) becomes all parts (n / num_workers,), one after the other."""
+    """All-gather: sets every vector (n,) to the concatenation of all parts (n / num_workers,)."""
     whole = torch.cat([part for part, _ in given])
     for _, vector in given:
         vector.copy_(whole)
 
 
 def exchange_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """What worker k takes (n,) becomes every worker's k-th piece of what it gives (n,), in the order of their ids."""
+    """All-to-all: worker k receives (n,) the k-th piece of every worker's input (n,), in worker order."""
     pieces = [vector.chunk(len(given)) for vector, _ in given]
     if given[0][0].numel():
         for worker, (_, taken) in enumerate(given):

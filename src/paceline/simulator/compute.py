@@ -1,4 +1,4 @@
-"""How long a step's forward and backward take: models of compute time, drawn anew for each step of each worker."""
+"""Models of compute time: how long forward and backward take, drawn for each step of each worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ComputeTime:
         raise TypeError(f"{type(self).__name__} must define mean_s")
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """The times of one worker's steps, without end."""
+        """An endless iterator over the times of one worker's steps."""
         raise TypeError(f"{type(self).__name__} must define draws_s")
 
 
@@ -52,14 +52,14 @@ class Constant(ComputeTime):
 
 @dataclass(frozen=True, kw_only=True)
 class Normal(ComputeTime):
-    """A normal distribution, drawn again where it is not above zero: small, symmetric disturbances."""
+    """A normal distribution, truncated to positive values: small, symmetric disturbances."""
 
     average_s: Annotated[float, SECONDS_ABOVE_0] = 0.01
     deviation_s: Annotated[float, SECONDS_ABOVE_0] = 0.001
 
     @property
     def mean_s(self) -> float:
-        """`average_s`; what the truncation adds is left out (a millionth where the average is 5 deviations)."""
+        """`average_s`; ignores the truncation (a millionth if the average is 5 deviations)."""
         return self.average_s
 
     def draws_s(self, random: Random) -> Iterator[float]:
@@ -71,7 +71,7 @@ class Normal(ComputeTime):
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialTail(ComputeTime):
-    """At least `least_s`, and an exponentially distributed time more: occasional, independent disturbances."""
+    """At least `least_s`, plus an exponentially distributed time: occasional, independent disturbances."""
 
     least_s: Annotated[float, SECONDS_ABOVE_0] = 0.009
     tail_s: Annotated[float, SECONDS_ABOVE_0] = 0.001
@@ -88,7 +88,7 @@ class ExponentialTail(ComputeTime):
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto(ComputeTime):
-    """At least `least_s`, with a power-law tail: now and then a step takes many times as long.
+    """At least `least_s`, with a power-law tail: occasionally a step takes many times as long.
 
     Args:
         least_s: the shortest time.
@@ -110,7 +110,7 @@ class Pareto(ComputeTime):
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(ComputeTime):
-    """Times recorded elsewhere, in their order, over and over; each worker begins at a place of its own."""
+    """A recorded trace that repeats; each worker starts at its own position."""
 
     times_s: tuple[float, ...]
 
@@ -126,7 +126,7 @@ class Recorded(ComputeTime):
         return math.fsum(self.times_s) / len(self.times_s)
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """The trace from a random place on, again and again."""
+        """The trace from a random position, repeated."""
         first = random.randrange(len(self.times_s))
         return chain(self.times_s[first:], cycle(self.times_s))
 

@@ -23,23 +23,24 @@ class _LockWaiter:
 
     def __init__(self, program: Program, since_s: float) -> None:
         self.program = program
-        self.since_s = since_s  # since when it spins; beyond `spin_s` it sleeps
+        self.since_s = since_s  # when it began to spin; after `spin_s` it sleeps
 
 
 class LockState:
-    """A lock that belongs to the first to come when it is free, as `memory.locks` has it: neither fair nor handed over.
+    """A lock that the first to try gets once it is free, like `memory.locks`: neither fair nor handed over.
 
-    A program that finds it held spins for `spin_s` and then sleeps. A release frees it: those that spin try again at once, in
-    the order in which they began to. Of those that sleep on a mutex the first is woken; on a read-write lock all are. They run
-    `wake_s` later, try again, and where somebody was faster they spin, and sleep, behind those that sleep already. A release
-    wakes nobody if the lock was found free when it was taken, and nobody has come since: the word says whether.
+    A program that finds it held spins for `spin_s` and then sleeps. On a release, spinning programs retry at once, in the
+    order in which they began to spin. A release also wakes the first program that sleeps on a mutex, or all that sleep on a
+    read-write lock. They run `wake_s` later and retry; if another program was faster, they spin again and then sleep behind
+    the others. A release wakes none if the lock was free when it was taken and no program has come since: the lock word
+    records that.
 
-    Of a read-write lock (`sharing`) a writer takes the word, which keeps new readers out, and then waits for those inside.
+    A writer of a read-write lock (`sharing`) takes the word, which keeps new readers out, and then waits for active readers.
 
     Attributes:
-        readers: how many hold it for reading.
-        writer: whether its word is taken: by a writer, or in a mutex by anybody.
-        sharing: whether readers share it; the mutex is the same lock with writers only.
+        readers: the number of programs that hold it for reading.
+        writer: whether its word is taken: by a writer, or by any program if it is a mutex.
+        sharing: whether readers share it; a mutex is the same lock with writers only.
     """
 
     def __init__(self, scheduler: Scheduler, wake_s: float, *, sharing: bool, spin_s: float = 0.0) -> None:
@@ -54,7 +55,7 @@ class LockState:
         self._drains: _LockWaiter | None = None  # the writer that has the word and waits for readers
 
     def try_acquire(self, *, write: bool) -> bool:
-        """Takes the lock if nobody is in the way."""
+        """Takes the lock if it is free."""
         if self.writer or (self.readers and (write or not self.sharing)):
             return False
         if self.sharing and not write:
@@ -83,7 +84,7 @@ class LockState:
         self._waiting.append(waiter)
         try:
             self._scheduler.wait(f"the lock to {what}")
-        except BaseException:  # killed; a wake-up that was meant for it goes to the next
+        except BaseException:  # killed; pass its wake-up on to the next
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif self.writer:
@@ -118,7 +119,7 @@ class LockState:
             self._wake_sleepers()
 
     def _wake_sleepers(self) -> None:
-        """The first of those that sleep; of a read-write lock, all."""
+        """Wakes the first sleeping program; of a read-write lock, all."""
         for _ in range(len(self._waiting) if self.sharing else min(1, len(self._waiting))):
             self._wake(self._waiting.popleft())
 
@@ -130,7 +131,7 @@ class LockState:
 
 
 class LockedState(VectorState):
-    """The vector and its lock, one for all workers; whole at any instant, as an update is written at the end of its time."""
+    """The vector and its lock, one for all workers; always consistent, as an update is written when its time ends."""
 
     def __init__(self, x: torch.Tensor, lock: LockState) -> None:
         super().__init__(x)
@@ -143,12 +144,12 @@ class LockedState(VectorState):
 class SimulatedLocked(SimulatedVector):
     """One vector, one writer at a time; implements `LockedParameters`.
 
-    Modelled: the first attempt takes one atomic operation; after a failure the worker waits as `LockState` says, or with
+    Modelled: the first attempt takes one atomic operation. After a failure the worker waits as `LockState` does, or with
     `backoff` sleeps and tries again.
 
     Attributes:
-        backoff: seconds to sleep after the attempt-th failure (from 0); None: wait.
-        waited_s: seconds from a failed attempt until the lock was held; the caller reads it and sets it back to 0.
+        backoff: seconds to sleep after the attempt-th failure (from 0); None: wait instead.
+        waited_s: seconds from a failed attempt until the lock was held; the caller reads it and resets it to 0.
     """
 
     def __init__(self, state: LockedState, core: Core) -> None:
@@ -166,7 +167,7 @@ class SimulatedLocked(SimulatedVector):
         return self._writing
 
     def take(self, *, write: bool) -> None:
-        """Gets one side of the lock and accounts for the wait."""
+        """Acquires one side of the lock and accounts for the wait."""
         lock, core = self._lock, self._core
         core.atomic()
         if lock.try_acquire(write=write):

@@ -1,4 +1,4 @@
-"""Messages between programs of one machine, whose cores do all the work of it."""
+"""Messages between programs of one machine, whose cores do all the work."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["LoopbackNetwork"]
 
 
 class LoopbackNetwork(Network):
-    """A network without wires: a message takes a core `latency_s` and its bytes' time, as packing, copying and the kernel do.
+    """A network without a NIC or a switch: a message occupies a core for `latency_s` plus its bytes' time.
 
-    A sender's messages are taken one after the other, beside whatever its program computes meanwhile; the receiver's part
-    counts as the sender's. There is no NIC and no switch.
+    This is the time for packing, copying and the kernel. A sender's messages are processed one after the other, in parallel
+    with its program's computation. The receiver's part is charged to the sender.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int, cores: Cores) -> None:
         super().__init__(scheduler, cluster, num_servers)
         self._cores = cores
-        self._outboxes: dict[int, deque[tuple[int, Any, float]]] = {}  # of those whose messages are being taken
+        self._outboxes: dict[int, deque[tuple[int, Any, float]]] = {}  # of senders whose messages are being processed
 
     def send(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
         outbox = self._outboxes.get(sender)

@@ -1,4 +1,4 @@
-"""The simulated machines: virtual time, memory, network, parameters, and the ports that the workers are given."""
+"""The simulated machines: virtual time, memory, network, parameters, and the workers' ports."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ __all__ = ["SimulatedMachine"]
 
 
 class SimulatedMachine:
-    """What the workers of one run share.
+    """State that the workers of one run share.
 
     Args:
         cluster: speeds.
         needs: the kind of shared parameters that the algorithm runs on.
         x: initial parameters (P,), copied; empty for timing only.
-        vector_bytes: size of one parameter vector, also where `x` is empty.
+        vector_bytes: size of one parameter vector, even if `x` is empty.
         batch_size: samples of a full batch.
         seed: of the run.
-        is_gossip: whether every worker has a model of its own.
-        collective: how an all-reduce is made where the cluster does not say.
-        faults: what goes wrong.
+        is_gossip: whether every worker has its own model.
+        collective: the kind of all-reduce if the cluster does not set one.
+        faults: the faults to inject.
         scheduler: of the programs; None: a new one.
-        placing: of vectors and workers, where the cluster has sockets; None: as a kernel does.
-        restarts: how many deaths are answered by a new incarnation, `Cluster.detection_s` and `restart_s` later.
+        placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
+        restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
         scheduler: runs the programs.
         shared: the state of the shared parameters; has `version` and `snapshot`.
-        num_blocks: pieces in which a replica writes and copies a vector of this kind.
+        num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
         lost: workers that were killed, in that order.
         restarts: how many of them were replaced.
-        on_gone: called with a worker that has ended or was killed; filled in by the caller.
-        restart: makes a worker's new incarnation and starts its program; filled in by the caller.
+        on_gone: called with a worker that has ended or was killed; set by the caller.
+        restart: makes a worker's new incarnation and starts its program; set by the caller.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SimulatedMachine:
         self._codec_moves = cluster.codec_moves
         self._is_gossip = is_gossip
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
-        self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # as `have_core_each` says
+        self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # like `have_core_each`
         self._collective = cluster.collective or (collective if self._cores is None else "memory")
         self._is_networked = needs.mailbox or (needs.collectives and self._collective != "memory")
         self._faults = faults or Faults()
@@ -138,7 +138,7 @@ class SimulatedMachine:
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
-        self._core_of: dict[int, Core] = {}  # where workers may be replaced
+        self._core_of: dict[int, Core] = {}  # if workers may be replaced
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
 
@@ -163,7 +163,7 @@ class SimulatedMachine:
                 )
 
     def core(self, worker_id: int) -> Core:
-        """A worker's core, on a machine of its own if the workers talk over the network; each incarnation has the same."""
+        """A worker's core, on its own machine if the workers use the network; all incarnations share it."""
         if worker_id in self._core_of:
             return self._core_of[worker_id]
         disturbances = Disturbances(self._faults, worker_id) if self._faults.script else None
@@ -228,11 +228,11 @@ class SimulatedMachine:
         }
 
     def _moved(self, core: Core) -> Callable[..., None]:
-        """Takes the time of vectors that a program moves by itself: as long as the parameters, or as a server's shard."""
+        """Takes the time of moving a vector for the program itself: of the size of the parameters, or of a server's shard."""
         scheduler = self.scheduler
         length = 1.0 if core.worker_id < self.cluster.workers else 1.0 / self._num_servers
         alone_s = self._vector_bytes / self.cluster.core_bytes_per_s
-        is_alone = self._is_networked and self._cores is None  # in a memory of its own, where nobody need be asked
+        is_alone = self._is_networked and self._cores is None  # with its own memory and no contention
 
         def moved(vectors: float, of: torch.Tensor | None = None) -> None:
             num_bytes = None if of is None else of.nbytes or getattr(of, "num_bytes", None)
@@ -248,12 +248,12 @@ class SimulatedMachine:
 
     @property
     def unresolved_exchanges(self) -> int:
-        """How many there have been, of all workers, as `Counts` says."""
+        """Their number over all workers, as `Counts` defines it."""
         return sum(one.unresolved_exchanges for one in self._counts)
 
     @property
     def delay(self) -> int:
-        """Steps that averages arrive late, where programs have chosen it."""
+        """Steps by which averages arrive late, if programs have chosen a delay."""
         return max(one.delay for one in self._counts)
 
     @property
@@ -270,7 +270,7 @@ class SimulatedMachine:
         return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, **named)
 
     def start(self, worker_id: int, work: Callable[[], object]) -> None:
-        """Adds a worker's program; when it has ended, so do its further programs, and the others learn of it."""
+        """Adds a worker's program; when it ends, its further programs end too, and the others learn of it."""
 
         def run() -> None:
             work()
@@ -280,7 +280,7 @@ class SimulatedMachine:
         self.scheduler.start(worker_id, run)
 
     def start_servers(self, serve: Callable[[int, ServerPorts], None]) -> None:
-        """Adds the programs of servers and second copies, each on a machine of its own; they end with the last worker."""
+        """Adds the programs of servers and their replicas, each on its own machine; they end with the last worker."""
         for server in range(self._num_server_programs):
             given = self._given(self.core(self.cluster.workers + server))
             ports = ServerPorts(**given, copies=self.needs.copies > 1)
@@ -299,12 +299,12 @@ class SimulatedMachine:
         vars(self).clear()
 
     def end(self, worker_id: int) -> None:
-        """A worker's program ends at this instant: so do its further programs, and the others learn of it."""
+        """Ends a worker's program and its further programs now; the others learn of it."""
         self._num_ended += 1
         self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
 
     def trains_no_more(self, worker_id: int) -> None:
-        """A worker makes no further gradient, though its program may go on: nobody waits for its part in a round."""
+        """A worker computes no further gradients, though its program may go on: no round waits for it."""
         if self._all_reduce is not None:
             self._all_reduce.lose(worker_id, "its loop has ended")
 
@@ -315,7 +315,7 @@ class SimulatedMachine:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every worker's program that was not killed has ended by itself, or that of the one in its place."""
+        """Whether the program of every worker that was not killed, or of its replacement, has ended by itself."""
         return len(self.lost) - self.restarts + self._num_ended == self.cluster.workers
 
     def _end(self, worker_id: int) -> None:
@@ -349,8 +349,8 @@ class SimulatedMachine:
             return
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
-        self._network.kill(worker_id)  # first: what its program sends while it is being ended, the dead do not send
-        if self._num_servers:  # they hear of it even if the others end before: what follows is theirs to say
+        self._network.kill(worker_id)  # first: messages that its program sends while it is being ended must be lost
+        if self._num_servers:  # they learn of it even if the others end before, as they must handle what follows
             heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
             self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
         if self._restarts_left:
@@ -367,7 +367,7 @@ class SimulatedMachine:
             self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
 
     def _replace(self, worker_id: int) -> None:
-        """Starts a dead worker's next incarnation once its death is known and a process has come up; the run waits for it."""
+        """Starts a dead worker's next incarnation once others know of its death and a process is up; the run waits for it."""
         self.scheduler.sleep(self.cluster.detection_s + self.cluster.restart_s)
         assert self.restart is not None
         self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
@@ -394,4 +394,4 @@ class SimulatedMachine:
 
 
 def _never() -> bool:
-    return False  # a simulation that is stopped ends at once, wherever its programs are
+    return False  # a simulation that is stopped ends at once, regardless of its programs' state

@@ -1,8 +1,8 @@
 """Simulated shared parameters: the kinds of `paceline.memory`, with modelled times instead of real races.
 
 Programs run one at a time, so between two waits everything happens at one virtual instant and needs no protection;
-what takes time says so by waiting. The memory itself charges atomic operations (`Cluster.atomic_s`) only. Copies and updates
-are the replica's to charge, and what a program moves by itself it says (`Ports.moved`).
+an operation that takes time waits. The memory itself charges only for atomic operations (`Cluster.atomic_s`). The replica
+charges for copies and updates, and programs report their own moves (`Ports.moved`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
-_NUM_BINS = 1024  # as `memory.staleness`
+_NUM_BINS = 1024  # like `memory.staleness`
 
 
 class VectorState:
@@ -33,21 +33,21 @@ class VectorState:
         self.version = 0
 
     def of(self, core: Core) -> SimulatedVector:
-        """What the worker with this core sees."""
+        """The vector as the worker with this core sees it."""
         return SimulatedRacing(self, core)
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the vector as it is at this instant; returns its version."""
+        """Copies the current vector into `out`; returns its version."""
         out.copy_(self.x)
         return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives the vector the values of `x` (P,)."""
+        """Sets the vector to the values of `x` (P,)."""
         self.x.copy_(x)
 
 
 class SimulatedVector:
-    """What one worker sees of such a vector."""
+    """One worker's view of such a vector."""
 
     def __init__(self, state: VectorState, core: Core) -> None:
         self._state = state
@@ -64,17 +64,17 @@ class SimulatedVector:
 
 
 class SimulatedRacing(SimulatedVector):
-    """One live vector without any exclusion; implements `RacingParameters`.
+    """One live vector without mutual exclusion; implements `RacingParameters`.
 
-    Modelled: an update is written in blocks over its time, so others see torn views; the version counts it at the end.
-    Not modelled: two writes of one component at the same instant, of which a real machine can lose one.
+    Modelled: an update is written in blocks over its duration, so others see torn views; the version counts it at the end.
+    Not modelled: lost writes, when two workers write one component at the same instant of real time.
     """
 
     def writing(self) -> AbstractContextManager[None]:
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:
-        """Counts one update, by one atomic addition; returns the version that it made."""
+        """Counts one update by an atomic addition; returns the resulting version."""
         self._core.atomic()
         return super().advance()
 
@@ -82,7 +82,7 @@ class SimulatedRacing(SimulatedVector):
 class SlotState:
     """The pool and its head word, one for all workers.
 
-    A free slot is one that nobody owns, nobody reads and that is not the head; the lowest is claimed first.
+    A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
 
     Attributes:
         head: the newest version.
@@ -104,12 +104,12 @@ class SlotState:
         return SimulatedSlots(self, core)
 
     def read(self) -> View:
-        """The head, counted as being read."""
+        """The head, registered as being read."""
         self._readers[self.head.slot] += 1
         return self.head
 
     def leave(self, view: View) -> None:
-        """Counts one reader less."""
+        """Removes one reader."""
         self._readers[view.slot] -= 1
         if not self._readers[view.slot] and view.slot != self.head.slot:
             heappush(self._free, view.slot)
@@ -125,7 +125,7 @@ class SlotState:
         return View(slot, -1, self._vectors[slot])
 
     def compare_and_swap(self, new: View, after: View) -> bool:
-        """Makes `new` the head if `after` still is."""
+        """Makes `new` the head if `after` still is the head."""
         if self.head.version != after.version:
             return False
         old = self.head
@@ -153,7 +153,8 @@ class SimulatedSlots:
     """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
 
     Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
-    instant. Filling a claimed slot takes the time of `Replica.apply`, and at a further attempt what the program says.
+    instant. Filling a claimed slot takes the time of `Replica.apply`; for a repeated attempt, the time that the program
+    reports.
     """
 
     def __init__(self, state: SlotState, core: Core) -> None:
@@ -190,16 +191,16 @@ class SimulatedSlots:
 
 
 class NoVector(torch.Tensor):
-    """Stands for every vector where only times are simulated: its arithmetic gives itself, a tenth of a microsecond each.
+    """Stands for every vector if only times are simulated: each arithmetic operation returns the same object, in 0.1 us.
 
     Attributes:
-        num_bytes: of what it stands for; None: a whole parameter vector, or of one that is sent, what a server has.
-        share: of that, in bytes, where it is a part, or coded.
+        num_bytes: size of the vector that it stands for; None: a whole parameter vector or, if it is sent, a server's shard.
+        share: of that size, if it is a part, or encoded.
     """
 
-    num_bytes: int | None = None  # also of those that PyTorch makes, as sums
+    num_bytes: int | None = None  # also for those that PyTorch makes, such as sums
     share: float = 1.0
-    # PyTorch asks a subclass for each of them, which takes ten times as long as all the arithmetic below.
+    # PyTorch's lookup of each on a subclass takes ten times as long as all the arithmetic below.
     shape, dtype, nbytes = torch.Size([0]), torch.float32, 0  # type: ignore[assignment]
 
     def __new__(cls, num_bytes: int | None = None) -> NoVector:
@@ -215,11 +216,11 @@ class NoVector(torch.Tensor):
         return tuple(self.coded(1 / chunks) for _ in range(chunks))
 
     def standing_for(self, num_bytes: int) -> NoVector:
-        """One that stands for so many bytes."""
+        """A stand-in for a vector of `num_bytes`."""
         return NoVector(num_bytes)
 
     def coded(self, share: float) -> NoVector:
-        """One that stands for a part, or a payload, of so many times the bytes."""
+        """A stand-in for a part or a payload that is `share` times as large."""
         coded = NoVector(self.num_bytes)
         coded.share = self.share * share
         return coded
@@ -241,7 +242,7 @@ class NoVector(torch.Tensor):
 
 
 class SimulatedReplicated:
-    """A worker's own vector; implements `ReplicatedParameters`. Nobody else touches it, so nothing is charged."""
+    """A worker's own vector; implements `ReplicatedParameters`. No other worker touches it, so it charges nothing."""
 
     __slots__ = ("updates", "version", "x")
 
@@ -263,12 +264,12 @@ class SimulatedReplicated:
 
 
 class ReplicatedState:
-    """The vectors of all workers, as an onlooker sees them.
+    """The vectors of all workers, as an observer sees them.
 
     Args:
         x: initial parameters (P,), copied for every worker.
-        num_workers: how many.
-        is_mean: whether the run's parameters are the mean of all workers' (gossip), and not worker 0's, which all share.
+        num_workers: the number of workers.
+        is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than worker 0's, which all share.
     """
 
     def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:
@@ -281,24 +282,24 @@ class ReplicatedState:
         return self.workers[core.worker_id]
 
     def lose(self, worker_id: int) -> None:
-        """Leaves a dead worker's vector out from now on."""
+        """Excludes a dead worker's vector from now on."""
         self._lost.add(worker_id)
 
     def come_back(self, worker_id: int) -> None:
-        """Counts the vector again of a worker that was replaced; it is as the dead one left it."""
+        """Includes the vector of a replaced worker again, as the dead one left it."""
         self._lost.discard(worker_id)
 
     def model_ids(self) -> list[int]:
-        """The workers that are not dead; all of them where all are."""
+        """The workers that are alive; all of them if all are dead."""
         return [one for one in range(len(self.workers)) if one not in self._lost] or [*range(len(self.workers))]
 
     @property
     def version(self) -> int:
-        """Worker 0's number of updates; where each has a model of its own, that of all together, averages included."""
+        """Worker 0's number of updates; if each worker has its own model, the sum over all workers, including averages."""
         return sum(one.version for one in self.workers) if self.own_models else self.workers[0].version
 
     def updates(self) -> list[int]:
-        """How many updates each worker's vector has had."""
+        """The number of updates of each worker's vector."""
         return [one.updates for one in self.workers]
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -317,7 +318,7 @@ class ReplicatedState:
         return self.workers[worker].version
 
     def consensus_distance(self, mean: torch.Tensor | None = None) -> float:
-        """sum_i ||x_i - mean||^2 / n over the workers that are there, by their mean in float64; 0 where all agree."""
+        """sum_i ||x_i - mean||^2 / n over the workers that are alive, with their mean in float64; 0 if all agree."""
         mean = self._mean()
         distances = [float((self.workers[one].x.double() - mean).square().sum()) for one in self.model_ids()]
         return sum(distances) / len(distances)

@@ -1,4 +1,4 @@
-"""The network of a simulated cluster: when a message that is sent now arrives, and when others learn of a worker's end."""
+"""The network of a simulated cluster: when a message arrives, and when others learn that a worker has ended."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from paceline.simulator.scheduler import Box, Scheduler
 
 __all__ = ["HEADER_BYTES", "Network"]
 
-HEADER_BYTES = 64  # of every message, beside its vector
+HEADER_BYTES = 64  # per message, in addition to its vector
 
 
 class Network:
     """One NIC per worker, full duplex, a link between any two of them, and a switch that all traffic passes.
 
-    Everything is served in order, one message after the other, at its whole rate; nothing is shared fluidly. A message leaves
-    when its sender's NIC has sent those before it, and passes the switch while it is being sent. It has arrived `latency_s`
-    after its last byte left, or, where the receiver's NIC is busy with messages that left earlier, as long after those as its
-    own bytes take. Over a slow link it takes `factor` times as long and waits for that link's earlier messages; its sender's
-    NIC is free again as if the link were fast. Messages of one sender to one receiver keep their order.
+    Messages are served in order, one at a time, at the full rate; there is no fluid sharing. A message leaves when its
+    sender's NIC has sent the earlier ones, and passes the switch while it is being sent. It arrives `latency_s` after its
+    last byte left; if the receiver's NIC is busy with messages that left earlier, it arrives after them, later by the time of
+    its own bytes. Over a slow link it takes `factor` times as long and waits for that link's earlier messages; its sender's
+    NIC is free again as if the link were fast. Messages from one sender to one receiver keep their order.
 
-    For equal loads the totals are those of fair sharing: a NIC with k messages is done with the last of them at the same
-    instant, and with the others sooner. Costs: one event per message, two where it has to wait for its sender's NIC.
+    For equal loads the totals match fair sharing: a NIC with k messages finishes the last of them at the same instant, and
+    the others sooner. Costs: one event per message, two if it has to wait for its sender's NIC.
 
-    A worker's end is told, as a last message, to those that it has exchanged messages with; so is its death, `detection_s`
-    after it. Messages to a worker that is gone are lost, and its sender is told.
+    When a worker ends, its peers, the workers that it has exchanged messages with, receive a last message. When it dies,
+    they learn of it after `detection_s`. Messages to a worker that is gone are lost, and their sender is told.
 
     Attributes:
-        boxes: by worker, filled in by the caller.
-        is_calm: nobody is gone, asleep or cut off.
-        contacts: for each worker those that it has exchanged messages with or waited for.
+        boxes: by worker; the caller fills it in.
+        is_calm: no worker is gone, asleep or cut off.
+        contacts: for each worker, the workers that it has exchanged messages with or waited for.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int = 0) -> None:
@@ -56,7 +56,7 @@ class Network:
         self._in_free_s = [0.0] * num_members
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._switch_free_s = 0.0
-        self._gone: dict[int, tuple[str, float]] = {}  # why, and from when on others can know it
+        self._gone: dict[int, tuple[str, float]] = {}  # the reason, and from when others can know it
         self._killed: set[int] = set()
         self._cut: set[tuple[int, int]] = set()
         self._asleep_until_s: dict[int, float] = {}
@@ -65,7 +65,7 @@ class Network:
     # Messages
 
     def send(self, sender: int, receiver: int, item: Any, num_bytes: float) -> None:
-        """Sends an item of so many bytes, header included, to another worker's box."""
+        """Sends an item of `num_bytes`, including its header, to another worker's box."""
         scheduler = self._scheduler
         now_s, free_s = scheduler.now_s, self._out_free_s[sender]
         if free_s > now_s:
@@ -89,12 +89,12 @@ class Network:
         pair = (sender, receiver)
         begun_s = max(self._scheduler.now_s, self._link_free_s.get(pair, 0.0))
         done_s = self._link_free_s[pair] = begun_s + factor * num_bytes * self._s_per_byte
-        last_s = done_s - num_bytes * self._s_per_byte  # from here on the receiver's NIC sees it as any other message
+        last_s = done_s - num_bytes * self._s_per_byte  # from here on, an ordinary message to the receiver's NIC
         latency_s = factor * self._latency_s
         self._scheduler.call_at(last_s, partial(self._pass_on, receiver, item, num_bytes, latency_s))
 
     def _pass_on(self, receiver: int, item: Any, num_bytes: float, latency_s: float) -> None:
-        """The first byte comes to the switch now."""
+        """The first byte reaches the switch now."""
         scheduler = self._scheduler
         begun_s, duration_s = scheduler.now_s, num_bytes * self._s_per_byte
         left_s = begun_s + duration_s
@@ -109,7 +109,7 @@ class Network:
         scheduler.call_at(arrived_s, (self.boxes[receiver], item))
 
     def lets_through(self, receiver: int, item: Received | PeerLeft | PeerBack) -> bool:
-        """Whether what has come may be received now; if not, it is dealt with here. Ask only while not `is_calm`."""
+        """Whether an arrived item may be received now; if not, it is handled here. Call only while not `is_calm`."""
         sender = item.sender if isinstance(item, Received) else item.peer
         if receiver in self._gone:
             if sender not in self._gone:
@@ -118,7 +118,7 @@ class Network:
         if sender in self._gone and isinstance(item, PeerBack):
             return False  # it was paused, and has ended or died since
         if (sender, receiver) in self._cut and (isinstance(item, Received) or item == self._left(sender, "ended")):
-            if not isinstance(item, Received):  # its goodbye is lost, too: all that can be known is that it is silent
+            if not isinstance(item, Received):  # its goodbye is lost, too: others only know that it is silent
                 left = self._left(sender, "the link was cut before it ended")
                 self._scheduler.call_at(self._scheduler.now_s, (self.boxes[receiver], left))
             return False
@@ -131,7 +131,7 @@ class Network:
         return True
 
     def _is_of_the_dead(self, sender: int, item: Any) -> bool:
-        """Whether a message is from an incarnation that another one has replaced."""
+        """Whether a message is from an incarnation that has been replaced."""
         newest = self._incarnations.get(sender, 0) if self._incarnations else 0
         return newest > 0 and isinstance(item, Received) and item.incarnation < newest
 
@@ -142,7 +142,7 @@ class Network:
         return worker in self._gone
 
     def tell_gone(self, worker: int, gone: int) -> None:
-        """Tells a worker that another one is gone, as soon as it can know; after what one that has ended had sent to it."""
+        """Tells a worker that another one is gone as soon as it can know; if that one ended, after its last messages."""
         reason, known_from_s = self._gone[gone]
         if gone not in self._killed:
             self.send(gone, worker, self._left(gone, reason), HEADER_BYTES)
@@ -154,7 +154,7 @@ class Network:
         return PeerLeft(worker, self._incarnations.get(worker, 0), reason)
 
     def end(self, worker: int) -> None:
-        """The worker's program has ended; what it has sent still arrives, and then that it has left."""
+        """The worker's program has ended; its messages still arrive, followed by the news that it has left."""
         if worker in self._gone:
             return
         self.is_calm = False
@@ -164,7 +164,7 @@ class Network:
                 self.send(worker, peer, self._left(worker, "ended"), HEADER_BYTES)
 
     def kill(self, worker: int) -> None:
-        """The worker is dead; what has not left its NIC is lost."""
+        """The worker is dead; messages that have not left its NIC are lost."""
         self.is_calm = False
         self._killed.add(worker)
         known_from_s = self._scheduler.now_s + self._detection_s
@@ -174,25 +174,25 @@ class Network:
                 self.tell_gone(peer, worker)
 
     def departed(self) -> list[PeerLeft]:
-        """Those that are gone, as a worker that comes now learns."""
+        """Workers that are gone, as a new worker learns of them."""
         return [self._left(worker, why) for worker, (why, _) in self._gone.items()]
 
     def replace(self, worker: int, incarnation: int) -> None:
-        """A dead worker's next incarnation is there, with a NIC that has nothing to send; nobody else knows of it yet."""
+        """Adds a dead worker's next incarnation, with an empty send queue; no other worker knows of it yet."""
         del self._gone[worker]
         self._killed.discard(worker)
         self._incarnations[worker] = incarnation
         self._out_free_s[worker] = self._scheduler.now_s
 
     def welcome(self, worker: int) -> None:
-        """Tells those that have met its predecessors that a worker is back."""
+        """Tells the workers that have met its predecessors that a worker is back."""
         at_s = self._scheduler.now_s + self._latency_s
         for peer in sorted(self.contacts[worker]):
             if peer not in self._gone:
                 self._scheduler.call_at(at_s, (self.boxes[peer], PeerBack(worker, self._incarnations[worker])))
 
     def drop_link(self, a: int, b: int) -> None:
-        """Nothing passes between these two any more; each takes the other for lost after `detection_s`."""
+        """Cuts the link between two workers; each considers the other lost after `detection_s`."""
         self.is_calm = False
         self._cut |= {(a, b), (b, a)}
         at_s = self._scheduler.now_s + self._detection_s
@@ -201,7 +201,7 @@ class Network:
             self._scheduler.call_at(at_s, (self.boxes[here], left))
 
     def pause(self, worker: int, for_s: float) -> None:
-        """The worker receives nothing for so long; if that is longer than `detection_s`, it is taken for lost meanwhile."""
+        """The worker receives nothing for `for_s`; if that exceeds `detection_s`, others consider it lost meanwhile."""
         self.is_calm = False
         now_s = self._scheduler.now_s
         self._asleep_until_s[worker] = max(self._asleep_until_s.get(worker, 0.0), now_s + for_s)

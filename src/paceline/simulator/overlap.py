@@ -1,4 +1,4 @@
-"""How a simulated gradient leaves in buckets while the rest of it is still being computed."""
+"""How a simulated gradient is sent in buckets while the rest of it is still being computed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ FORWARD_SHARE = 1 / 3
 
 
 def shares_until_complete(bucket_sizes: Sequence[float]) -> list[float]:
-    """Which share of a step's forward and backward is computed between two buckets' completion; they add up to 1.
+    """The shares of a step's forward and backward between the completion of one bucket and the next; they add up to 1.
 
-    Assumed: first the forward pass, a third of the time, in which nothing is complete; then the backward pass, which takes as
-    long for each element of the parameters. So it is for matrix products: forward has one for each, backward two of the same
-    size, for the weights' gradients and for the inputs'. Convolutions compute more for each element in their first layers,
-    whose gradients come last: of such a network more is complete sooner than this says, and more of its messages are hidden.
+    Assumes that the forward pass takes a third of the time and completes nothing, and that the backward pass takes equally
+    long for each element of the parameters. Matrix products behave like this: forward has one, and backward two of the same
+    size, for the gradients of the weights and of the inputs. The first layers of a convolutional network compute more per
+    element, and their gradients come last: its buckets complete sooner than modelled, so it hides more communication.
 
     >>> [round(one, 3) for one in shares_until_complete([300, 100])]
     [0.833, 0.167]
 
     Args:
-        bucket_sizes: in whatever unit, in the order in which they leave.
+        bucket_sizes: in any unit, in the order in which the buckets leave.
 
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709:
-        forward propagation, back-propagation and weight gradient cost as much each.
+        forward propagation, back-propagation and weight gradient cost the same.
     """
     backward = (1 - FORWARD_SHARE) / sum(bucket_sizes)
     shares = [backward * size for size in bucket_sizes]
@@ -33,7 +33,7 @@ def shares_until_complete(bucket_sizes: Sequence[float]) -> list[float]:
 
 
 def declared_buckets(vector_bytes: int, bucket_bytes: int) -> list[int]:
-    """Sizes of the buckets of a vector whose parameters are not known: full ones, and what is left.
+    """Bucket sizes of a vector whose parameters are not known: full buckets and the remainder.
 
     >>> declared_buckets(100, 40)
     [40, 40, 20]

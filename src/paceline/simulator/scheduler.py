@@ -1,7 +1,7 @@
 """Virtual time: worker programs run one at a time and hand over where they wait.
 
-Every program is a greenlet, so plain blocking code needs no rewriting. The order of events depends on virtual times
-and on nothing else: events of one instant happen in the order in which they were planned.
+Every program is a greenlet, so plain blocking code needs no rewriting. The order of events depends only on virtual
+times: events of one instant happen in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Box(Protocol):
     """Where messages arrive."""
 
     def arrive(self, item: Any) -> Program | None:
-        """Takes an item, outside any program, where it must not wait; the program that waited for it goes on at once."""
+        """Takes an item outside any program, so must not wait; returns the program that waited for it and resumes now."""
         ...
 
 
@@ -35,23 +35,24 @@ Event = Program | Callable[[], None] | tuple[Box, Any]
 class Scheduler:
     """Runs programs under a virtual clock.
 
-    `sleep`, `wait` and `wake` are called by running programs, through the simulated ports. The gradient mode is put back after
-    each hand-over; random states are kept by the replicas, around the only code that draws from PyTorch's generator.
+    Running programs call `sleep`, `wait` and `wake` through the simulated ports. Each hand-over restores the gradient mode;
+    the replicas keep random states, around the only code that draws from PyTorch's generator.
 
-    A program that waits looks for what comes next itself and hands over to that program directly. Functions, and programs
-    that begin, are left to the hub, the greenlet that called `run`: they may end programs, and a greenlet goes on
-    counting the depth of recursion from where it was begun. Programs that serve share a few greenlets, one more than of them
-    wait in the midst of something: ten thousand would fit in no cache.
-    Costs: a hand-over about 1 us, with thousands of programs some more; a wait of the only program at its instant, before
+    A waiting program takes the next event itself and hands over to its program directly. Functions, and programs that
+    begin, are left to the hub, the greenlet that called `run`: they may end programs, and a greenlet keeps counting the
+    recursion depth from where it was started. Serving programs share a few greenlets, one more than the number of them
+    that are blocked within a call: ten thousand would not fit in any cache.
+    Costs: a hand-over takes about 1 us, somewhat more with thousands of programs. A wait needs none if its program is the
+    only one at its instant and no other program comes earlier.
     anybody else's next, no hand-over at all.
 
     Args:
-        runs_torch: whether programs may compute with PyTorch (otherwise hand-overs need not look after its state).
-        outside: wraps a hand-over so that it leaves the PyTorch contexts of the waiting program, which runs a user's code.
+        runs_torch: whether programs may compute with PyTorch (otherwise hand-overs do not restore its state).
+        outside: wraps a hand-over so that it leaves the PyTorch contexts of the waiting program, which runs user code.
 
     Attributes:
         now_s: virtual time in seconds; the programs begin at 0.
-        num_events: events so far, those of this instant included.
+        num_events: number of events so far, including those of this instant.
         current: the program that is running, or ran last.
     """
 
@@ -63,15 +64,15 @@ class Scheduler:
     ) -> None:
         self.now_s = 0.0
         self.num_events = 0
-        self.current: Program = Program(-1, is_main=False)  # nobody yet
+        self.current: Program = Program(-1, is_main=False)  # none yet
         self._instants: list[float] = []  # a heap of the keys of `_planned`
-        self._planned: dict[float, list[Event]] = {}  # the events of each, in their order
-        self._due: list[Event] = []  # those that are left of the present instant, the next one last
+        self._planned: dict[float, list[Event]] = {}  # the events of each instant, in order
+        self._due: list[Event] = []  # the remaining events of the current instant, the next one last
         self._programs: list[Program] = []
         self._by_worker: dict[int, list[Program]] = {}
         self._num_main = 0  # main programs that have not ended
         self._hub = getcurrent()
-        self._idle_greenlets: list[greenlet] = []  # for programs that serve; those that have nothing to do
+        self._idle_greenlets: list[greenlet] = []  # for serving programs, with nothing to do
         self._ended = False
         self._cut = False
         self._runs_torch = runs_torch
@@ -85,7 +86,7 @@ class Scheduler:
     # What programs call
 
     def sleep(self, duration_s: float) -> None:
-        """Goes on `duration_s` later."""
+        """Resumes the program `duration_s` later."""
         current = self.current
         at_s = self.now_s + (current.ahead_s + duration_s)
         current.ahead_s = 0.0
@@ -95,7 +96,7 @@ class Scheduler:
         if not self._due and (not instants or at_s < instants[0]):
             self.now_s = at_s
             return
-        planned = self._planned.get(at_s)  # as `call_at`, without a call of it
+        planned = self._planned.get(at_s)  # inlined `call_at`
         if planned is None:
             self._planned[at_s] = [current]
             heappush(instants, at_s)
@@ -104,30 +105,30 @@ class Scheduler:
         self._let_others_run()
 
     def take(self, duration_s: float) -> None:
-        """Lets the current program be ahead of the clock by so much more: it goes on at once, and its next `sleep` catches up.
+        """Lets the current program run ahead of the clock by this much more; its next `sleep` catches up.
 
-        Saves a hand-over where nobody can see the difference: whatever others see of it must happen when the clock is there.
+        Saves a hand-over where the difference is invisible: effects that others see must happen when the clock gets there.
         """
         self.current.ahead_s += duration_s
 
     def catch_up(self) -> None:
-        """Waits for the clock, if the program is ahead of it: to be called before it waits for others."""
+        """Waits for the clock if the program is ahead of it; call it before waiting for others."""
         if self.current.ahead_s:
             self.sleep(0.0)
 
     def wait(self, what: str) -> None:
-        """Waits until `wake` is called for this program; `what` is for the message should that never happen."""
+        """Waits until `wake` is called for this program; `what` appears in the error if that never happens."""
         if self._ended:
             raise GreenletExit
         self.current.waits_for = what
         self._let_others_run()
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
-        """Lets a program that waits go on, `after_s` from now."""
+        """Resumes a waiting program `after_s` from now."""
         self.call_at(self.now_s + after_s, program)
 
     def call_at(self, at_s: float, what: Event) -> None:
-        """Plans a function called outside any program, where it must not wait, or a program that goes on, or an arrival."""
+        """Plans a function called outside any program (it must not wait), a program to resume, or an arrival."""
         planned = self._planned.get(at_s)
         if planned is None:
             self._planned[at_s] = [what]
@@ -140,17 +141,17 @@ class Scheduler:
         self.call_at(self.now_s, self._end)
 
     def cut(self) -> None:
-        """Ends the simulation where it is; unlike `stop` it may be called at any point, as by a signal."""
+        """Ends the simulation at once; unlike `stop` it may be called at any point, for example by a signal handler."""
         self._cut = self._ended = True
 
     def stop_at(self, at_s: float) -> None:
-        """Ends the simulation then, if anything would still happen: what waits for ever by then is a deadlock as ever."""
+        """Ends the simulation at `at_s` if events remain; programs that already wait forever by then still are a deadlock."""
         self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
 
     # What runs them
 
     def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = "") -> Program:
-        """Adds a program that begins now; the simulation ends with the last main one. Servers are named in messages."""
+        """Adds a program that begins now; the simulation ends with the last main one. `server` is its name in messages."""
         program = Program(worker_id, is_main=is_main, server=server)
         gradients = torch.is_grad_enabled()
 
@@ -169,14 +170,14 @@ class Scheduler:
         return program
 
     def start_serving(self, worker_id: int, serve: Callable[[], None]) -> Program:
-        """Adds a further program that goes on now, and whenever it is woken, by a call of `serve`; `finish` ends it."""
+        """Adds a program that calls `serve` now and whenever it is woken; `finish` ends it."""
         program = Program(worker_id, is_main=False)
         program.serve = serve
         self._add(program)
         return program
 
     def finish(self, program: Program) -> None:
-        """Ends a program that serves; those that wait for that go on."""
+        """Ends a serving program; programs that wait for its end resume."""
         program.over = True
         program.here = None
         for waiting in program.joining:
@@ -189,8 +190,8 @@ class Scheduler:
         self.wake(program)
 
     def end_worker(self, worker_id: int) -> None:
-        """Ends all programs of a worker where they are; for functions of `call_at` only."""
-        ended, self._ended = self._ended, True  # a program that waits while it is being ended is ended there
+        """Ends all programs of a worker where they are; only for functions given to `call_at`."""
+        ended, self._ended = self._ended, True  # a program that waits while it is being ended, ends there
         for program in self._by_worker.get(worker_id, ()):
             if not program.over:
                 self._throw(program)
@@ -202,10 +203,10 @@ class Scheduler:
 
         Raises:
             ProgramError: a program raised an exception; the others are cut off at that instant.
-            DeadlockError: every program that is left waits for another.
+            DeadlockError: every remaining program waits for another.
         """
         self._hub = getcurrent()
-        gradients = torch.is_grad_enabled()  # shared by a thread's greenlets; one that is cut off leaves its own
+        gradients = torch.is_grad_enabled()  # shared by a thread's greenlets; a program that is cut off leaves its own
         for program in self._programs:
             if program.serve is None:
                 program.greenlet.parent = self._hub
@@ -226,7 +227,7 @@ class Scheduler:
             torch.set_grad_enabled(gradients)
 
     def _next_event(self) -> Program | Callable[[], None] | None:
-        """Takes the next event; None: there is none. What arrives does so here."""
+        """Takes the next event; None: there is none. Items that arrive are delivered here."""
         due = self._due
         while True:
             if not due:
@@ -245,7 +246,7 @@ class Scheduler:
                 return program
 
     def _resume(self, program: Program) -> Program | Callable[[], None] | None:
-        """Lets a program run, from the hub; returns an event for the hub that comes next, or None: not known."""
+        """Runs a program, from the hub; returns the hub's next event, or None if it is not known."""
         if program.over:
             return None  # its worker was ended meanwhile
         self.current = program
@@ -258,7 +259,7 @@ class Scheduler:
                 program
             )
         except (Exception, SystemExit) as error:
-            # `current` may be another one by now: programs hand over to each other.
+            # `current` may have changed: programs hand over to each other.
             raise ProgramError(self.current, error, self.now_s) from error
 
     def _finished(self, program: Program) -> None:
@@ -271,12 +272,12 @@ class Scheduler:
                 self._ended = True
 
     def _call(self, program: Program) -> None:
-        """Calls programs that serve, one after the other; the body of an idle greenlet."""
+        """Runs serving programs, one after the other; the body of an idle greenlet."""
         me = getcurrent()
         while True:
             assert program.serve is not None
             if self._runs_torch:
-                torch.set_grad_enabled(False)  # which is per thread, and as the program before has left it
+                torch.set_grad_enabled(False)  # per thread; the previous program may have changed it
             program.here = me
             program.serve()
             program.here = None
@@ -289,18 +290,18 @@ class Scheduler:
                 self.on_resume(program.worker_id)
 
     def _switch(self) -> None:
-        """Lets others run until this program goes on."""
+        """Runs others until this program resumes."""
         what = self._next_event()
         if what is self.current:
             return
         if self.on_resume is None and isinstance(what, Program) and (here := what.here) is not None:
             self.current = what
-            here.switch(what)  # mostly: what `_hand_over` comes to, without a call of it
+            here.switch(what)  # the common case of `_hand_over`, inlined
         else:
             self._hand_over(what)
 
     def _hand_over(self, what: Program | Callable[[], None] | None) -> Program:
-        """Goes on with an event; returns once somebody goes on with the caller's greenlet, and with which program."""
+        """Hands over to an event; returns the program to run once another greenlet switches back to the caller's."""
         if isinstance(what, Program):
             here = what.here
             if here is None and what.serve is not None and self._idle_greenlets and not what.over:
@@ -333,7 +334,7 @@ class Scheduler:
             program.here.throw(GreenletExit)
 
     def _cut_off(self) -> None:
-        """Ends what is unfinished; a program that waits while it is being ended is ended there."""
+        """Ends unfinished programs; a program that waits while it is being ended, ends there."""
         self._ended = True
         for program in self._programs:
             if not program.over:

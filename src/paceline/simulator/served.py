@@ -1,4 +1,4 @@
-"""A simulated parameter server's memory: shards at the servers, copies at the workers, a moving average where there is one."""
+"""A simulated parameter server's memory: shards at the servers, copies at the workers, optionally a moving average."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["ServedState", "SimulatedCopy", "SimulatedShard"]
 
 
 class SimulatedShard:
-    """A server's shard; implements `ServedParameters`. Without servers, a lone worker's vector, whose replica counts the time.
+    """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`.
 
     Args:
         x: the shard's elements (n,).
         ranges: of all shards.
         average: of the shard (n,), or None.
-        update_vectors: as long as the shard, which one update moves.
+        update_vectors: vectors of the shard's size that one update moves.
 
     Attributes:
-        core: takes an update's time; None: nobody charges for it here.
+        core: takes an update's time; None: no charge here.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class SimulatedShard:
         self.version = self.version if version is None else version
 
     def name_copy(self, incarnation: int | None) -> None:
-        """No server dies here."""
+        """Does nothing: no server dies here."""
 
 
 class SimulatedCopy:
-    """A worker's copy of what the servers hold; implements `ServedParameters`."""
+    """A worker's copy of the servers' parameters; implements `ServedParameters`."""
 
     def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
         self.x = x
@@ -81,14 +81,14 @@ class SimulatedCopy:
 
 
 class ServedState:
-    """One vector in shards, as an onlooker sees it.
+    """One sharded vector, as an observer sees it.
 
     Args:
         x: initial parameters (P,), kept.
-        num_workers: of the run; the cores of servers, and then of their second copies, are numbered after theirs.
-        num_servers: how many shards; 0: a lone worker has it.
-        averaged: whether a moving average lies beside it.
-        update_vectors: that one update moves.
+        num_workers: of the run; the cores of servers, and then of their replicas, are numbered after the workers'.
+        num_servers: the number of shards; 0: a lone worker holds the vector.
+        averaged: whether there is a moving average, too.
+        update_vectors: vectors that one update moves.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ServedState:
         return shard
 
     def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """The model's buffers, which all workers write, shall have an average as well."""
+        """Also averages the model's buffers, which all workers write."""
         for name, buffer in buffers.items():
             self.average_buffers[name] = buffer.to(sum_type(buffer.dtype), copy=True)
             self.shards[0].buffers.append((buffer, self.average_buffers[name]))

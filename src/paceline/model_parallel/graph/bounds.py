@@ -1,4 +1,4 @@
-"""What no placement can fall below, so that a plan says how far from the best possible it can be at most."""
+"""Lower bounds on a step's time for every placement: how far a plan can be from the optimum."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Bounds", "bounds", "check_memory"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds of a step that every placement needs.
+    """Seconds that a step needs in every placement.
 
     Args:
         path_s: the longest path through one micro-batch's forward and backward pass, without transfers, on the fastest device.
-        work_s: all work, over the sum of all devices' speeds.
+        work_s: all work divided by the sum of all devices' speeds.
     """
 
     path_s: float
@@ -29,7 +29,7 @@ class Bounds:
 
 
 def bounds(problem: Problem) -> Bounds:
-    """Both bounds of a problem; pins are left out of account, so they may be lower than need be."""
+    """Both bounds of a problem; they ignore pinned groups, so they may be lower than necessary."""
     fastest = min(one.slowness for one in problem.devices)
     path = [0.0] * len(problem.groups)
     for group in range(len(problem.groups)):
@@ -41,10 +41,10 @@ def bounds(problem: Problem) -> Bounds:
 
 
 def check_memory(problem: Problem) -> None:
-    """Refuses what cannot fit, whatever the placement.
+    """Rejects a problem that no placement fits in memory.
 
     Raises:
-        UsageError: the message says what needs how much, and what there is.
+        UsageError: the message names the groups, the memory that they need, and the memory available.
     """
     limits = [one.memory_bytes for one in problem.devices]
     needs = {first: problem.memory_of_class(first) for first in problem.members}

@@ -1,4 +1,4 @@
-"""Tensors between the parts of a placed model: over a mailbox, with one number each, cast on the way if the plan says so."""
+"""Tensors between the parts of a placed model: over a mailbox, numbered, and cast for the transfer if the plan says so."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Exchange:
     Args:
         mailbox: of the run.
         worker: this one.
-        wire: what floats are cast to.
+        wire: the type that floats are cast to.
         deadline_s: how long it waits for a message.
-        slowness: how many times as long this worker computes, on purpose: it sleeps before it sends or waits.
-        sleep: for so many seconds.
-        recorder: of when messages were sent and read, or None.
+        slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
+        sleep: sleeps for a number of seconds.
+        recorder: records when messages are sent and read, or None.
 
     Attributes:
-        sent: what was sent since the last forward pass began, in order: "move" or "return", operation, from, to.
-        waited_s: time in which it waited for messages, of the same step.
+        sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.
+        waited_s: time spent waiting for messages in that step.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class Exchange:
 
     @staticmethod
     def alone() -> Exchange:
-        """Of a worker that sends nothing."""
+        """The exchange of a worker that sends nothing."""
         nobody: Any = None
         return Exchange(nobody, 0)
 
     def begin_forward(self) -> None:
-        """A forward pass begins; what was computed before it is the loop's own."""
+        """A forward pass begins; computation before it belongs to the loop."""
         self.sent, self.waited_s = [], 0.0
         self._go_on()
 
     def end_forward(self) -> None:
-        """It has ended; what follows is the loss, and the backward pass."""
+        """The forward pass has ended; the loss and the backward pass follow."""
         self._pause()
         self._go_on()
 
     def begin_backward(self) -> None:
-        """A backward pass begins; what it computes after its last message is computing, too."""
+        """A backward pass begins; computation after its last message counts as well."""
         _call_after_backward(self._end_backward)
 
     def _end_backward(self) -> None:
@@ -85,7 +85,7 @@ class Exchange:
             self.recorder.end_backward()
 
     def send(self, to: int, kind: str, number: int, value: torch.Tensor | None, tensor: Tensor) -> None:
-        """Sends a tensor, or its gradient, or word that there is none.
+        """Sends a tensor or its gradient, or, if `value` is None, a message that there is no gradient.
 
         Raises:
             WorkerLostError: the other has left.
@@ -103,10 +103,10 @@ class Exchange:
         self._go_on()
 
     def receive(self, sender: int, kind: str, number: int, tensor: Tensor) -> Any:
-        """What `sender` has sent under this number; None: word that there is no gradient.
+        """Receives the tensor that `sender` has sent under this number; None: there is no gradient.
 
         Raises:
-            WorkerLostError: it has left, or nothing comes within the deadline.
+            WorkerLostError: it has left, or no message arrives within the deadline.
         """
         self._pause()
         begun_s = time.perf_counter()
@@ -128,11 +128,11 @@ class Exchange:
         return value
 
     def _wire_of(self, tensor: Tensor) -> str:
-        """The model's output travels as it is: every worker computes the same loss."""
+        """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""
         return "" if tensor.is_output else self._wire
 
     def _pause(self) -> None:
-        """Computing stops for a message: one that is slow on purpose has taken longer until here."""
+        """Computation pauses for a message: an artificially slow worker sleeps here for its extra time."""
         if self._is_computing and self._slowness > 1:
             self._sleep((self._slowness - 1) * (time.perf_counter() - self._since_s))
         self._is_computing = False

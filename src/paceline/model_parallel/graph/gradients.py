@@ -1,4 +1,4 @@
-"""Where a placed model's gradients go another way than in one process: through messages, and added up in the model's order."""
+"""Gradients of a placed model that differ from one process: sent as messages, and summed in the model's order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.model_parallel.graph.plan import Plan
 
 __all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"]
 
-#: As a reader of the model's outputs.
+#: The loss as a reader of the model's outputs.
 LOSS = ""
 
 
 def added_in_another_order(plan: Plan, worker: int) -> dict[str, tuple[str, ...]]:
-    """By operation, the readers whose gradients this worker adds up, in the model's order where the plan has another."""
+    """By operation, the readers whose gradients this worker sums, in the model's order, if the plan's order differs."""
     problem, placement = plan.problem, plan.placement
     in_plan = {name: at for at, name in enumerate(name for g in placement.order for name in problem.groups[g].nodes)}
     found = {}
@@ -29,7 +29,7 @@ def added_in_another_order(plan: Plan, worker: int) -> dict[str, tuple[str, ...]
 
 
 class Anchor(torch.autograd.Function):
-    """Passes outputs on; its backward pass lets every send and receive of this worker take part, whatever the loss reads."""
+    """Identity on the outputs; its backward pass runs every send and receive of this worker, regardless of the loss."""
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -41,27 +41,27 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """Of the outputs, as they are; of each token, so that what hangs on it runs."""
+        """The outputs' gradients unchanged, and zeros for the tokens, so that the operations behind them run."""
         ctx.exchange.begin_backward()
         own = [gradient if needs else None for gradient, needs in zip(gradients, ctx.needs, strict=True)]
         return None, None, *own, *(torch.zeros(()) for _ in range(ctx.tokens))
 
 
 class InOrder(torch.autograd.Function):
-    """One tensor for several readers; its backward pass adds their gradients up as one process does, the last reader's first.
+    """One tensor for several readers; its backward pass sums their gradients as one process does, the last reader's first.
 
-    Autograd adds gradients up as they come, which is in the order in which the plan has run the readers, latest first.
+    Autograd sums gradients as they arrive: in the order in which the plan has run the readers, latest first.
     """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, readers: int) -> tuple[torch.Tensor, ...]:
-        """Views of it, one for each reader."""
+        """One view of the tensor for each reader."""
         ctx.set_materialize_grads(False)
         return tuple(value.view_as(value) for _ in range(readers))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """Their sum, in the model's order."""
+        """The sum of the gradients in the model's order."""
         total = None
         for one in reversed(gradients):
             if one is not None:
@@ -70,7 +70,7 @@ class InOrder(torch.autograd.Function):
 
 
 class Take(torch.autograd.Function):
-    """Where the gradient of a tensor that was sent comes back."""
+    """Receives the gradient of a tensor that was sent."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, exchange: Exchange, transfer: Transfer, tensor: Any, number: int) -> Any:
@@ -80,13 +80,13 @@ class Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        """What comes back, or None."""
+        """The received gradient, or None."""
         exchange, transfer, tensor, number = ctx.about
         return exchange.receive(transfer.to, "return", number, tensor), None, None, None, None
 
 
 class Give(torch.autograd.Function):
-    """A tensor that has been received; its backward pass sends the gradient, or word that there is none."""
+    """A received tensor; its backward pass sends the gradient, or a message that there is none."""
 
     @staticmethod
     def forward(
@@ -105,7 +105,7 @@ class Give(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """Sends it; there is none for what came from elsewhere."""
+        """Sends the gradient; a received tensor has none here."""
         exchange, transfer, tensor, number = ctx.about
         exchange.send(transfer.source, "return", number, gradients[0], tensor)
         return None, None, None, None, None, None

@@ -1,7 +1,7 @@
-"""What each device does in a step, in order: its groups, and one Send and one Receive per tensor and destination.
+"""Each device's operations in a step, in order: its groups, and one Send and one Receive per tensor and destination.
 
-The white paper's canonical form: however many groups of a device read a tensor, it travels there once. All devices follow one
-global order of groups, so that nobody waits for somebody who waits for it.
+The white paper's canonical form: a tensor is sent to a device once, however many groups there read it. All devices follow
+one global order of groups, which prevents deadlocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.model_parallel.graph.problem import Problem
 
 __all__ = ["MOST_READERS", "Operation", "Transfer", "adds_up", "programs", "transfers_of"]
 
-#: Of a tensor on one device: numbers of gradients' messages count the readers within those of the tensors' messages.
+#: Most readers of a tensor on one device: the numbers of gradient messages count readers within the tensor's number.
 MOST_READERS = 2**12
 
 
@@ -31,12 +31,12 @@ class Operation:
     """One entry of a device's forward pass; its backward pass is the same list, read backwards.
 
     Args:
-        kind: "run" a group; "send" or "receive" a tensor, which are for the forward pass alone; or, for the backward pass
-            alone, "give" the gradient of what was received, and "take" that of what was sent.
+        kind: "run" a group; "send" or "receive" a tensor, in the forward pass only; or, in the backward pass only, "give"
+            the gradient of a received tensor, and "take" that of a sent one.
         group: of "run".
-        transfer: of the others.
-        reader: of "give" and "take": which of the tensor's readers there it is about, where their gradients travel one by one.
-        node: that reader's name; empty: all of them.
+        transfer: of the other kinds.
+        reader: of "give" and "take": which of the tensor's readers there, if their gradients travel one by one.
+        node: that reader's name; empty: all readers.
     """
 
     kind: Literal["run", "send", "receive", "give", "take"]
@@ -61,10 +61,10 @@ def transfers_of(problem: Problem, device_of: Sequence[int]) -> list[Transfer]:
 def programs(problem: Problem, device_of: Sequence[int], order: Sequence[int]) -> list[list[Operation]]:
     """By device, the operations of the forward pass.
 
-    A tensor is sent as soon as it is made, and received just before its first reader on that device. A tensor with readers on
-    several devices takes each reader's gradient where that reader runs in the global order, one by one, so that its producer
-    can add them up as one process does, bit for bit. Where all readers are on one device, that one adds them up, and the sum
-    is taken as late as can be.
+    A tensor is sent as soon as it is made, and received just before its first reader on that device. If a tensor has readers
+    on several devices, each reader's gradient is taken where that reader runs in the global order, one by one, so that the
+    producer can add them up as one process does, bit for bit. If all readers are on one device, that device adds them up, and
+    the sum is taken as late as possible.
     """
     result: list[list[Operation]] = [[] for _ in problem.devices]
     given: dict[tuple[int, int], int] = {}  # gradients that will travel, by tensor and destination
@@ -110,7 +110,7 @@ def programs(problem: Problem, device_of: Sequence[int], order: Sequence[int]) -
 
 
 def adds_up(problem: Problem, device_of: Sequence[int], index: int) -> int:
-    """The device that adds up the gradients of a tensor's readers: its producer's, unless all readers are on one other."""
+    """The device that adds up the gradients of a tensor's readers: the producer's, unless all readers are on one other."""
     tensor = problem.tensors[index]
     source, elsewhere = device_of[tensor.producer], {device_of[group] for group in tensor.consumers}
     in_own_group = len(tensor.added) - sum(len(tensor.readers_in(group)) for group in tensor.consumers)

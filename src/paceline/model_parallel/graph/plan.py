@@ -32,25 +32,25 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """Which worker runs which part of a model, in which order, and what is sent.
+    """The workers that run each part of a model, the order of the parts, and the transfers.
 
     Args:
         model: name of its class.
         digest: of its graph.
-        arguments: names of what its `forward` is called with.
+        arguments: names of the arguments of its `forward`.
         inputs: shape and type of each tensor among them, of one micro-batch.
-        outputs: names of the operations that it returns.
+        outputs: names of the operations whose values it returns.
         constants: values that follow from shapes, by the operation's name.
-        random: names of the operations that draw random numbers, each of which gets a generator of its own.
+        random: names of the operations that draw random numbers; each gets its own generator.
         any_mode: whether its graph is the same for training and for evaluation.
         problem: groups, tensors, devices, links.
-        placement: the one that was chosen.
-        others: the other placers', by name, with their simulated steps in seconds.
-        bounds: what no placement can fall below.
+        placement: the chosen one.
+        others: the other placers, by name, with their simulated step in seconds.
+        bounds: lower bounds for every placement.
         objective: "latency" of a step, or "throughput" with several micro-batches in flight.
         step_s: of a whole forward and backward pass on one device, measured.
         sum_s: of its blocks, measured one by one.
-        wire: what float32 is cast to on the way: "" (nothing), "bfloat16", or "bfloat16-truncated".
+        wire: the type that float32 is cast to for transfers: "" (no cast), "bfloat16", or "bfloat16-truncated".
         seed: of the operations that draw random numbers.
     """
 
@@ -78,28 +78,28 @@ class Plan:
 
     @property
     def device_of(self) -> dict[str, int]:
-        """By operation, its device."""
+        """By operation, the device that runs it."""
         pairs = zip(self.problem.groups, self.placement.device_of, strict=True)
         return {name: device for group, device in pairs for name in group.nodes}
 
     @property
     def makespan_s(self) -> float:
-        """Of one step's forward and backward passes, simulated."""
+        """Simulated duration of one step's forward and backward passes."""
         return self.placement.makespan_s
 
     @property
     def error(self) -> float:
-        """How far the measured blocks' sum is from the measured whole, as a share of that."""
+        """Difference between the measured blocks' sum and the measured whole, relative to the whole."""
         return abs(self.sum_s - self.step_s) / self.step_s if self.step_s else 0.0
 
     @property
     def one_device_s(self) -> float:
-        """The same step on the fastest device alone, by the same measurements; it sends nothing."""
+        """The same step on the fastest device alone, from the same measurements and without transfers."""
         fastest = min(one.slowness for one in self.problem.devices)
         return sum(one.step_s for one in self.problem.groups) * fastest * self.problem.microbatches
 
     def transfers(self) -> list[Transfer]:
-        """Of one forward pass."""
+        """The transfers of one forward pass."""
         return transfers_of(self.problem, self.placement.device_of)
 
     def schedule(self) -> Schedule:
@@ -107,10 +107,10 @@ class Plan:
         return simulate(self.problem, self.placement.device_of, self.placement.order, records=True)
 
     def part(self, model: nn.Module, worker: int | None = None) -> Part:
-        """What one worker holds of the model, to be called as the model is.
+        """One worker's part of the model; call it like the model.
 
         Args:
-            model: as the one that was placed; all workers build it alike.
+            model: built like the placed one, on all workers.
             worker: whose part; None: this worker's, in a function that `launch` runs.
 
         Raises:
@@ -121,15 +121,15 @@ class Plan:
         return Part(self, model, worker)
 
     def explain(self) -> str:
-        """The plan in words and a table."""
+        """The plan as text and a table."""
         from paceline.model_parallel.graph.explain import explain
 
         return explain(self)
 
     def elsewhere_s(self, group: int) -> float | None:
-        """How much longer the step would be with a group, and all that must be with it, on the best other device.
+        """The extra time of a step with a group, and all that must be with it, on the best other device.
 
-        None: it may be nowhere else.
+        None: no other device may run it.
         """
         problem, device_of = self.problem, list(self.placement.device_of)
         found = []
@@ -149,12 +149,12 @@ class Plan:
         placer: str | None = None,
         device_of: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The same model placed anew by the same measurements, in milliseconds: for other devices, or as one wishes.
+        """Places the model again in milliseconds, from the same measurements: for other devices, or as the caller chooses.
 
         Args:
-            devices: instead of this plan's.
-            placer: take this one's placement; None: the best.
-            device_of: instead: by group, its device.
+            devices: replace this plan's devices.
+            placer: the placer to use; None: the best.
+            device_of: an explicit placement instead: by group, its device.
 
         Raises:
             UsageError: there is no such placement.
@@ -194,7 +194,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path | str) -> Plan:
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             UsageError: the file holds no plan.

@@ -1,4 +1,4 @@
-"""What a placement is decided from, as data: groups of operations, the tensors between them, devices and links."""
+"""The input of a placement, as data: groups of operations, the tensors between them, devices and links."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Group:
         name: of its last operation.
         nodes: names of its operations, in the order of the model's forward pass.
         forward_s: of its forward pass on a device of speed 1.
-        backward_s: of its backward pass there.
+        backward_s: of its backward pass on such a device.
         state: names of the parameters and buffers that it uses.
-        state_bytes: of these, with what training keeps beside each: a gradient, and an optimizer's state.
-        saved_bytes: of what lies between its forward and its backward pass.
-        flops: of its forward pass, as far as they are known.
+        state_bytes: of this state and what training keeps for it: gradients and optimizer state.
+        saved_bytes: of the values kept between its forward and its backward pass.
+        flops: of its forward pass, as far as known.
     """
 
     name: str
@@ -43,20 +43,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What one operation makes and others, or the loss, read.
+    """The output of one operation, which others, or the loss, read.
 
     Args:
         node: the operation's name.
         producer: index of its group.
         consumers: indices of the other groups that read it.
         num_bytes: on the wire.
-        has_gradient: whether a gradient comes back.
-        is_output: of the model: every worker gets it, since every worker's loop computes the loss.
-        shape: of the example's.
+        has_gradient: whether it receives a gradient.
+        is_output: of the model: sent to every worker, since every worker's loop computes the loss.
+        shape: for the example.
         dtype: its name in torch.
         readers: by consumer, names of the operations that read it; empty: one each.
-        added: names of all operations that read it, its producer's own too, in the model's order, by which sums of their
-            gradients must go; empty: fewer than three, whose sum is the same in any order, or one of them changes it in place.
+        added: names of all operations that read it, including its producer's own, in the model's order, in which their
+            gradients must be summed; empty: fewer than three, whose sum does not depend on the order, or a reader changes it
+            in place.
     """
 
     node: str
@@ -77,12 +78,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Device:
-    """Where groups run: one worker's.
+    """A worker's device, on which groups run.
 
     Args:
-        slowness: how many times as long operations take as on the device that they were measured on.
-        memory_bytes: what fits; None: anything.
-        kind: such as "cpu"; groups may ask for one.
+        slowness: time per operation relative to the device on which it was measured.
+        memory_bytes: capacity; None: unlimited.
+        kind: such as "cpu"; groups may require one.
     """
 
     slowness: float = 1.0
@@ -92,17 +93,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """What a transfer costs, between any two devices; the defaults are those of two processes of one machine.
+    """The cost of a transfer between any two devices; the defaults are those of two processes of one machine.
 
-    They were measured with the mailbox (`benchmarks/results/mailbox.md`): 54 us in `send`, 52 us in `receive`, 22 us on the
-    way, and 4 MB in some 3 ms.
+    Measured with the mailbox (`benchmarks/results/mailbox.md`): 54 us in `send`, 52 us in `receive`, 22 us on the way, and
+    4 MB in some 3 ms.
 
     Args:
-        latency_s: from the end of sending to arrival, of no bytes.
+        latency_s: from the end of sending to arrival of an empty message.
         bytes_per_s: of a link, which carries one transfer after the other.
-        busy_s: that sender and receiver each cannot compute in, for every transfer.
-        is_shared: one queue carries the transfers of all devices, as on one machine's memory; else each pair has its own in
-            each direction.
+        busy_s: time per transfer in which the sender, and the receiver, cannot compute.
+        is_shared: one queue carries the transfers of all devices, as in one machine's memory; otherwise each pair has its own
+            in each direction.
     """
 
     latency_s: float = 2.2e-5
@@ -111,21 +112,21 @@ class Link:
     is_shared: bool = False
 
     def move_s(self, num_bytes: int) -> float:
-        """From the sender's last operation to the receiver's first, where nobody else is sending."""
+        """From the sender's last operation to the receiver's first, without contention."""
         return 2 * self.busy_s + self.latency_s + num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Groups in an order in which each comes after those that it reads from; devices; and what must be where.
+    """Groups in topological order, devices, and constraints on the placement.
 
     Args:
         groups: by index.
         tensors: between them.
         devices: by worker.
-        link: between any two of them.
-        allowed: by group, the devices that it may be on; empty: any.
-        together: sets of groups that must be on one device: they share state, or memory.
+        link: between any two devices.
+        allowed: by group, the devices that may run it; empty: any.
+        together: sets of groups that must be on one device because they share state or memory.
         microbatches: parts of a batch that are in flight; a group's times are for one of them.
     """
 
@@ -149,7 +150,7 @@ class Problem:
 
     @cached_property
     def class_of(self) -> tuple[int, ...]:
-        """By group, the first group of those that are on its device in every placement."""
+        """By group, the first group of its class: the groups that share its device in every placement."""
         first = list(range(len(self.groups)))
         for members in self.together:
             least = min(first[one] for one in members)
@@ -167,10 +168,10 @@ class Problem:
 
     @cached_property
     def earlier(self) -> tuple[frozenset[int], ...]:
-        """By group, those that run before it in every order.
+        """By group, the groups that run before it in every order.
 
-        It reads from them, or shares state with them: then of these only the one before it is named. Batch norm's
-        averages depend on the order, and so do the last bits of a tied weight's gradient.
+        These are the groups that it reads from, and the last earlier group that shares state with it. Batch norm's averages
+        depend on the order, and so do the last bits of a tied weight's gradient.
         """
         found = [{self.tensors[t].producer for t in reads} for reads in self.reads]
         for groups in self.members.values():
@@ -180,10 +181,10 @@ class Problem:
 
     @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:
-        """By group, the devices that it and all that must be with it may be on.
+        """By group, the devices that may run it and all groups that must be with it.
 
         Raises:
-            UsageError: two of them must be together and may not be; the message names both.
+            UsageError: two groups must be together but have no device in common; the message names both.
         """
         everywhere = tuple(range(len(self.devices)))
         own = [one or everywhere for one in self.allowed] or [everywhere] * len(self.groups)
@@ -226,7 +227,7 @@ class Problem:
         return used
 
     def fits(self, device_of: Sequence[int]) -> bool:
-        """Whether every device has the memory, and every group is where it may be."""
+        """Whether every device has enough memory, and every group is on an allowed device."""
         limits = [one.memory_bytes for one in self.devices]
         has_room = all(
             limit is None or used <= limit for used, limit in zip(self.memory_of(device_of), limits, strict=True)

@@ -1,4 +1,4 @@
-"""A placement's step, simulated in time only: devices go through their operations, and links through their transfers."""
+"""A placement's step, simulated in time only: devices run their operations, and links their transfers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Event", "Run", "Schedule", "longest_remaining", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took time.
+    """An interval of the simulated step.
 
     Args:
         kind: "forward" or "backward" of a group, "move" of a tensor or "return" of its gradient.
@@ -21,8 +21,8 @@ class Event:
         place: the device, or the transfer's source.
         to: a transfer's destination; a group's: -1.
         start_s: from the step's beginning.
-        end_s: likewise.
-        microbatch: which.
+        end_s: from the step's beginning.
+        microbatch: its index.
         num_bytes: of a transfer.
     """
 
@@ -38,12 +38,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a simulated step came to.
+    """The result of a simulated step.
 
     Args:
-        makespan_s: of forward and backward passes.
-        busy_s: by device, time in which it computed.
-        events: in the order in which they began; empty where nobody asked for them.
+        makespan_s: duration of the forward and backward passes.
+        busy_s: compute time by device.
+        events: in the order in which they began; empty unless recorded.
     """
 
     makespan_s: float
@@ -52,13 +52,13 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Share of the devices' time in which they wait, from 0 to 1."""
+        """Share of the devices' time that they spend waiting, from 0 to 1."""
         whole = self.makespan_s * len(self.busy_s)
         return 1.0 - sum(self.busy_s) / whole if whole else 0.0
 
 
 def longest_remaining(problem: Problem) -> tuple[int, ...]:
-    """An order of all groups: of those that could run, the one with the longest path behind it comes first."""
+    """An order of all groups: of the ready groups, the one with the longest remaining path comes first."""
     rank = remaining_s(problem)
     waiting = [len(earlier) for earlier in problem.earlier]
     later: dict[int, list[int]] = {}
@@ -79,7 +79,7 @@ def longest_remaining(problem: Problem) -> tuple[int, ...]:
 
 
 def remaining_s(problem: Problem) -> list[float]:
-    """By group, the longest path from its beginning to the step's end, with half of all transfers on it."""
+    """By group, the longest path from its start to the end of the step, with half of all transfers on it."""
     speed = sum(one.slowness for one in problem.devices) / len(problem.devices)
     share = 1.0 - 1.0 / len(problem.devices)
     rank = [0.0] * len(problem.groups)
@@ -115,7 +115,7 @@ def simulate(
 
 
 class Run:
-    """A simulated step: what is where when, as it goes on."""
+    """A simulated step in progress."""
 
     def __init__(self, problem: Problem, *, records: bool) -> None:
         self.problem, self.records = problem, records
@@ -127,7 +127,7 @@ class Run:
         self.events: list[Event] = []
 
     def run(self, forward: list[list[Operation]]) -> Schedule:
-        """All of it, by each device's operations of the forward pass."""
+        """Runs the whole step, given each device's operations of the forward pass."""
         number = self.problem.microbatches
         self._phase("forward", forward, range(number))
         self._phase("backward", [list(reversed(one)) for one in forward], range(number - 1, -1, -1))
@@ -135,7 +135,7 @@ class Run:
         return Schedule(max(self.free), tuple(self.busy), tuple(self.events))
 
     def _phase(self, phase: str, lists: list[list[Operation]], microbatches: Sequence[int]) -> None:
-        """Lets each device go on until it waits for a transfer, in turn."""
+        """Runs the devices in turn, each until it waits for a transfer."""
         todo = [[(m, one) for m in microbatches for one in own] for own in lists]
         at = [0] * len(todo)
         moved = True

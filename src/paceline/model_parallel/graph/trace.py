@@ -1,4 +1,4 @@
-"""A model's forward pass as a graph of operations, by torch.fx, with what each made of an example: shapes, state, aliases."""
+"""A model's forward pass as a torch.fx graph of operations, with their results on an example: shapes, state, aliases."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _PLAIN = (int, float, bool, torch.dtype, torch.device, type(None))
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the forward pass, as the example went through it.
+    """One operation of the forward pass, as recorded with the example.
 
     Args:
         name: in the graph.
         inputs: names of the operations and inputs that it reads.
         state: names of the parameters and buffers that it uses.
-        storages: ids of the memory that its values lie in, and of what it has changed in place.
-        changes: of these, what it has changed in place.
-        num_bytes: of its value; 0: it is no single tensor.
-        shape: likewise.
-        dtype: likewise, by its name in torch.
+        storages: ids of the memory of its values and of the values that it has changed in place.
+        changes: the subset of these that it has changed in place.
+        num_bytes: of its value; 0: it is not a single tensor.
+        shape: of its value.
+        dtype: of its value, by its name in torch.
         is_tensor: whether its value is one tensor, which can be sent.
-        has_gradient: whether a gradient comes back to it.
+        has_gradient: whether it receives a gradient.
         is_random: whether it drew random numbers.
-        is_local: it is made of the model's inputs alone and shares their memory: every worker makes it by itself.
-        path: of the module that it is in, or that it calls.
-        line: where it is in the user's code.
+        is_local: depends only on the model's inputs and shares their memory: every worker computes it by itself.
+        path: of the module that contains it or that it calls.
+        line: its place in the user's code.
     """
 
     name: str
@@ -65,16 +65,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's graph and what is known of it.
+    """A model's graph and its analysis.
 
     Args:
-        graph: torch.fx's; values that follow from shapes are constants in it.
+        graph: torch.fx's; values that follow from shapes are constants.
         nodes: its operations, in order.
-        outputs: names of those that the model returns.
-        constants: of the values that follow from shapes, by name.
+        outputs: names of the operations that the model returns.
+        constants: values that follow from shapes, by name.
         inputs: shape and type of each tensor of the example.
         values: of the example, by name; kept for measuring.
-        digest: of the graph's text: another model has another.
+        digest: of the graph's text; identifies the model.
     """
 
     graph: fx.Graph
@@ -104,20 +104,20 @@ class _Tracer(fx.Tracer):
 
 
 def _modes() -> tuple[bool, ...]:
-    """What decides how operations compute and is no operation itself."""
+    """Global modes that change how operations compute."""
     autocast = (torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
 
 
 def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An example as arguments of the model's `forward`, by name: those given, and the defaults of the rest.
+    """An example as arguments of the model's `forward`, by name, including defaults.
 
     Args:
         model: the user's.
         example: a tensor, a tuple of positional arguments, or a mapping of named ones.
 
     Raises:
-        UsageError: `forward` takes other ones.
+        UsageError: `forward` has other arguments.
     """
     signature = inspect.signature(model.forward)
     given, named = ((), dict(example)) if isinstance(example, Mapping) else (example, {})
@@ -141,17 +141,17 @@ def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[s
 
 
 def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
-    """The model's graph, in its present mode; leaves are torch's own modules.
+    """The model's graph, in its current mode; its leaves are torch's own modules.
 
     Args:
         model: the user's.
         defaults: arguments of `forward` that calls leave out: constants.
 
     Raises:
-        UsageError: what the model computes decides which way its code goes; the message names the line.
+        UsageError: the model's control flow depends on computed values; the message names the line.
     """
     for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
-        delattr(model, name)  # of an earlier trace: names in graphs begin anew
+        delattr(model, name)  # from an earlier trace: a new graph numbers its names from 0
     state = torch.get_rng_state()
     try:
         graph = _Tracer().trace(model, concrete_args=dict(defaults) or None)
@@ -159,7 +159,7 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
         raise
     except RecursionError as error:
         raise UsageError(f"{type(model).__name__} has no graph: its forward calls itself without an end.") from error
-    except Exception as error:  # whatever the user's code makes of values that are not there
+    except Exception as error:  # user code may raise anything on proxy values
         line = _users_line(traceback.extract_tb(error.__traceback__))
         raise UsageError(
             f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind"
@@ -171,7 +171,7 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
             f"{type(model).__name__} draws random numbers by none of its inputs, and its graph would have the same ones in"
             " every step: draw them by a tensor, as torch.randn_like does."
         )
-    for node in list(graph.nodes):  # what torch.fx adds to check that defaults are as they were
+    for node in list(graph.nodes):  # the checks that torch.fx adds for unchanged defaults
         if node.op == "call_function" and (
             node.target is torch._assert or "assert" in getattr(node.target, "__name__", "")
         ):
@@ -182,23 +182,23 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
 
 
 def replace_constants(graph: fx.Graph, constants: Mapping[str, Any]) -> None:
-    """Puts the values of operations that follow from shapes in their places."""
+    """Replaces operations whose values follow from shapes by these values."""
     for node in list(graph.nodes):
         if node.name in constants:
             _replace(graph, node, constants[node.name])
 
 
 def trace(model: nn.Module, example: Any) -> Traced:
-    """Traces a model in its present mode and runs it once on the example, on a copy of it.
+    """Traces a model in its current mode and runs a copy of it once on the example.
 
     Costs: a copy of the model, and one forward pass.
 
     Raises:
-        UsageError: it has no graph, or fails on the example.
+        UsageError: the model cannot be traced, or fails on the example.
     """
     arguments, defaults = arguments_of(model, example)
     graph = trace_graph(model, defaults)
-    twin = copy.deepcopy(model)  # with the constants that tracing has put there
+    twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = digest(graph)
     run = _Recorder(twin, graph, _names(twin))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -223,7 +223,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
 
 
 def digest(graph: fx.Graph) -> str:
-    """Of a graph's operations and how they are connected."""
+    """A digest of a graph's operations and their connections."""
     lines = [f"{n.op} {n.name} {n.target if isinstance(n.target, str) else getattr(n.target, '__name__', '')} {n.args}"
              for n in graph.nodes]  # fmt: skip
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -242,7 +242,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph on an example and writes down what each operation did."""
+    """Runs a graph on an example and records each operation."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph, names: Mapping[int, str]) -> None:
         super().__init__(model, garbage_collect_values=False, graph=graph)
@@ -251,7 +251,7 @@ class _Recorder(fx.Interpreter):
         self.constants: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self._storages: dict[int, int] = {}
-        self._held: list[Any] = []  # what has been given an id stays, so that no other memory gets its address
+        self._held: list[Any] = []  # keeps values with an id alive, so that their addresses are not reused
         self._local: set[str] = set()
 
     def run_with(self, arguments: Mapping[str, Any]) -> None:
@@ -339,7 +339,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """By id, the first name of each parameter and buffer: a tied one has several."""
+    """By id, the first name of each parameter and buffer; a tied one has several."""
     found: dict[int, str] = {}
     for name, one in (*model.named_parameters(), *model.named_buffers()):
         found.setdefault(id(one), name)
@@ -355,7 +355,7 @@ def _replace(graph: fx.Graph, node: fx.Node, value: Any) -> None:
 
 
 def _follow_changes(graph: fx.Graph, model: nn.Module) -> None:
-    """Lets what reads a tensor after an operation has changed it in place read that operation: the same tensor, but later."""
+    """Makes readers of a tensor that come after an in-place operation read that operation's result instead."""
     at = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
@@ -367,7 +367,7 @@ def _follow_changes(graph: fx.Graph, model: nn.Module) -> None:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """What torch.fx may not leave out though nobody reads it: calls that may change something in place."""
+    """Whether torch.fx must keep a node without readers: calls that may change a tensor in place."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "call_function":

@@ -1,4 +1,4 @@
-"""The layout that cuts fully connected layers over groups of workers."""
+"""The layout that shards fully connected layers over groups of workers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["Hybrid"]
 class Hybrid:
     """Fully connected layers cut over groups of workers, everything else data-parallel.
 
-    N workers are G groups of N / G. Each large `nn.Linear` is cut over the workers of its group; across groups, the workers
-    that hold the same part average its gradient, and all workers average those of the other parameters. Workers of a group
-    gather their activations before a cut layer, and reduce-scatter the gradients of these on the way back. The result is that
-    of one process with all workers' samples as one batch, whatever G is.
+    N workers form G groups of N / G. Each large `nn.Linear` is cut over the workers of its group. Across groups, the workers
+    that hold the same part average its gradient; all workers average the gradients of the other parameters. Workers of a group
+    gather their activations before a cut layer, and reduce-scatter the activations' gradients in the backward pass. For every
+    G, the result is that of one process with all workers' samples as one batch.
 
-    Costs per step: instead of a cut layer's weights, its inputs for the group's batch, twice; each operation waits for the
-    slowest worker of its group, and none is hidden behind computation. Each worker holds 1 / (N / G) of a cut layer, of its
-    gradient and of its optimizer state.
+    Costs per step: instead of a cut layer's weights, its inputs for the group's batch are sent, twice. Each of these
+    operations waits for the slowest worker of its group, and none overlaps with computation. Each worker holds 1 / (N / G)
+    of a cut layer, of its gradient and of its optimizer state.
     Use when: fully connected layers hold most weights and batches are small, as in VGG: `paceline advise layers` says where
-    fewer bytes travel. Not: for models without such layers, or for workers on one machine, whose averages cost little; nor
-    Megatron's tensor parallelism, which cuts attention.
+    fewer bytes travel. Not: for models without such layers, or for workers on one machine, where averaging is cheap; nor
+    for Megatron's tensor parallelism, which cuts attention.
 
     Args:
-        groups: G, which divides the number of workers: with as many as workers nothing is cut, with 1 there is one model in
-            all. `auto`: as many as the chooser of `paceline advise layers` finds fastest.
-        pairing: between two cut layers with nothing but element-wise modules between them. `gather`, as published:
-            activations are gathered before each. `column-row`: the first is cut by outputs, the second by inputs, so that only
-            the second's outputs are added up.
+        groups: G, which divides the number of workers N: with G = N nothing is cut, with G = 1 all workers share one model.
+            `auto`: the number that the chooser of `paceline advise layers` finds fastest.
+        pairing: of two cut layers with only element-wise modules between them. `gather`, as published: activations are
+            gathered before each. `column-row`: the first is cut by outputs, the second by inputs, so that only the second's
+            outputs are summed.
         layers: names of the linear layers to cut, with - between them; empty: all with `min_weights` or more that divide.
-        min_weights: fewer are not worth an exchange of activations.
+        min_weights: smaller layers are not worth an exchange of activations.
 
-    Differs from the paper: a group's strip of a gradient is averaged by all-reduce, which is part-reduce and part-broadcast in
-    one, and no worker steps on others' strips.
+    Differs from the paper: a group's strip of a gradient is averaged by all-reduce, which combines part-reduce and
+    part-broadcast, and no worker updates others' strips.
 
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709,
         section 3.

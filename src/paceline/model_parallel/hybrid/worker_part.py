@@ -1,4 +1,4 @@
-"""A worker's part of a model under a layout, and its place among the workers, on whatever carries their messages."""
+"""A worker's part of a model under a layout, and its place among the workers, over any carrier."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
 
 
 class WorkerPart:
-    """What a membership keeps of a layout: the whole model's first values, the cut model, and the mesh; a `LayoutPart`.
+    """A layout's state in a membership: the whole model's initial values, the cut model, and the mesh; a `LayoutPart`.
 
     Args:
         model: whole, and the same on all workers; it is cut here.
-        layout: how.
+        layout: how to cut it.
         worker_id: this worker.
         num_workers: of the run.
         seed: of the run.
@@ -38,11 +38,11 @@ class WorkerPart:
     Attributes:
         cut: the model.
         plan: how it is cut.
-        whole: the whole model's flat vector (W,), as it was; let go of by `begin`.
+        whole: the whole model's initial flat vector (W,); released by `begin`.
         binding: of the worker's own vector.
-        sharding: how that is part of the whole; None: it is all of it.
+        sharding: how that vector is part of the whole; None: it is all of it.
         axes: along which workers are related, by name.
-        dealt: this worker's place among those that share the batches, and how many these are.
+        dealt: this worker's index among those that share the batches, and their number.
         without_batch: takes part in the others' passes, in a round without a batch.
         repeats: as of `LayoutPart`.
     """
@@ -104,7 +104,7 @@ class WorkerPart:
         return replace(ports, collectives=everybody, shards=shards)
 
     def clip(self, max_norm: float) -> float:
-        """Scales the gradients down to a norm of `max_norm` at most; returns what it was. All workers call it."""
+        """Clips the gradients to a norm of at most `max_norm`; returns the norm before. All workers call it."""
         cut = self.cut
         norm = cut.norm([one.grad for one in cut.parameters])
         with torch.no_grad():
@@ -114,7 +114,7 @@ class WorkerPart:
         return norm
 
     def has_changed_gradients(self) -> bool:
-        """What the replica's own count of changes has not seen."""
+        """Whether gradients have changed in a way that the replica's own check does not see."""
         return False
 
     def remove(self) -> None:
@@ -134,7 +134,7 @@ class WorkerPart:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuses one that does not know what to do with shards."""
+    """Rejects an algorithm that does not support shards."""
     if not algorithm.takes_shards:
         raise UsageError(
             f"{registry.spec(algorithm)} cannot average shards: hybrid goes with all-reduce without sharded, shares or codec."
@@ -142,7 +142,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def check_optimizer_of(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer that looks at more than one element at a time, of which a worker has only some."""
+    """Rejects an optimizer that combines elements of a parameter, of which a worker has only some."""
     check_elementwise(
         optimizer,
         "Under a layout a worker has a part of each cut layer only, and {optimizer} may keep state or make decisions of whole"

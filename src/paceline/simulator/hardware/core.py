@@ -17,7 +17,7 @@ SUM_VECTORS = 3.0  # two read, one written
 
 
 class MemoryTraffic(Protocol):
-    """What moves vectors: a bus that all workers share, or a memory of one's own."""
+    """Moves vectors: a bus that all workers share, or a worker's own memory."""
 
     def move(self, num_bytes: float) -> None:
         """Waits while `num_bytes` are moved."""
@@ -25,7 +25,7 @@ class MemoryTraffic(Protocol):
 
 
 class OwnMemory:
-    """The memories of workers that have a machine each: nobody shares anything."""
+    """The memories of workers with a machine each: nothing is shared."""
 
     def __init__(self, scheduler: Scheduler, core_bytes_per_s: float) -> None:
         self._scheduler = scheduler
@@ -37,11 +37,11 @@ class OwnMemory:
 
 
 class SimulatedClock:
-    """Virtual time for a worker program; counts what was slept.
+    """Virtual time for a worker program; sums up the time slept.
 
     Attributes:
-        now_s: called for the virtual seconds since the run began; one function for all workers' clocks.
-        waited_s: seconds slept; the caller reads it and sets it back to 0.
+        now_s: returns the virtual seconds since the run began; one function for all workers' clocks.
+        waited_s: seconds slept; the caller reads it and resets it to 0.
     """
 
     __slots__ = ("_scheduler", "now_s", "waited_s")
@@ -52,7 +52,7 @@ class SimulatedClock:
         self.waited_s = 0.0
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits, exactly so long."""
+        """Waits exactly this long."""
         self.waited_s += duration_s
         self._scheduler.sleep(duration_s)
 
@@ -65,15 +65,15 @@ class Core:
         memory: shared by all workers, or this worker's own.
         cluster: speeds.
         worker_id: this worker.
-        seed: of the run; a worker's compute times depend on it, the worker and nothing else.
+        seed: of the run; a worker's compute times depend only on it and the worker.
         vector_bytes: size of one parameter vector.
-        batch_size: samples of the batch that `cluster.compute_s` is about; 0: this worker's first one.
-        disturbances: what faults do to its computing; None: nothing.
-        overlaps: whether what it hands out while it computes travels meanwhile: over a network, not through its memory.
+        batch_size: samples of the batch that `cluster.compute_s` refers to; 0: this worker's first batch.
+        disturbances: the effects of faults on its computing; None: no faults.
+        overlaps: whether its messages travel while it computes: over a network, but not through its memory.
 
     Attributes:
-        moved_s: seconds that memory traffic of `work` itself, not of a further program, took outside `Replica.copy` and
-            `apply`; the replica reads it and sets it back to 0.
+        moved_s: seconds of memory traffic of `work` itself, not of a further program, outside `Replica.copy` and `apply`;
+            the replica reads it and resets it to 0.
         die: ends this worker, called by the scheduler at the step at which a fault kills it.
     """
 
@@ -110,15 +110,15 @@ class Core:
         self.die: Callable[[], None] | None = None
 
     def know_batch_size(self, samples: int) -> None:
-        """The first batch has so many samples: a full one, where nothing else has been said."""
+        """Takes the first batch's size for that of a full batch, unless it is known already."""
         self._batch_size = self._batch_size or samples
 
     def compute(self, samples: int, *, goes_on: bool = False) -> None:
-        """Takes the time of a forward and backward, of a short batch its share; and before it that which a step sleeps.
+        """Sleeps as a step does, then takes the time of forward and backward; a short batch takes proportionally less.
 
         Args:
             samples: of the batch.
-            goes_on: whether this is another batch of a step that has computed before.
+            goes_on: whether this is another batch of a step that has already computed one.
         """
         duration_s, share = self._begin(samples, goes_on=goes_on)
         if self._disturbances is not None:
@@ -126,7 +126,7 @@ class Core:
         self.occupy(duration_s, share)
 
     def compute_in_parts(self, samples: int, parts: Sequence[float], *, goes_on: bool = False) -> Iterator[int]:
-        """The same time, but hands back at the end of each of the `parts`, which are shares of it and add up to 1."""
+        """Takes the same time, but yields at the end of each of the `parts`, which are shares of it and add up to 1."""
         duration_s, share = self._begin(samples, goes_on=goes_on)
         begun_s, computed, took_s = self.scheduler.now_s, 0.0, 0.0
         for number, part in enumerate(parts):
@@ -139,7 +139,7 @@ class Core:
             yield number
 
     def _begin(self, samples: int, *, goes_on: bool) -> tuple[float, float]:
-        """Draws how long computing takes that nothing disturbs; the share of a full batch."""
+        """Draws the undisturbed compute time; returns it and the share of a full batch."""
         self.know_batch_size(samples)
         duration_s, share = next(self._draws_s) * self._factor, samples / self._batch_size if self._batch_size else 1.0
         if not goes_on:
@@ -150,11 +150,11 @@ class Core:
         return duration_s * share, share
 
     def occupy(self, duration_s: float, share: float) -> None:
-        """Takes the time of computing on `share` of a full batch, which alone takes `duration_s`."""
+        """Takes the time of computing `share` of a full batch, `duration_s` when alone."""
         self.scheduler.sleep(duration_s)
 
     def move(self, num_vectors: float) -> None:
-        """Takes the time of so many vectors' memory traffic, on behalf of the memory or of a program itself."""
+        """Takes the time of `num_vectors` vectors' memory traffic, on behalf of the memory or of a program itself."""
         begun_s = self.scheduler.now_s
         self._move(num_vectors)
         if self.scheduler.current.is_main:
@@ -168,7 +168,7 @@ class Core:
         self._memory.move(COPY_VECTORS * self.vector_bytes / parts)
 
     def update(self, parts: int = 1) -> None:
-        """Takes the time of an optimizer's step on one vector, or on one of its `parts`."""
+        """Takes the time of an optimizer step on one vector, or on one of its `parts`."""
         self._memory.move(self.cluster.update_vectors * self.vector_bytes / parts)
 
     def atomic(self) -> None:

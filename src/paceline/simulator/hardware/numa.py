@@ -1,4 +1,4 @@
-"""The memories and cores of a machine with several sockets, in virtual time; `sockets.py` says what they are."""
+"""The memories and cores of a machine with several sockets, in virtual time; `sockets.py` describes the machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.simulator.scheduler import Scheduler
 
 __all__ = ["Line", "SocketCore", "SocketMachine"]
 
-_SHARED_VECTORS = 2.0  # of what a move or an update touches: one shared vector read, one written; all else is one's own
+_SHARED_VECTORS = 2.0  # a move or an update reads one shared vector and writes one; the rest is the worker's own
 
 
 class Line:
-    """A contended cache line: one core after the other takes it, and takes longer where the last one was far.
+    """A contended cache line: one core after the other takes it; a transfer from a distant core takes longer.
 
     Args:
         scheduler: virtual time.
@@ -28,7 +28,7 @@ class Line:
         self._scheduler = scheduler
         self._near_s = near_s
         self._far_s = far_s
-        self._socket: int | None = None  # where it is
+        self._socket: int | None = None  # that holds the line
         self._free_at_s = 0.0
 
     def take(self, socket: int) -> None:
@@ -43,8 +43,9 @@ class Line:
 class SocketMachine:
     """What the workers of one machine with several sockets share.
 
-    A byte of another socket's memory counts `remote_factor` times on that memory, so that a worker alone takes that many
-    times as long, and many get that much less. Vectors in several memories are moved part by part, one's own first.
+    A byte of another socket's memory counts `remote_factor` times on that memory: one worker alone takes that many times as
+    long, and many workers get that much less bandwidth. Vectors in several memories are moved part by part, the local part
+    first.
 
     Args:
         scheduler: virtual time.
@@ -55,7 +56,7 @@ class SocketMachine:
     Attributes:
         places: of the workers.
         memories: of the sockets.
-        line: which all of them touch: the lock's word, the head, the counter.
+        line: the cache line that all workers touch: the lock's word, the head, the counter.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, placing: Placing, *, is_pool: bool) -> None:
@@ -69,7 +70,7 @@ class SocketMachine:
             MemoryBus(scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s) for _ in range(sockets.count)
         ]
         gain = sockets.threads_gain if sockets.threads_per_core > 1 else 1.0
-        # Of n that compute on a core each gets min(1, gain / n) of it: that is how a bus is shared.
+        # If n workers compute on a core, each gets min(1, gain / n) of it, like a shared bus.
         self._cores = {place: MemoryBus(scheduler, 1.0, gain) for place in self.places}
 
     def move(self, socket: int, shared_bytes: float, own_bytes: float) -> None:
@@ -81,7 +82,7 @@ class SocketMachine:
             self.memories[node].move(factor * shares[node] * shared_bytes)
 
     def compute(self, place: Place, alone_s: float) -> None:
-        """Waits while a core does what takes `alone_s` if nobody else computes there."""
+        """Waits while a core computes; it takes `alone_s` if no other worker computes there."""
         self._cores[place].move(alone_s)
 
 
@@ -98,7 +99,7 @@ class SocketCore(Core):
         self._has_copy = False
 
     def occupy(self, duration_s: float, share: float) -> None:
-        """Takes the time of a gradient that alone takes `duration_s`: first its memory traffic, then its arithmetic."""
+        """Takes the time of a gradient, `duration_s` when alone: first its memory traffic, then its arithmetic."""
         rate = self.cluster.core_bytes_per_s
         own = min(self._machine.sockets.gradient_bytes * share, duration_s * rate)
         vector = min(self.vector_bytes, duration_s * rate - own)
@@ -116,7 +117,7 @@ class SocketCore(Core):
         self._move(self.cluster.update_vectors / parts, _SHARED_VECTORS / parts)
 
     def atomic(self) -> None:
-        """Takes the time until this core has had the line and given it on."""
+        """Takes the time until this core has had the line and released it."""
         self._machine.line.take(self._place[0])
 
     def _move(self, num_vectors: float, shared_vectors: float = _SHARED_VECTORS) -> None:

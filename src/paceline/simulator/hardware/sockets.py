@@ -1,4 +1,4 @@
-"""A machine of several sockets, as data: cores, memories, what it costs to reach over, and where workers and vectors go."""
+"""A machine of several sockets, as data: cores, memories, cost of remote access, placement of workers and vectors."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Place = tuple[int, int]
 class Sockets:
     """Sockets with cores and a memory each; the default is a two-socket Xeon of 2016 with 36 cores (E5-2695 v4).
 
-    In such a `Cluster`, `core_bytes_per_s` is what a core reaches alone in its own socket's memory, `bus_bytes_per_s` what
-    each socket's memory gives all together (set 57e9 for four channels of DDR4-2400), and `atomic_s` moves a contended
-    cache line between cores of one socket. `compute_s` is for a core of one's own and memory that nobody else uses.
+    In such a `Cluster`, `core_bytes_per_s` is the rate of one core alone in its own socket's memory, `bus_bytes_per_s` the
+    total rate of each socket's memory (set 57e9 for four channels of DDR4-2400), and `atomic_s` moves a contended
+    cache line between cores of one socket. `compute_s` is for a worker with its own core and no contention for memory.
 
-    How the defaults come about, none of them from what algorithms do on such a machine:
+    Sources of the defaults, none of which measures these algorithms on such a machine:
 
     - cores, threads: Intel's data sheet. With four memory channels of 76.8 GB/s, three quarters are sustained: STREAM gives
       75 GB/s on two E5-2695 v2 (peak 102) and 102 GB/s on two E5-2697 v3 (peak 136), 8.7 GB/s for one core of the former
       (Puget Systems, 2014), hence 57e9 and 10e9 bytes per second.
-    - `threads_gain`: two threads of a core do 10 to 30 % more than one; the middle.
-    - `remote_factor`: a line from one's own memory takes about 190 cycles, from the other socket's 310 (Denneman, "NUMA
-      Deep Dive", 2016), and a core keeps the same number of lines in flight. It divides what a memory gives as well, 57 to
+    - `threads_gain`: two threads of a core do 10 to 30 % more than one; the default is the middle.
+    - `remote_factor`: a line from local memory takes about 190 cycles, from the other socket's 310 (Denneman, "NUMA
+      Deep Dive", 2016), and a core keeps the same number of lines in flight. It also divides a memory's bandwidth, 57 to
       35 GB/s, which stands for the link between the sockets (two QPI of 9.6 GT/s: 38 GB/s each way).
-    - `far_atomic_s`: a line that was written in the other socket takes two to three times as long as one of the same socket.
+    - `far_atomic_s`: a line last written in the other socket takes two to three times as long as one of the same socket.
 
     Assumed: vectors come from memory, not from caches (68 workers' vectors and batches are larger than both caches); a
     gradient's memory traffic and its arithmetic do not overlap; a waiting thread leaves its core to the other.
@@ -41,15 +41,15 @@ class Sockets:
     [(0, 0), (1, 0), (0, 1)]
 
     Args:
-        count: sockets.
-        used: on how many of them, the first, workers run, as under `numactl --cpunodebind`; None: on all.
+        count: number of sockets.
+        used: the number of sockets, from the first, on which workers run, as under `numactl --cpunodebind`; None: all.
         cores: per socket.
         threads_per_core: hardware threads.
-        threads_gain: what a core's threads compute together, in what one computes alone.
+        threads_gain: throughput of a core's threads together, relative to one thread.
         remote_factor: how many times as long a byte of another socket's memory takes.
         far_atomic_s: moving a contended cache line to a core of another socket.
-        gradient_bytes: of `compute_s`, for a full batch, this much is memory traffic for the worker's own data (the batch,
-            activations); at most `compute_s * core_bytes_per_s`. One reading of the parameters is added.
+        gradient_bytes: the part of `compute_s`, for a full batch, that is memory traffic for the worker's own data (the batch,
+            activations); at most `compute_s * core_bytes_per_s`. One read of the parameters is added.
     """
 
     count: Annotated[int, PROCESSORS] = 2
@@ -69,15 +69,15 @@ class Sockets:
 
     @property
     def num_used(self) -> int:
-        """Sockets on which workers run."""
+        """The number of sockets on which workers run."""
         return self.used or self.count
 
     def places(self, num_workers: int, *, pin: bool = False) -> list[Place]:
-        """Where each worker runs, first cores, then their further threads; with more workers than threads they take turns.
+        """Each worker's place: first one per core, then the further threads; if workers outnumber threads, threads repeat.
 
-        Without `pin` as the kernel balances: always the socket and the core that have the fewest workers. With it each worker
-        keeps to its share of the processors in the system's numbering (all cores' first threads, then all second ones), as
-        `--placement "first-touch(pin=yes)"` does on a real machine, and runs on the emptiest of them.
+        Without `pin`, balances as the kernel does: always picks the socket and the core with the fewest workers. With it, each
+        worker keeps to its share of the processors in the system's numbering (all cores' first threads, then all second ones),
+        as `--placement "first-touch(pin=yes)"` does on a real machine, and runs on the least loaded of them.
         """
         processors = [
             (socket, core)
@@ -98,11 +98,11 @@ class Sockets:
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
-    """Where the shared vectors lie, and whether workers are pinned; what `--placement` says.
+    """Where the shared vectors lie, and whether workers are pinned; set by `--placement`.
 
     Args:
-        policy: `first-touch`: where they are written first; `interleave`: alternately on all sockets; `bind`: on one.
-        node: whose memory `bind` means.
+        policy: `first-touch`: on the socket that writes first; `interleave`: alternately on all sockets; `bind`: on one.
+        node: the socket that `bind` uses.
         pin: whether each worker keeps to its share of the processors.
     """
 
@@ -111,12 +111,12 @@ class Placing:
     pin: bool = False
 
     def shares(self, sockets: Sockets, places: list[Place], *, is_pool: bool) -> list[float]:
-        """Which part of a shared vector lies in which socket's memory.
+        """The part of a shared vector that lies in each socket's memory.
 
         Args:
             sockets: the machine.
             places: where the workers run.
-            is_pool: whether all workers write vectors first, as slots; otherwise worker 0 does.
+            is_pool: whether all workers write vectors first, like slots; otherwise worker 0 does.
 
         Raises:
             UsageError: there is no such memory.
@@ -133,7 +133,7 @@ class Placing:
 
 
 def _share(processors: list[Place], worker: int, num_workers: int) -> list[Place]:
-    """What `memory.placement.pin` gives a worker."""
+    """The processors that `memory.placement.pin` gives a worker."""
     if len(processors) < num_workers:
         return [processors[worker % len(processors)]]
     return processors[len(processors) * worker // num_workers : len(processors) * (worker + 1) // num_workers]
