@@ -1,4 +1,4 @@
-"""AD-PSGD: everyone trains at its own pace and averages in pairs meanwhile."""
+"""AD-PSGD: workers train at their own pace and average in pairs in the background."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ __all__ = ["ADPSGD"]
 class ADPSGD(Algorithm):
     """Asynchronous decentralized parallel SGD: average with one neighbour, then apply the (by then stale) gradient.
 
-    Every worker has a model of its own and two programs: one computes gradients, one averages with a neighbour in the
-    meantime. Nobody waits for a slow worker. What is evaluated is the mean of all models.
+    Every worker has its own model and two programs: one computes gradients while the other averages with a neighbour. No
+    worker waits for a slow one. Evaluation uses the mean of all models.
 
-    Every gradient asks for one average of a pair. `averages_per_step` in the result is how many averages a worker takes part
-    in per gradient. A pair's average counts at both of its workers, so this is 2 where exchanges are faster than gradients. A
-    worker begins one average at a time, and what it asks for in the meantime counts as one. So it is 1 where an exchange takes
-    as long as a gradient, and 0.5 where it takes twice as long.
+    Every gradient requests one pairwise average. `averages_per_step` in the result is the number of averages a worker takes
+    part in per gradient. A pair's average counts at both workers, so this is 2 if exchanges are faster than gradients. A
+    worker begins one average at a time; requests made meanwhile count as one. So it is 1 if an exchange takes as long as a
+    gradient, and 0.5 if it takes twice as long.
 
-    Fast workers make more of the updates: with workers i at rates p_i the loss that is minimised is sum_i p_i f_i. With shared
-    data all f_i are equal; with a partition, see `share_of_updates` in the result.
+    Fast workers make more of the updates: with workers i at rates p_i, training minimises sum_i p_i f_i. With shared data all
+    f_i are equal; with a partition, see `share_of_updates` in the result.
 
     Costs per step: one request and one answer of the parameters' size, overlapped with the gradient; three private copies of
-    the parameters, and one more for each request, four at most, whose answer is late.
-    Clipping acts on the worker's own gradient, which its own model takes.
+    the parameters, and one more for each late answer, four at most.
+    Clipping acts on the worker's own gradient, before its local step.
     Use when: workers, links or machines are unequal, shared or unreliable.
     Not: `d-psgd`, which averages with all neighbours and waits for them; `hogwild`, whose workers share one vector.
 
     Args:
-        topology: who may average with whom. Bipartite ones (even rings, bipartite-exponential) need no refusals.
-        peers: partners are drawn at `random`, as in the paper, or take turns (`rotate`).
+        topology: which workers may average with each other. Bipartite ones (even rings, bipartite-exponential) need no
+            refusals.
+        peers: draw partners at `random`, as in the paper, or take turns (`rotate`).
 
-    Differs from the paper: its passive workers never start an average; here they invite an active neighbour to, so that every
-    gradient asks for one, whoever makes it. The second half of an average is applied as a difference, so that gradients
-    may be applied in between; `exchange.py` says why the sum of all models changes by the gradients alone, however late
-    that half comes. After its last gradient a worker averages once more, if a neighbour is left.
+    Differs from the paper: its passive workers never start an average; here they invite an active neighbour, so that every
+    worker's gradient requests one. The second half of an average is applied as a difference, so that gradients can be applied
+    in between; `exchange.py` shows why only gradients change the sum of all models, however late that half arrives. After its
+    last gradient a worker averages once more, if a neighbour is left.
 
     Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018, arXiv:1710.06952,
         Algorithm 1.

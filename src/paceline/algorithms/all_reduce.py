@@ -31,32 +31,32 @@ __all__ = ["AllReduce"]
 class AllReduce(Algorithm):
     """Synchronous SGD: all workers apply the mean of their gradients, which travel in buckets during the backward pass.
 
-    A step of n workers is one step with all their samples as one batch: means are weighted by samples, so that an uneven or
-    missing batch is no exception. Parameters stay equal on all workers, bit for bit.
+    A step of n workers equals one step on all their samples as one batch, also with uneven or missing batches: means are
+    weighted by samples. Parameters stay equal on all workers, bit for bit.
 
     Costs per step: 2 (n - 1) / n times the parameters' size sent and received by each worker, hidden behind backward except
-    for the first layers' part; gradients of half types travel as float32. Every step lasts as long as its slowest worker.
-    Where a layout cuts layers over groups of workers, their gradients are averaged by the workers with the same shards only.
-    Sharded: as many bytes, of which the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
-    with buffers of two vectors. In a loop of the user's own, one small all-reduce more per step: that nobody leaves it out.
-    Clipping acts on the mean, which is there when `backward` returns; sharded, a loop may not clip.
-    Use when: workers are equally fast, or `shares=auto`, and links are good; it is what asynchronous methods are compared to.
-    Not: `lockstep`, which begins to average when backward has ended; `local-sgd`, which averages parameters, and rarely.
+    for the first layers' part; gradients of half types travel as float32. Every step takes as long as its slowest worker.
+    If a layout shards layers over groups of workers, only workers with the same shards average their gradients.
+    Sharded: as many bytes, but the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
+    with buffers of two vectors. In a user's own loop, one more small all-reduce per step checks that every worker takes part.
+    Clipping acts on the mean, which is ready when `backward` returns; sharded, a loop must not clip.
+    Use when: workers are equally fast, or `shares=auto`, and links are good; the baseline for asynchronous methods.
+    Not: `lockstep`, which starts averaging after backward; `local-sgd`, which averages parameters, and rarely.
 
     Args:
-        sharded: every worker owns a strip of each bucket: it gets the mean gradient of its strips (part-reduce), lets the
-            optimizer step on them alone, and all collect the new parameters (part-broadcast). For optimizers that work element
-            by element, with the same result. A loop sees no whole mean gradient then: it may not clip or unscale it.
-        bucket_bytes: least size of the buckets; with more than 16 workers, so much for each 16 of them.
-        shares: `auto` makes every worker's batch as large as the worker is fast: see `lockstep`.
-        codec: what gradients look like on their way, such as `qsgd(bits=4)`; it pays where the network is slower than coding
-            (`benchmarks/codecs.py`). Workers send each other coded pieces, and code the mean of their own piece anew; all
-            decode the same bytes. Of several backward passes in one step each is coded, at the cost of as many bytes, time and
-            rounding errors: mark all but the last with `worker.accumulate()`. Not with `sharded`.
+        sharded: every worker owns a strip of each bucket: it gets the mean gradient of its strips (part-reduce), steps the
+            optimizer on them alone, and all collect the new parameters (part-broadcast). For element-wise optimizers, with the
+            same result. A loop never sees the whole mean gradient, so it must not clip or unscale it.
+        bucket_bytes: least size of the buckets; with more than 16 workers, this much per 16 workers.
+        shares: `auto` makes batch sizes proportional to each worker's speed: see `lockstep`.
+        codec: compresses gradients, such as `qsgd(bits=4)`; it pays off if the network is slower than coding
+            (`benchmarks/codecs.py`). Workers exchange coded pieces, and each re-encodes the mean of its own piece; all decode
+            the same bytes. Several backward passes in one step are coded separately and multiply bytes, time and rounding
+            errors: mark all but the last with `worker.accumulate()`. Not with `sharded`.
 
-    Differs from the papers: there means are unweighted: a worker without a batch would count as one with a gradient of zero.
-    Das et al. let the part-broadcast overlap with the next forward pass; here a step ends with all parameters in place, so
-    that a loop may look at its model at any time.
+    Differs from the papers: their means are unweighted, so that a worker without a batch counts as a gradient of zero. Das et
+    al. overlap the part-broadcast with the next forward pass; here a step ends with all parameters in place, so that a loop
+    can read its model at any time.
 
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016, arXiv:1602.06709;
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv:2006.15704.
@@ -80,26 +80,23 @@ class AllReduce(Algorithm):
 
     @property
     def is_coded(self) -> bool:
-        """Whether there is a codec."""
         return not isinstance(self.codec, NoCodec)
 
     @property
     def takes_shards(self) -> bool:
-        """Where whole gradients are averaged as they are."""
+        """If whole gradients are averaged uncompressed, in equal shares."""
         return not (self.sharded or self.is_coded or self.by_speed)
 
     @property
     def by_speed(self) -> bool:
-        """With `shares=auto`."""
         return self.shares == "auto"
 
     @property
     def averages_in_backward(self) -> bool:
-        """In buckets."""
         return True
 
     def closures(self, num_workers: int) -> Closures:
-        """In rounds, where every worker gets the whole mean gradient."""
+        """In rounds, if every worker gets the whole mean gradient."""
         if num_workers == 1:
             return "in place"
         return "once" if self.sharded or self.is_coded else "in rounds"
@@ -110,7 +107,7 @@ class AllReduce(Algorithm):
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """Where each steps on whole parameters."""
+        """If each steps on whole parameters."""
         return not self.sharded
 
     @property
@@ -165,11 +162,11 @@ def _work_sharded(
 class _OverlappedMean:
     """sum_k (w_k / u) g_k / sum_k (w_k / u), w_k: worker k's samples, u: a unit that all workers know.
 
-    The unit is the power of two nearest to the mean weight of the round before, so that factors are near 1, exactly 1 for
-    the usual batch sizes, and never round: whatever the unit, the result has the same bits.
+    The unit is the power of two nearest to the previous round's mean weight. Factors are then near 1, exactly 1 for the usual
+    batch sizes, and never round: every unit gives the same bits.
 
-    The weights are added up in the padding of the first bucket, which holds them exactly, up to 2^24 samples: buckets of half
-    types travel as float32. The padding of the last bucket adds up the numbers of `AgreedGradient`.
+    The padding of the first bucket adds up the weights, exactly up to 2^24 samples: buckets of half types travel as float32.
+    The padding of the last bucket adds up the numbers of `AgreedGradient`.
 
     Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
     """
@@ -186,7 +183,7 @@ class _OverlappedMean:
         self._shards = ports.shards
         self._num_begun = 0  # elements
         self._unit = 1.0
-        # A bucket, what travels, its handle (None: nobody else has these shards), and whether all workers have it.
+        # Bucket, the vector sent, its handle (None: no other worker has these shards), and whether all workers have it.
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
 
     def begin(self, bucket: torch.Tensor) -> None:
@@ -198,7 +195,7 @@ class _OverlappedMean:
         vector = to_sum_type(bucket)
         if factor != 1.0:
             vector.mul_(factor)  # in the first step, and in uneven ones
-        if vector.numel():  # without elements, nothing but time is simulated
+        if vector.numel():  # no elements if only time is simulated
             if is_common and not any(common for *_, common in self._under_way):
                 vector[-1] = factor
             self._num_begun += len(vector)
@@ -212,7 +209,7 @@ class _OverlappedMean:
         """Waits for the buckets in their order."""
         total: float | None = None
         said = 0.0
-        shards: list[tuple[torch.Tensor, torch.Tensor]] = []  # which come first, before the total is known
+        shards: list[tuple[torch.Tensor, torch.Tensor]] = []  # these come before the total is known
         for number, (bucket, vector, summed, is_common) in enumerate(self._under_way, start=1):
             if summed is not None:
                 summed.wait()
@@ -239,6 +236,6 @@ class _OverlappedMean:
     def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:
         if total:
             vector.div_(total)
-        self._moved(2, of=bucket)  # of half types it is twice that, as is not known where only time is simulated
+        self._moved(2, of=bucket)  # half types move twice that, unknown if only time is simulated
         if vector is not bucket:
             bucket.copy_(vector)

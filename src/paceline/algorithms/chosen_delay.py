@@ -1,4 +1,4 @@
-"""`delay=auto`: how late averages arrive, chosen from what a step and an average take."""
+"""`delay=auto`: how late averages arrive, chosen from the measured times of a step and an average."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_S = 1e-9
 
 
 class ChosenDelay:
-    """The smallest delay that hides an average, from times that are measured once; the same on all workers."""
+    """The smallest delay that hides an average, measured once; the same on all workers."""
 
     def __init__(self, ports: Ports[ReplicatedParameters], most: int) -> None:
         self._ports = ports
@@ -31,17 +31,17 @@ class ChosenDelay:
         self._ends_s.append(self._ports.clock.now_s())
 
     def is_ready(self) -> bool:
-        """Whether a step's time is known: the first ones are longer, as libraries begin their work in them."""
+        """Whether a step's time is known: the first steps take longer, as libraries initialize."""
         return len(self._ends_s) > _MEASURED_STEPS
 
     def take(self, start: Callable[[], MeanUnderWay]) -> int:
-        """The delay, after two averages, as `start` begins, whose results nobody uses: the first may open connections."""
+        """Returns the delay after two discarded averages, started by `start`: the first may open connections."""
         ports, collectives = self._ports, self._ports.collectives
         assert collectives is not None
         step_s = median(after - before for before, after in pairwise(self._ends_s))
         average_s = 0.0
         for _ in range(2):
-            collectives.start_all_reduce(torch.zeros(1, dtype=torch.float64)).wait()  # so that nobody is waited for
+            collectives.start_all_reduce(torch.zeros(1, dtype=torch.float64)).wait()  # a barrier: times no straggler
             average_s = -ports.clock.now_s()
             start().wait()
             average_s += ports.clock.now_s()

@@ -28,20 +28,20 @@ __all__ = ["DPSGD"]
 class DPSGD(Algorithm):
     """Decentralized parallel SGD: x_i <- sum_j W_ij x_j - learning rate * g(x_i), in lockstep with the neighbours.
 
-    Every worker has a model of its own; what is evaluated is the mean of all. Models travel while the gradient is computed.
+    Every worker has its own model; evaluation uses the mean of all models. Models travel while the gradient is computed.
 
-    Costs per step: one message of the parameters' size to and from every neighbour; a round lasts as long as the slowest
-    neighbour's, and so, within as many rounds as the graph is wide, as the slowest worker's.
-    Clipping acts on the worker's own gradient, which its own model takes.
+    Costs per step: one message of the parameters' size to and from every neighbour; a round takes as long as the slowest
+    neighbour's, and so, after as many rounds as the graph's diameter, as the slowest worker's.
+    Clipping acts on the worker's own gradient, before its local step.
     Use when: links are slow or a central point would be the bottleneck, and workers are equally fast.
-    Not: `ad-psgd`, which waits for nobody; `lockstep` and `all-reduce`, whose workers hold equal models.
+    Not: `ad-psgd`, which never waits; `lockstep` and `all-reduce`, whose workers hold equal models.
 
     Args:
-        topology: who averages with whom, with Metropolis weights; a time-varying one moves on every step.
+        topology: which workers average with each other, with Metropolis weights; a time-varying one changes every step.
         deadline_s: how long a round may wait for one neighbour.
 
-    Differs from the paper: the mixing weights are not given but Metropolis weights of the topology, which may change from step
-    to step. In a round in which a worker has no batch it averages and does not step.
+    Differs from the paper: mixing weights are not arguments but the Metropolis weights of the topology, which may change
+    every step. In a round without a batch a worker averages and does not step.
 
     Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
         Parallel Stochastic Gradient Descent", NIPS 2017, arXiv:1705.09056, Algorithm 1.
@@ -75,7 +75,7 @@ class DPSGD(Algorithm):
             W = metropolis_weights(self.topology, me, n, k)
             for reader in self.topology.sends_to(me, n, k):
                 self._send(reader, Message("model", k, rates, x, version=round_), mailbox)
-            with suppress(NoGradient):  # the neighbours count on this worker's part in the round all the same
+            with suppress(NoGradient):  # the neighbours still need this worker's model in this round
                 replica.gradient(at=x, version=k)
             neighbours = {j: self._model_of(j, k, x, (round_, rates), ports) for j in sorted(W) if j != me}
             with shared.writing():
@@ -90,7 +90,7 @@ class DPSGD(Algorithm):
                 if replica.samples:
                     replica.apply(to=x)
                     replica.applied(shared.advance(), gradient_version=k)
-                else:  # the round has no batch for this worker, which only averages
+                else:  # this worker has no batch in this round and only averages
                     replica.absent(shared.advance(updates=0))
 
     def _model_of(
@@ -106,7 +106,7 @@ class DPSGD(Algorithm):
             ports: of its program.
 
         Raises:
-            UsageError: they differ.
+            UsageError: the rounds or rates differ.
         """
         round_, rates = place
         assert ports.mailbox is not None

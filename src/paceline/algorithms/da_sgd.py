@@ -1,4 +1,4 @@
-"""DaSGD: local SGD whose average arrives some steps after it was begun, while the workers go on."""
+"""DaSGD: local SGD whose average arrives some steps after it started, while the workers keep training."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ _DEFAULT_WEIGHT = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class DaSGD(Algorithm):
-    """DaSGD: every H steps the models' average is begun, and merged `delay` steps later, in lockstep; nobody waits meanwhile.
+    """DaSGD: every H steps an average of the models starts; it is merged `delay` steps later, in lockstep, without blocking.
 
-    With `merge=paper` a merge keeps `local_weight` of what a worker has learnt during the delay and drops the rest, so that
+    With `merge=paper` a merge keeps `local_weight` of a worker's progress during the delay and drops the rest, so that
     1 - (1 - local_weight) delay / period of its steps count, 0.81 by default: the result's `progress_factor`. The learning
-    rate is divided by it, which makes up for that, unless `compensate=false`. The other merges drop nothing.
+    rate is divided by it to compensate, unless `compensate=false`. The other merges drop nothing.
 
-    Costs per step: 1/H of an all-reduce of the parameters, beside the computation of `delay` steps; two more copies of the
-    parameters while it is under way. On shared memory there is nothing to hide: the cores that compute also add up.
-    Clipping acts on the worker's own gradient, which its own model takes.
-    Use when: as `local-sgd`, and waiting for the average is what costs.
+    Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation of `delay` steps; two more copies
+    of the parameters while it runs. Shared memory hides nothing: the cores that compute also add up.
+    Clipping acts on the worker's own gradient, before its local step.
+    Use when: as `local-sgd`, and waiting for the average dominates the cost.
     Not: `local-sgd`, where all wait for the average (`delay=0, local_weight=0`); `diloco`, which steps with an outer optimizer
     on the averaged change. CoCoD-SGD is `merge=cocod` with a delay of a whole period.
 
     Args:
         period: H, steps between two averages.
         delay: d, steps from the snapshot to the merge, at most a period; `auto` measures a step and an average, and takes the
-            smallest that hides it, the same on all workers.
-        local_weight: xi, of the worker's own parameters in the merge; small where workers' data differ. `cocod` has none.
+            smallest delay that hides the average, the same on all workers.
+        local_weight: xi, of the worker's own parameters in the merge; small if workers' data differ. `cocod` has none.
         merge: `paper`: x = xi x + (1 - xi) mean; `corrected`: x = x + (1 - xi) (mean - snapshot);
             `cocod`: x = mean + (x - snapshot).
-        compensate: whether steps are as much longer as merges drop of them.
-        codec: what changes since the last average look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
+        compensate: whether to divide the learning rate by the progress factor.
+        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`.
 
-    Differs from the paper: there the learning rate is not divided (`compensate=false`). The workers' models are averaged at
-    the end; BatchNorm's statistics are worker 0's. With delay 0 every worker merges, where the authors' code lets only the
-    last one. A lone worker trains plainly: its result has the delay 0 and the progress factor 1.
+    Differs from the paper: the paper does not divide the learning rate (`compensate=false`). The workers' models are averaged
+    at the end; BatchNorm's statistics are worker 0's. With delay 0 every worker merges; in the authors' code only the last
+    one does. A lone worker trains as plain PyTorch: its result has the delay 0 and the progress factor 1.
 
     Reference: Zhou et al., "DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed Averaging",
         2020, arXiv:2006.00441; `cocod`: Shen et al., "Faster Distributed Deep Net Training: Computation and Communication
@@ -90,15 +90,15 @@ class DaSGD(Algorithm):
         return Needs("replicated", collectives=True, own_models=True)
 
     def progress_factor(self, delay: int) -> float:
-        """Which share of the local steps is still there after a merge."""
+        """The share of the local steps that a merge keeps."""
         return progress_of(self.period, delay, self.local_weight) if self.merge == "paper" else 1.0
 
     def rate_factor(self, delay: int) -> float:
-        """What the learning rate is multiplied by."""
+        """The factor on the learning rate."""
         return 1 / self.progress_factor(delay) if self.compensate else 1.0
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """Where merges drop most of the local steps, and steps are made so much longer; a lone worker merges nothing."""
+        """A warning if merges drop most of the local steps and so lengthen the others; a lone worker merges nothing."""
         if self.delay != "auto":
             chosen, delay = "", self.delay
         else:
@@ -117,7 +117,7 @@ class DaSGD(Algorithm):
         }
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """Every `period` steps the mean of all models is begun, and merged `delay` steps later."""
+        """Every `period` steps, starts the mean of all models and merges it `delay` steps later."""
         most = self.period if self.progress_factor(self.period) else self.period - 1
         averages = Averages(
             replica,

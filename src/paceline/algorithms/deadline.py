@@ -13,13 +13,13 @@ _WINDOW = 64
 class MeasuredDeadline:
     """median + spread * MAD of the last 64 waits, MAD being the median distance from the median.
 
-    Both are unmoved by a few outliers. Waits that were given up belong to them, too, once it is known how long they were: what
-    learns only of answers that came in time never learns that the network is slower.
+    Both are robust to a few outliers. Callers also add waits that timed out, once their answer arrives: a deadline that
+    learns only from timely answers never learns that the network is slower.
 
     Args:
         spread: how many MADs above the median.
-        least_s: never shorter, so that one busy moment of an even network ends no wait.
-        first_s: as long as fewer than 8 waits are known.
+        least_s: lower bound, so that one busy moment of an otherwise steady network does not end a wait.
+        first_s: the deadline until 8 waits are known.
     """
 
     def __init__(self, *, spread: float = 20.0, least_s: float = 1.0, first_s: float = 10.0) -> None:
@@ -32,11 +32,11 @@ class MeasuredDeadline:
 
     @property
     def value_s(self) -> float:
-        """The deadline as of now, in seconds."""
+        """The current deadline, in seconds."""
         return self._value_s
 
     def add(self, wait_s: float) -> None:
-        """Takes one measured wait into account."""
+        """Adds one measured wait."""
         self._waits_s.append(wait_s)
         self._num_new += 1
         if len(self._waits_s) < 8 or self._num_new < 8:  # eight at a time: medians cost more than a simulated exchange
@@ -44,7 +44,7 @@ class MeasuredDeadline:
         self._num_new = 0
         longest_s = max(self._waits_s)
         if longest_s + self._spread * (longest_s - min(self._waits_s)) <= self._least_s:
-            self._value_s = self._least_s  # whatever the medians are
+            self._value_s = self._least_s  # the lower bound wins for any medians
             return
         middle_s = _median(self._waits_s)
         deviation_s = _median([abs(one - middle_s) for one in self._waits_s])

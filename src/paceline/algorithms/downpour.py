@@ -1,4 +1,4 @@
-"""Downpour SGD: workers step by themselves, push the gradients they have accrued, and fetch parameters now and then."""
+"""Downpour SGD: workers step locally, push accrued gradients and fetch parameters, each every few steps."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = ["Downpour"]
 class Downpour(Served):
     """Downpour SGD: asynchronous workers step alone, push accrued gradients and fetch parameters, with AdaGrad at the servers.
 
-    Between two fetches a worker takes its own optimizer's steps on its own copy. What it has accrued is sent as one sum and is
-    one update; AdaGrad gives each parameter a rate of its own, which falls with the gradients that it has seen.
-    One launched worker needs no server and has none: AdaGrad applies its gradients one by one. Without a launcher a loop is
-    plain PyTorch: AdaGrad does not run. What is accrued when a worker has no more data is pushed then; what a killed worker
-    had accrued is lost, and not counted as trained on.
+    Between two fetches a worker's own optimizer steps on its own copy. A worker sends its accrued gradients as one sum, which
+    makes one update; AdaGrad gives each parameter its own rate, which falls as its squared gradients add up.
+    A single launched worker has no server: AdaGrad applies its gradients one by one. Without a launcher a loop is plain
+    PyTorch: AdaGrad does not run. A worker that runs out of data pushes what it has accrued; a killed worker's accrued
+    gradients are lost, and their samples not counted as trained.
 
     Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
-    state at the servers, and one of accrued gradients per worker where push is above 1.
+    state at the servers, and one of accrued gradients per worker if push is above 1.
     Clipping acts on each of the worker's gradients, before they are accrued.
-    Use when: many workers are unequally fast, come and go, and one rate for all parameters makes them unstable together.
-    When N doubles: gradients are twice as stale; AdaGrad's rate may stay where a fixed one must fall. Where a training names
-    none it is 0.01.
+    Use when: many workers are unequally fast, come and go, and one rate for all parameters makes training unstable.
+    When N doubles: gradients are twice as stale; AdaGrad's rate can stay where a fixed one must fall. The default rate is
+    0.01.
     Not: `parameter-server(mode=async)`, where every gradient is sent at once and the user's optimizer applies it; `local-sgd`,
     which averages models and waits for all.
 
@@ -55,19 +55,18 @@ class Downpour(Served):
         push: n_push, steps whose gradients are accrued and pushed together. Above `fetch`, fetched parameters lack what this
             worker has not yet pushed.
         apply: the servers' rule; `user` is the workers' own optimizer.
-        warm_start_steps: one worker trains alone until the servers have made the updates of so many of its steps; all others
-            wait for that. It is the one with the lowest id; where it dies, the next.
+        warm_start_steps: the worker with the lowest id trains alone until the servers have applied this many of its steps; all
+            others wait. If it dies, the next one takes over.
         shards: servers, each with a contiguous part of the vector.
-        codec: what pushed gradients look like on their way; what dead workers' codecs have kept back is lost, as in
-            `parameter-server`.
-        on_death: of a dead worker: nobody waits for it (`shrink`); or, in the warm start, all wait for its successor (`wait`);
-            or the run ends (`fail`).
-        snapshot_s: a server keeps a snapshot so often.
+        codec: compresses pushed gradients; a dead worker's error feedback is lost, as in `parameter-server`.
+        on_death: when a worker dies: the others do not wait for it (`shrink`); during the warm start, all wait for its
+            successor (`wait`); or the run ends (`fail`).
+        snapshot_s: seconds between a server's snapshots.
 
-    Differs from the paper: there, fetches and pushes go on while the next gradient is computed; here a worker waits for their
-    answers, so that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between
-    fetches, and push their first gradient alone. It recommends a warm start with one replica, and does not say how long
-    that is, or what the others do meanwhile.
+    Differs from the paper: there, fetches and pushes overlap with the next gradient; here a worker waits for their answers, so
+    that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between fetches, and
+    push their first gradient alone. The paper recommends a warm start with one replica, but specifies neither its length nor
+    what the others do meanwhile.
 
     Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: section 4.1, and the appendix's program of a
         replica.
@@ -154,10 +153,10 @@ class Downpour(Served):
 
 
 class _Accrued:
-    """The sum of the gradients that are not yet pushed, and their samples.
+    """The sum of the gradients not yet pushed, and their samples.
 
     Args:
-        alone: each gradient is pushed by itself: no sum is kept.
+        alone: each gradient is pushed by itself, without a sum.
 
     Attributes:
         missing: parameters without a gradient in any of them.
@@ -171,7 +170,7 @@ class _Accrued:
         self.missing: Ranges = ()
 
     def add(self, g: Tensor, samples: int, missing: Ranges) -> int:
-        """Adds one gradient (P,); returns how many vectors that reads and writes."""
+        """Adds one gradient (P,); returns the number of vectors read and written."""
         self.missing = tuple(own for own in missing if own in self.missing) if self.samples else missing
         self.samples += samples
         self._type = g.dtype
@@ -188,7 +187,7 @@ class _Accrued:
         return 2
 
     def take(self) -> tuple[Tensor, int]:
-        """The sum (P,), to be used before the next `add`, and its samples; begins anew."""
+        """Returns the sum (P,), valid until the next `add`, and its samples; resets both."""
         assert self._sum is not None
         samples, self.samples = self.samples, 0
         return self._sum.to(self._type), samples

@@ -1,4 +1,4 @@
-"""Local SGD: everyone trains alone and all average their parameters every H steps."""
+"""Local SGD: workers train independently and average their parameters every H steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["LocalSGD"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):
-    """Local SGD: H steps on a model of one's own, then the average of all models, in lockstep.
+    """Local SGD: each worker takes H steps on its own model, then all average their models, in lockstep.
 
     Costs per step: 1/H of an all-reduce of the parameters. Every H steps all wait for the slowest.
-    Clipping acts on the worker's own gradient, which its own model takes; in the warm-up, on each before the mean of all.
+    Clipping acts on the worker's own gradient, before its local step; during warm-up, before the mean.
     Use when: workers are equally fast and communication is the bottleneck.
-    Not: `lockstep` and `all-reduce`, which average every gradient; `ad-psgd`, which waits for nobody. DiLoCo is local SGD with
-    an outer optimizer on the averaged change.
+    Not: `lockstep` and `all-reduce`, which average every gradient; `ad-psgd`, which never waits. DiLoCo is local SGD with an
+    outer optimizer on the averaged change.
 
     Args:
         period: H, steps between two averages of the parameters.
-        warmup_steps: so many steps average every gradient instead, as all-reduce does: post-local SGD.
-        codec: what changes since the last average look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
+        warmup_steps: number of first steps that average every gradient instead, as all-reduce does: post-local SGD.
+        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`.
 
     Differs from the paper: the optimizer's state, such as momentum, stays each worker's own and is not averaged.
 

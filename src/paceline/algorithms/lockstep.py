@@ -20,27 +20,27 @@ class Lockstep(Algorithm):
     """Synchronous SGD: every worker computes a gradient, all wait, all apply the average.
 
     A round of m workers is one update with a batch of m times the batch size, and never stale. Every worker keeps its own
-    replica and optimizer; equal gradients keep them equal, bit for bit. Averages weigh by samples, so a round in which some
-    workers have no batch left equals one big batch as well.
+    replica and optimizer; equal gradients keep them equal, bit for bit. Averages are weighted by samples, so a round in which
+    some workers have no batch left also equals one big batch.
 
     Costs per step: one gradient written and one average read through shared memory (2 P elements), two barriers; one extra
     vector per worker. Every round lasts as long as its slowest worker.
-    Clipping acts on each worker's own gradient, before the mean of all: with it, a round is not one step with the large batch,
-    which would clip the mean. For that take `all-reduce`; a `ClippingWarning` says so.
+    Clipping acts on each worker's own gradient, before the mean, so a round with clipping differs from one step with the large
+    batch, which would clip the mean. `all-reduce` clips the mean; a `ClippingWarning` says so.
     Use when: workers are equally fast, or `shares=auto`, and results must not depend on timing.
-    Not: `locked`, where each worker applies its own gradient and nobody waits for a round to fill.
+    Not: `locked`, where each worker applies its own gradient without waiting for a round to fill.
 
     Args:
-        shares: `equal` batches; or `auto`: every worker's is as large as the worker is fast, so that a round takes its samples
-            divided by the sum of the speeds. Every 5 rounds all tell each other how long a sample takes them, in one small
-            all-reduce, and cut the rounds that follow anew if that gains 5 % of their time, by about half or twice a batch at
-            most. Not where most of a step does not grow with its batch, as of very small models: speeds say little there.
-            Rounds have the same samples as before, and means weigh by samples: a step is the same up to rounding, where losses
-            are means over samples.
-            What depends on a worker's own batch changes with its size: BatchNorm's statistics, what dropout draws,
-            losses that are sums, each worker's memory. No batch has less than one sample, and `batch_size` is the
-            mean of all. For loops over `worker.batches` of a DataLoader with a `batch_size` and any sampler; tasks with the
-            dynamic partition. A run's result has the sizes as `batch_sizes`.
+        shares: `equal` batches; or `auto`: batch sizes proportional to each worker's speed, so that a round takes its samples
+            divided by the sum of the speeds. Every 5 rounds the workers share their time per sample, in one small
+            all-reduce, and resize the batches if that saves 5 % of a round's time, by about half or twice at most. Not for
+            very small models, whose step time hardly grows with the batch: measured speeds say little there.
+            Rounds have the same samples as before, and means are weighted by samples: if losses are means over samples, a step
+            is the same up to rounding.
+            Batch-dependent results change with a worker's batch size: BatchNorm's statistics, dropout draws, losses that are
+            sums, each worker's memory. A batch has at least one sample, and `batch_size` is the mean over workers. For loops
+            over `worker.batches` of a DataLoader with a `batch_size` and any sampler; tasks with the dynamic partition. A
+            run's result has the sizes as `batch_sizes`.
 
     Differs from the paper: there a master applies the average and the others copy the result; here every worker applies it to
     its own replica.

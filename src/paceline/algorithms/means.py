@@ -1,4 +1,4 @@
-"""The mean of a fragment over all workers, under way while they do other things; as it is, or through a codec."""
+"""The mean of a fragment over all workers, computed in the background; uncompressed, or through a codec."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Layout", "MeanUnderWay", "Means"]
 
 
 class Layout(NamedTuple):
-    """What a fragment's vector (n,) is made of.
+    """The layout of a fragment's vector (n,).
 
     Args:
         ranges: of its tensors.
-        shapes: theirs.
-        is_padded: whether its last element is padding, in whose place a number can travel.
+        shapes: of its tensors.
+        is_padded: whether its last element is padding, which can carry a number instead.
     """
 
     ranges: Ranges
@@ -35,14 +35,14 @@ class Layout(NamedTuple):
 
 
 class MeanUnderWay(Protocol):
-    """A mean that has been started; a number of each worker travels with it, to be added up."""
+    """A mean that has been started; it also adds up one number per worker."""
 
     def advance(self) -> None:
-        """Does what has to be done half-way; all workers call it at the same step, or none does."""
+        """Does the work due half-way; all workers call it at the same step, or none does."""
         ...
 
     def end(self) -> None:
-        """Waits for its end; nobody uses it."""
+        """Waits for its end and discards the result."""
         ...
 
     def wait(self) -> tuple[torch.Tensor, float]:
@@ -55,8 +55,8 @@ class Means:
 
     Args:
         ports: this worker's.
-        codec: what vectors look like on their way.
-        layouts: of the fragments; none where only time is simulated.
+        codec: compresses the vectors.
+        layouts: of the fragments; none if only time is simulated.
         keeps: whether a checkpoint may be written while a mean is under way.
     """
 
@@ -74,7 +74,7 @@ class Means:
         self._before: dict[int, dict[str, Any]] = {}
 
     def start(self, fragment: int, vector: torch.Tensor, number: float) -> MeanUnderWay:
-        """Begins the mean of `vector` (n,), which is only read, over all workers."""
+        """Starts the mean of `vector` (n,) over all workers; only reads `vector`."""
         ports = self._ports
         assert ports.collectives is not None
         if self._coded is None:
@@ -89,15 +89,15 @@ class Means:
         return _CodedMean(coded.start(fragment if only_time else 0, buffer, 1.0, number), buffer)
 
     def landed(self, fragment: int) -> None:
-        """The mean has come: a checkpoint is of what the codec remembers now."""
+        """The mean has arrived: checkpoints take the codec's current memory from now on."""
         self._before.pop(fragment, None)
 
     def state(self) -> list[dict[str, Any]]:
-        """What codecs remember: of a fragment under way from before it left, as a run that goes on sends it once more."""
+        """The codecs' memories; of a fragment under way, that of before it was sent, as a resumed run sends it again."""
         return [self._before.get(index) or one.state() for index, one in enumerate(self._coded or ())]
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        """Goes on from there, if anything was coded before."""
+        """Restores the codecs' memories, if there are any."""
         if self._coded is not None and state:
             check_fits(state, [dict] * len(self._coded), WHAT)
             for one, kept in zip(self._coded, state, strict=True):
@@ -105,14 +105,14 @@ class Means:
 
 
 class _PlainMean:
-    """Implements `MeanUnderWay` for a vector that travels as it is.
+    """Implements `MeanUnderWay` for an uncompressed vector.
 
     Args:
-        collectives: what adds up.
+        collectives: adds up the vectors.
         num_workers: of the run.
-        vector: (n,), of which a copy is made.
+        vector: (n,), which is copied.
         number: this worker's.
-        is_padded: whether the number travels in the place of the last element; else it makes one more.
+        is_padded: whether the number replaces the last element; otherwise it is appended.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class _PlainMean:
     ) -> None:
         self._num_workers = num_workers
         self._is_padded = is_padded
-        self._only_time = not vector.numel()  # where nothing else is simulated, nothing is sent along
+        self._only_time = not vector.numel()  # then no number travels
         self._buffer = vector
         if not self._only_time:
             n = vector.numel()
@@ -130,7 +130,7 @@ class _PlainMean:
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
 
     def advance(self) -> None:
-        """Nothing: it makes progress by itself."""
+        """Does nothing: an all-reduce makes progress by itself."""
 
     def end(self) -> None:
         """As of `MeanUnderWay`."""
@@ -150,10 +150,10 @@ class _PlainMean:
 
 
 class _CodedMean:
-    """Implements `MeanUnderWay` for a vector that travels through a codec, which writes the mean over it.
+    """Implements `MeanUnderWay` for a coded vector, which the mean overwrites.
 
     Args:
-        mean: it, under way.
+        mean: the mean under way.
         buffer: (n,), the vector.
     """
 
@@ -161,7 +161,7 @@ class _CodedMean:
         self._mean, self._buffer = mean, buffer
 
     def advance(self) -> None:
-        """Adds up this worker's piece, and lets it travel."""
+        """Adds up this worker's piece and starts sending it."""
         self._mean.advance()
 
     def end(self) -> None:

@@ -1,10 +1,10 @@
-"""Averaging in pairs, beside the training: AD-PSGD's second program.
+"""Pairwise averaging in the background of training: AD-PSGD's second program.
 
-`exchange.py` has the averages themselves and why they neither lose anything nor wait in a circle, `partners.py` with whom to
-make them, `last_exchange.py` how the program ends. Here is when they are begun.
+`exchange.py` implements the averages and shows why they lose nothing and cannot deadlock, `partners.py` chooses partners, and
+`last_exchange.py` ends the program. This module decides when averages start.
 
-Where the graph is bipartite only active workers request and passive ones only answer; a passive worker that wants an average
-invites an active neighbour to request one. Elsewhere every worker does both.
+In a bipartite graph only active workers request and passive ones only answer; a passive worker that wants an average invites
+an active neighbour to request one. In any other graph every worker does both.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["PairwiseAveraging"]
 
-# Other kinds are not for this program.
+# The kinds of messages that this program handles.
 _KINDS = (
     "turn", "end", "invite", "request", "answer", "busy", "withdraw", "answered", "done", "gone", "model?", "state?",
 )  # fmt: skip
-_OWN_KINDS = ("turn", "end")  # what the compute program says to this one
+_OWN_KINDS = ("turn", "end")  # sent by the compute program
 _TURN, _INVITE = Message("turn"), Message("invite")
 _END, _END_AFTER_ONE_MORE = Message("end"), Message("end", 1)
 
 
 class PairwiseAveraging:
-    """The communication program of one worker, and what its compute program says to it.
+    """The communication program of one worker, and the interface that its compute program calls.
 
     Args:
-        topology: who may average with whom.
-        peers: a partner is drawn at `random`, or they take turns (`rotate`).
+        topology: which workers may average with each other.
+        peers: draw partners at `random`, or take turns (`rotate`).
         ports: this worker's.
         lock: held while a program reads or writes `ports.shared.x`.
         deadline: how long to wait for a partner; None: measured from the start.
@@ -87,11 +87,11 @@ class PairwiseAveraging:
         self._num_requests = 0
         self._ending: Ending | None = None
 
-    # What the compute program calls
+    # Called by the compute program
 
     @contextmanager
     def in_background(self, concurrency: Concurrency) -> Iterator[None]:
-        """Averages as long as the `with` lasts, and once more; after an exception, until what is under way is over."""
+        """Averages until the `with` block ends, then once more; after an exception, only finishes running exchanges."""
         self._program = concurrency.serve(self._mailbox, _KINDS, self.handle, "averaging")
         end = _END
         try:
@@ -102,13 +102,13 @@ class PairwiseAveraging:
             self._program.join()
 
     def turn(self) -> None:
-        """Asks for one average with a neighbour; does not wait for it."""
+        """Requests one average with a neighbour without waiting for it."""
         if self._program is not None and self._program.failed():
             self._program.join()  # raises what it raised
         self._mailbox.send(self._ports.worker_id, _TURN)
 
     def take_model(self) -> None:
-        """Copies a neighbour's model, for a worker that comes late; keeps its own if none answers."""
+        """Copies a neighbour's model to a worker that joins late; keeps its own if none answers."""
         for peer in self._partners.now():
             if peer not in self._mailbox.peers():
                 continue
@@ -141,7 +141,7 @@ class PairwiseAveraging:
     # The communication program
 
     def handle(self, event: Event | None) -> float | None:
-        """Requests, answers and averages until it is told to end; as `Concurrency.serve` says."""
+        """Handles one event; returns how long to wait for the next, as `Concurrency.serve` expects."""
         exchanges = self._exchanges
         if isinstance(event, Received):
             try:
@@ -215,7 +215,7 @@ class PairwiseAveraging:
                 self._end(orderly=bool(message.number))
 
     def _is_gone(self, peer: int, failed: Request | None) -> None:
-        """A partner can be asked no more; `failed`: the own exchange, if it was with that one."""
+        """A partner accepts no more requests; `failed`: this worker's exchange, if it was with that partner."""
         if failed is not None:
             self._try_another(failed)
         if self._ending is not None:
@@ -240,28 +240,28 @@ class PairwiseAveraging:
             self._exchanges.send(peer, _INVITE)
 
     def _want(self, peer: int | None) -> None:
-        """Once per partner: where gradients are faster than the network, it averages as often as the network can."""
+        """Queues at most one exchange per partner: if gradients outpace the network, the network sets the rate."""
         if peer not in self._wanted:
             self._wanted.append(peer)
         if peer is not None and peer in self._exchanges.aside:
             self._exchanges.ask_about(peer)
 
     def _begin_next(self) -> None:
-        """Begins the next exchange that is wanted, after answering the requests that were held."""
+        """Answers held requests, then begins the next queued exchange."""
         exchanges = self._exchanges
         exchanges.answer_held()
         for wanted in tuple(self._wanted):
             if exchanges.own is not None or not exchanges.has_room():
                 return
             if wanted is not None and wanted in exchanges.aside:
-                continue  # once it is known what became of the last one
+                continue  # until the last exchange with it is resolved
             self._wanted.remove(wanted)
             peer = self._choose() if wanted is None else wanted
             if peer is not None and peer not in self._partners.gone:
                 self._request(peer, len(self._partners.now()) - 1)
 
     def _choose(self) -> int | None:
-        """A partner for an exchange that nobody invited to; None: there is none, or this worker has said that it is done."""
+        """A partner for an exchange without an invitation; None: there is none, or this worker has said that it is done."""
         if self._ending is not None and self._ending.step is not Step.LAST_EXCHANGE:
             return None
         while (peer := self._partners.choose(self._num_requests)) is not None and peer in self._exchanges.aside:
@@ -274,7 +274,7 @@ class PairwiseAveraging:
         self._exchanges.begin(peer, turns_left)
 
     def _try_another(self, failed: Request) -> None:
-        """Asks another partner in place of one that has refused or left, as often as there are partners."""
+        """Asks another partner in place of one that refused or left, at most once per partner."""
         exchanges = self._exchanges
         exchanges.answer_held()
         if failed.turns_left == 0 or (self._ending is not None and self._ending.step is not Step.LAST_EXCHANGE):

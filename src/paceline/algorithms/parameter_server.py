@@ -1,4 +1,4 @@
-"""A parameter server: the vector lies with servers, in shards; workers send gradients and get parameters."""
+"""A parameter server: servers hold the parameters in shards; workers send gradients and get parameters."""
 
 from __future__ import annotations
 
@@ -36,27 +36,26 @@ _RESCALED = "rate=rescaled"
 class ParameterServer(Served):
     """A parameter server: synchronous with backup workers, asynchronous, with bounded clocks, or by rules for unequal workers.
 
-    `sync` makes one update of the first N = workers - backups gradients of every step and drops those that come later, so that
-    up to `backups` slow or dead workers delay nobody. `async` applies each gradient as it comes. `bounded` does so too, but no
+    `sync` makes one update of the first N = workers - backups gradients of every step and drops later ones, so that up to
+    `backups` slow or dead workers delay no step. `async` applies each gradient as it arrives. `bounded` does so too, but no
     worker begins a step while it is more than `clock_bound` steps ahead of the slowest. `rennala` makes an update of every B
-    gradients of the current parameters, from whoever; `ringmaster` applies each that is not too late; `ringleader` applies the
-    mean of the workers' means.
+    gradients of the current parameters, from any workers; `ringmaster` drops gradients that are too late; `ringleader` applies
+    the mean of the workers' means.
 
-    A dead worker is not waited for, one that ends early says goodbye, and one that comes late gets the current parameters. A
-    server that dies is replaced, and goes on from a snapshot; updates since then are lost, counted and reported. With
-    `durability=replica` every update is made exactly once, whichever of the two processes of a shard dies; if both do before
-    another copy is up to date, the run ends and says so. A lone worker needs no server and has none; without a launcher a loop
-    is plain PyTorch, and `apply` does not run.
+    The run goes on without dead workers; a late one starts from the current parameters. A dead server is replaced and resumes
+    from a snapshot; updates since then are lost, counted and reported. With `durability=replica` every update is made exactly
+    once, whichever of a shard's two processes dies; if both die before a new copy is up to date, the run ends with an error. A
+    lone worker has no server; without a launcher a loop is plain PyTorch, and `apply` does not run.
 
-    Costs per step: a gradient sent and the parameters received by every worker; each passes the servers' network, which is the
-    bottleneck when workers are many: use more shards, on machines of their own. The optimizer's state exists once, at the
-    servers. `durability=replica` sends each mean gradient once more, to the copy, which makes the same update while the server
-    does, and keeps parameters and state a second time.
-    Clipping acts on each worker's own gradient as it is sent; in `sync` that is before the mean of N, which one step with the
-    large batch would clip instead (`all-reduce` does; a `ClippingWarning` says so).
-    Use when: workers come and go, or are unequally fast: `sync` with backups where results must be those of large batches,
-    `async` and `bounded` where every gradient should count, `rennala` and `ringmaster` where most workers are many times
-    slower than a few, `ringleader` where each has data of its own.
+    Costs per step: every worker sends a gradient and receives the parameters. All pass the servers' network, the bottleneck
+    with many workers: use more shards, on separate machines. The optimizer's state exists once, at the servers.
+    `durability=replica` also sends each mean gradient to the copy, which makes the same update in parallel and keeps
+    parameters and state a second time.
+    Clipping acts on each worker's own gradient before it is sent; in `sync` that is before the mean of N, whereas one step
+    with the large batch would clip the mean (`all-reduce` does; a `ClippingWarning` says so).
+    Use when: workers come and go, or are unequally fast: `sync` with backups if results must be those of large batches,
+    `async` and `bounded` if every gradient should count, `rennala` and `ringmaster` if most workers are many times slower
+    than a few, `ringleader` if each has its own data.
     When N doubles: `sync` makes half as many updates of twice the batch: see its `rate`; `async` doubles the staleness: lower
     the learning rate.
     Not: `all-reduce`, which needs no server, and every worker; `locked`, whose workers share the memory of one machine.
@@ -65,20 +64,19 @@ class ParameterServer(Served):
         mode: `sync(backups=1)`, `async`, `bounded(clock_bound=4)`, `rennala(gradients=8)`, `ringmaster(threshold=8)` or
             `ringleader`; each has its own options. The last three have one shard.
         shards: servers, each with a contiguous part of the vector.
-        apply: what applies gradients: the user's own optimizer, or a rule of the server's, which overrides it.
-        codec: what gradients look like on their way. What a worker's codec has kept back goes on with a resumed run, and is
-            lost with a worker that dies, which the result's notes say.
-        on_death: a dead worker is not waited for (`shrink`), waited for until it has been replaced (`wait`), or ends the run
-            (`fail`).
-        durability: what outlives a server that dies: its last `snapshot`, or a `replica`, a second copy of its shard in
-            another process, which has every update before its worker is answered, and takes over.
-        snapshot_s: for `snapshot`: a server keeps one so often.
+        apply: the rule that applies gradients: the user's own optimizer, or a server rule, which overrides it.
+        codec: compresses gradients. A worker's error feedback survives a resumed run but not the worker's death, which the
+            result's notes report.
+        on_death: when a worker dies, go on without it (`shrink`), wait for its replacement (`wait`), or end the run (`fail`).
+        durability: what survives a dead server: its last `snapshot`, or a `replica`, a second copy of its shard in another
+            process, which has every update before its worker is answered, and takes over.
+        snapshot_s: for `snapshot`: seconds between a server's snapshots.
         average: decay of a moving average of the parameters and the model's floating-point buffers, such as 0.999, which
-            `train` and `simulate` evaluate in place of the newest; none: there is no average. Costs another vector. Not with
+            `train` and `simulate` evaluate in place of the newest; None: no average. Costs another vector. Not with
             `durability=replica`.
 
-    Differs from the paper: the first shard decides for all which gradients a step of `sync` takes (`quorum=global`), not each
-    for itself; steps are told apart by number, and no tokens are handed out. A dead worker is not waited for.
+    Differs from the paper: the first shard decides for all shards which gradients a step of `sync` takes (`quorum=global`);
+    steps are numbered, so there are no tokens. The run goes on without dead workers.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; `sync` with
         backups is m-synchronous SGD, Begunov and Tyurin 2026, arXiv:2602.03802; for `bounded`
@@ -143,7 +141,7 @@ class ParameterServer(Served):
 
     @property
     def together(self) -> bool:
-        """As the mode has it: in `sync`, the gradients of a step make one update."""
+        """As the mode defines it: in `sync`, the gradients of a step make one update."""
         return self.mode.together
 
     def check(self, num_workers: int) -> None:
@@ -155,7 +153,7 @@ class ParameterServer(Served):
         return super().note(num_workers) or (self.mode.note if num_workers > 1 else "")
 
     def delayed(self, delay: Delay) -> ParameterServer:
-        """The servers let every gradient wait."""
+        """Makes the servers delay every gradient."""
         if isinstance(self.apply, Delayed):
             raise UsageError("This parameter server has a delay already, apply=delayed(...): leave out one of the two.")
         try:
@@ -164,7 +162,7 @@ class ParameterServer(Served):
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
     def weighting(self, num_workers: int) -> str:
-        """Where servers apply the workers' own optimizer to gradients that the mode weights."""
+        """The option that weights gradients, if the servers apply the workers' own optimizer to them."""
         is_weighted = num_workers > 1 and self.mode.follows_times and not self.apply.overrides_optimizer
         return _RESCALED if is_weighted else ""
 
@@ -190,7 +188,7 @@ class ParameterServer(Served):
                 client.tell(replica.optimizer_settings(), replica.optimizer_state)
                 answer = client.push(replica.g, replica.samples)
                 if answer.applied_version > 0:
-                    # What was newest when the gradient was ready, nobody here can know: it is counted from its arrival.
+                    # A worker cannot know the newest version when its gradient was ready: staleness counts from arrival.
                     arrived = min(
                         answer.applied_version, answer.version
                     )  # the earlier one if the rule lets gradients wait
@@ -198,12 +196,12 @@ class ParameterServer(Served):
                 elif answer.applied_version == COUNTED:
                     replica.accrued()
                 else:
-                    if is_counted:  # they are in the update that this one was too late for
+                    if is_counted:  # the waiting gradients are in the update that this one missed
                         replica.settled(read_version + 1)
                     replica.dropped(gradient_version=answer.version)
                 is_counted = answer.applied_version == COUNTED
         finally:
-            if is_counted:  # the next update has them, at the latest that of the last worker to leave
+            if is_counted:  # the next update includes them, at the latest when the last worker leaves
                 replica.settled(client.version + 1)
             client.leave()
         if self.mode.ends_with_update:

@@ -15,13 +15,13 @@ _LONGEST_PAUSE_TURNS = 64
 
 
 class Partners:
-    """A worker's neighbours in the graph: which can be reached, are left alone for a while, or average no more.
+    """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging.
 
     Attributes:
-        turn: number of averages that the worker has asked for: the step of a time-varying graph.
-        ever: all that may be its partners at one step or another, ascending.
-        done: those that begin no more exchanges.
-        gone: those whose averaging has ended, though they may still be reached.
+        turn: number of averages that the worker has requested: the step of a time-varying graph.
+        ever: all neighbours at any step, ascending.
+        done: partners that begin no more exchanges.
+        gone: partners whose averaging has ended, though they may still be reachable.
     """
 
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
@@ -40,19 +40,19 @@ class Partners:
         self.done: set[int] = set()
         self.gone: set[int] = set()
         self._is_late = ports.incarnation > 0
-        self._heard: set[int] = set()  # partners that something has come from since they are there
-        self._returned: set[int] = set()  # partners that have been lost from sight
+        self._heard: set[int] = set()  # partners that have sent a message since they last connected
+        self._returned: set[int] = set()  # partners that were unreachable at some time
         # By partner: the turn that ends its pause, and the pause's length.
         self._pauses: dict[int, tuple[int, int]] = {}
         self._reachable: Set[int] = frozenset()  # as the mailbox last said, and the partners among them
         self._reachable_partners: list[int] = []
 
     def now(self) -> tuple[int, ...]:
-        """The partners at this step, whether they can be reached or not."""
+        """The partners at this step, reachable or not."""
         return self._at_steps[self.turn % len(self._at_steps)]
 
     def possible(self) -> list[int]:
-        """The partners at this step that can be reached, are not gone and not paused."""
+        """The partners at this step that are reachable, not gone and not paused."""
         reachable = self._mailbox.peers()
         if reachable is not self._reachable or len(self._at_steps) > 1:
             self._reachable = reachable
@@ -74,31 +74,31 @@ class Partners:
         return self._random.choice(partners)
 
     def others(self, than: Container[int]) -> list[int]:
-        """The possible partners but some."""
+        """The possible partners except some."""
         return [peer for peer in self.possible() if peer not in than]
 
     def pause(self, peer: int) -> None:
-        """Leaves a partner alone for some turns, each time for twice as many."""
+        """Skips a partner for some turns, each time for twice as many."""
         length = min(_LONGEST_PAUSE_TURNS, 2 * self._pauses.get(peer, (0, 1))[1])
         self._pauses[peer] = (self.turn + length, length)
 
     def hears(self, peer: int) -> None:
-        """Something has come from a partner."""
+        """A partner has sent a message."""
         self._heard.add(peer)
         if self._pauses:
             self._pauses.pop(peer, None)
 
     def may_be_over(self, peer: int) -> bool:
-        """Whether a partner's averaging may have ended before it met this worker, which then was not told."""
+        """Whether a partner may have stopped averaging before it knew this worker, and so could not tell it."""
         return peer not in self._heard and (self._is_late or peer in self._returned)
 
     def leaves(self, peer: int) -> None:
-        """A partner has left, or cannot be reached."""
+        """A partner has left or is unreachable."""
         self._heard.discard(peer)
         self._returned.add(peer)
 
     def is_back(self, peer: int) -> None:
-        """Begins anew with a partner that had left."""
+        """Starts over with a partner that had left."""
         self._pauses.pop(peer, None)
         self.done.discard(peer)
         self.gone.discard(peer)

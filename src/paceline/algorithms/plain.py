@@ -1,4 +1,4 @@
-"""Plain SGD: the program of a worker that nobody else trains beside."""
+"""Plain SGD: the program of a lone worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Step sizes that depend on how stale a gradient is: the gradient's factor for staleness tau.
+"""Staleness-dependent step sizes: a factor on a gradient of staleness tau.
 
-Papers write alpha(tau) for plain SGD; here it is a factor, so that every schedule keeps its own learning rate. It is on the
-gradient: on the rate it would make the optimizer's whole momentum smaller, other gradients with it.
+Papers write alpha(tau) for plain SGD; a factor instead leaves learning rate schedules alone. It scales the gradient: on the
+rate it would also shrink the momentum, and so other gradients.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """A factor on each gradient as a function of its staleness; of optimizers whose steps are linear in it, as SGD's."""
+    """A factor on each gradient as a function of its staleness, for optimizers whose steps are linear in it, such as SGD."""
 
-    #: Whether `scale` asks `ports.staleness`, which is then kept up to date at every update.
+    #: Whether `weight` reads `ports.staleness`, which is then updated at every update.
     needs_counts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class StepSize:
 
     @property
     def option(self) -> str:
-        """What an algorithm has been given, where gradients get other factors than 1."""
+        """The option as the user writes it; empty if all factors are 1."""
         return f"step_size={type(self).__name__.removesuffix('Step').lower()}"
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
@@ -40,7 +40,7 @@ class StepSize:
 
 @dataclass(frozen=True, kw_only=True)
 class FullStep(StepSize):
-    """The same step whatever the staleness."""
+    """The full step at any staleness."""
 
     @property
     def option(self) -> str:
@@ -86,8 +86,8 @@ class TailStep(StepSize):
     """1 + A (1 - 2 F(staleness)): fresh gradients are amplified, stale ones dampened; between 1 - A and 1 + A.
 
     F(tau) is the share of updates so far with a smaller staleness, counted over all workers. Differs from the authors'
-    program, which samples F once, between updates 10 m and 15 m of m workers: here it is kept up to date from the same
-    start on, and the factor is 1 before.
+    program, which samples F once, between updates 10 m and 15 m of m workers: here F is updated from update 10 m on, and
+    the factor is 1 before.
 
     Args:
         amplitude: A, 0 to 1.
