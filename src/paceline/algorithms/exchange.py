@@ -1,27 +1,27 @@
-"""The averages of one worker with others, and what keeps the sum of all models where it is.
+"""Pairwise averages of one worker, and why they preserve the sum of all models.
 
-One exchange joins a worker that requests it, with a snapshot s_i of its parameters, and one that answers with a copy s_j:
+An exchange joins a worker that requests it, with a snapshot s_i of its parameters, and one that answers with a copy s_j:
 
     the answering worker    x_j <- x_j + (s_i - s_j) / 2     s_j copied in the same instant: exactly the pair's mean
     the requesting worker   x_i <- x_i + (s_j - s_i) / 2     when the answer comes
 
-The two changes are opposite, so the sum over all workers never moves, whatever either writes meanwhile, provided that every
-answer is applied by the worker that asked for it, with the snapshot of that very request, however late it comes. So a request
-stays known until it is resolved, by one of these:
+The two changes are opposite, so the sum over all workers never moves, even if either worker writes meanwhile, provided that
+the requesting worker applies every answer, however late, with the snapshot of that request. So a worker keeps a request until
+it is resolved, by one of these:
 
     answer              the partner has made its half, and this worker makes its own
-    busy                neither makes any: the partner has refused, or has dropped the request because it was withdrawn
-    answered            a reply to a withdrawal: an answer was sent before; if it has not come, it was lost with its connection
-    the partner's end   all that it sent has come before; or it died, and its model is gone
+    busy                no half is made: the partner refused the request, or dropped it because it was withdrawn
+    answered            a reply to a withdrawal: an answer was sent earlier; if it is missing, its connection lost it
+    the partner's end   all that it sent has arrived; or it died, and its model is gone
 
 A request whose deadline passes is withdrawn and set aside, and the next exchange does not wait for it. Messages between two
-workers keep their order, so the reply to a withdrawal comes within a round trip, and after the answer if there is one.
+workers keep their order, so the reply to a withdrawal arrives within a round trip, after the answer if there is one.
 
-Two requests of one pair that cross make one exchange, as each worker then has the other's snapshot. The worker of the higher
-id says so: it answers the other's request without a vector, and both use what they were sent. The worker of the lower id keeps
-the request that it got until its own is resolved. Which of the two has been set aside by then does not matter.
+Two crossing requests of one pair make one exchange, as each worker then has the other's snapshot. The worker with the higher
+id answers the other's request without a vector, and both use the snapshots they received. The worker with the lower id keeps
+the other's request until its own is resolved. Either of the two may have been set aside by then.
 
-Nobody can wait in a circle. A worker that waits for an answer refuses requests from higher ids, and holds those from lower ids
+Exchanges cannot deadlock. A worker that waits for an answer refuses requests from higher ids, and holds those from lower ids
 until its own exchange is over: a chain of waiting workers has ascending ids, and cannot close.
 """
 
@@ -41,7 +41,7 @@ from paceline.ports.shared import ReplicatedParameters
 __all__ = ["Exchanges", "Request"]
 
 _MOST_ASIDE = 4  # each keeps a snapshot; a worker with so many begins no more exchanges until one is resolved
-_INCARNATION_NUMBERS = 1 << 40  # an answer to a dead worker's request must not look like one to its successor's
+_INCARNATION_NUMBERS = 1 << 40  # numbers of a dead worker's requests must not recur at its successor
 
 
 @dataclass(slots=True)
@@ -53,10 +53,10 @@ class Request:
     snapshot: torch.Tensor  # (P,)
     begun_s: float
     until_s: float  # then it is withdrawn
-    turns_left: int  # partners that may yet be tried for this turn
-    theirs: Message | None = None  # a request of the peer's, of a higher id, that has crossed this one
-    asked: bool = False  # whether the peer was asked what became of it
-    is_cut: bool = False  # whether the peer was lost from sight since, and messages with it
+    turns_left: int  # partners still to try for this turn
+    theirs: Message | None = None  # a crossing request of the peer, which has the higher id
+    asked: bool = False  # whether the peer was asked how it was resolved
+    is_cut: bool = False  # whether the peer became unreachable since, so that messages may be lost
 
 
 class Exchanges:
@@ -65,11 +65,11 @@ class Exchanges:
     Args:
         ports: this worker's.
         lock: held while a program reads or writes `ports.shared.x`.
-        deadline: how long to wait for an answer; it learns from every answer, the late ones included.
+        deadline: how long to wait for an answer; it learns from every answer, including late ones.
 
     Attributes:
         own: the exchange whose answer this worker waits for.
-        aside: by partner, the one request to it that is not waited for any more and is not resolved yet.
+        aside: by partner, its unresolved request that this worker no longer waits for.
         held: requests from lower ids, to be answered when the own exchange is over.
     """
 
@@ -90,7 +90,7 @@ class Exchanges:
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
         self.held: list[tuple[int, Message]] = []
         self._answered: dict[int, int] = {}  # by partner: its last request that was answered
-        # By partner: its withdrawn request, of which it could not be told what became.
+        # By partner: its withdrawn request whose outcome could not be sent.
         self._untold: dict[int, int] = {}
 
     # Requesting
@@ -125,33 +125,33 @@ class Exchanges:
         self.ask_about(own.peer)
 
     def ask_about(self, peer: int) -> None:
-        """Lets a partner say, once, what became of the request to it that was set aside."""
+        """Asks a partner, once, about the outcome of the request that was set aside."""
         request = self.aside[peer]
         if not request.asked:
             request.asked = self.send(peer, Message("withdraw", request.number))
 
     def ask_about_all(self) -> None:
-        """The same of all partners that can be reached."""
+        """`ask_about` for every reachable partner."""
         for peer in self.expected():
             self.ask_about(peer)
 
     def expected(self) -> list[int]:
-        """The partners that can be reached and have yet to say what became of a request."""
+        """The reachable partners with an unresolved request."""
         if not self.aside:
             return []
         reachable = self._mailbox.peers()
         return [peer for peer in self.aside if peer in reachable]
 
     def give_up(self) -> None:
-        """Counts what is not resolved at this worker's end."""
+        """Counts the requests left unresolved when this worker ends."""
         self._counts.unresolved_exchanges += len(self.aside)
         self.aside.clear()
 
     def answered(self, received: Received) -> None:
-        """An answer has come: makes this worker's half.
+        """Makes this worker's half when an answer arrives.
 
         Raises:
-            MalformedMessageError: it has another vector than this worker's.
+            MalformedMessageError: the answer's vector does not match this worker's.
         """
         peer, _, answer = received
         if answer.x is not None:
@@ -172,12 +172,12 @@ class Exchanges:
             self._refuse(peer, theirs)
 
     def refused(self, peer: int, number: int, *, was_answered: bool = False) -> Request | None:
-        """No answer will come; returns the own exchange if it was that.
+        """Ends a request without an answer; returns the own exchange if it was that.
 
         Args:
             peer: the partner that says so.
             number: the request's.
-            was_answered: it has made its half, and its answer was lost with the connection.
+            was_answered: the partner has made its half, and its answer was lost with the connection.
         """
         own = self.own
         request = self._resolve(peer, number)
@@ -207,10 +207,10 @@ class Exchanges:
     # Answering
 
     def requested(self, received: Received) -> bool:
-        """Answers a request, refuses it, or keeps it until the own exchange is over; whether it has answered.
+        """Answers a request, refuses it, or holds it until the own exchange is over; returns whether it was answered.
 
         Raises:
-            MalformedMessageError: it is none.
+            MalformedMessageError: its vector does not match this worker's.
         """
         peer, _, request = received
         checked_vector(received, self._x)
@@ -234,7 +234,7 @@ class Exchanges:
             self._answer(*self.held.pop(0))
 
     def withdrawn(self, peer: int, number: int) -> None:
-        """Says what became of a request, and drops it if it was not answered."""
+        """Tells the outcome of a withdrawn request, and drops it if it was not answered."""
         self._drop_held(peer)
         if not self.send(peer, Message("answered" if number <= self._answered.get(peer, -1) else "busy", number)):
             self._untold[peer] = number
@@ -260,7 +260,7 @@ class Exchanges:
         return True
 
     def _answer_crossed(self, peer: int, request: Message, own: Request) -> bool:
-        """Answers with the snapshot that the other worker has from this one's own request already."""
+        """Answers without a vector: this worker's own request has already sent its snapshot."""
         assert request.x is not None
         with self._lock:
             if not self.send(peer, Message("answer", request.number, version=own.number)):
@@ -275,9 +275,9 @@ class Exchanges:
     def left(self, event: PeerLeft) -> Request | None:
         """A partner has left; returns the own exchange if it was with that one."""
         peer = event.peer
-        if event.reason == "ended":  # all that it sent has come before
+        if event.reason == "ended":  # all that it sent has arrived
             return self.gone(peer)
-        self._drop_held(peer)  # it asks what became of them, should it come back
+        self._drop_held(peer)  # if it comes back, it asks for their outcome
         own = self.own if self.own is not None and self.own.peer == peer else None
         if own is not None:
             self._set_aside(own)
@@ -295,10 +295,10 @@ class Exchanges:
             self.ask_about(peer)
 
     def gone(self, peer: int) -> Request | None:
-        """A partner averages no more, and all that it sent has come; returns the own exchange if it was with that one."""
+        """A partner has stopped averaging, and all its messages have arrived; returns the own exchange if it was with it."""
         self._drop_held(peer)
         request = self.aside.pop(peer, None)
-        if request is not None and request.is_cut:  # an answer may have been lost when it was out of sight
+        if request is not None and request.is_cut:  # an answer may have been lost while it was unreachable
             self._counts.unresolved_exchanges += 1
         own = self.own
         if own is None or own.peer != peer:
@@ -318,7 +318,7 @@ class Exchanges:
         self._counts.averages += 1
 
     def send(self, to: int, message: Message) -> bool:
-        """Whether the message is on its way."""
+        """Sends a message; returns whether the peer was reachable."""
         try:
             self._mailbox.send(to, message)
         except PeerLostError:

@@ -1,16 +1,15 @@
-"""The end of a worker's averaging: one more exchange, then the others' last ones, and no answer is left behind.
+"""The end of a worker's averaging: a last exchange of its own, then the others', without losing an answer.
 
-1. A worker that ends makes one more exchange, so that its own model is not left as its last gradient made it. If it only
-   answers, it invites a neighbour to request one.
-2. It tells its neighbours that it is done: it begins no more exchanges, unless it is invited to one.
-3. It answers until all its neighbours are done, for a second at most, and until it knows what became of every request that was
-   set aside: what a partner has added to its model, this worker has to take from its own.
-4. It tells the neighbours that are not done that it is gone. They ask another one at once, and know that a request which is
-   not answered by then never will be.
+1. A worker that ends makes one more exchange, so that its model is averaged after its last gradient. If it only answers, it
+   invites a neighbour to request one.
+2. It tells its neighbours that it is done: it begins no more exchanges, unless invited.
+3. It answers until all its neighbours are done, for a second at most, and until every request that was set aside is resolved:
+   it must subtract from its own model what a partner has added to another.
+4. It tells the neighbours that are not done that it is gone. They ask another one at once, and know that an unanswered request
+   will never be answered.
 
-Nobody waits in a circle here either. A last exchange is like any other, and what the third step waits for is said by programs
-that wait for nothing but the next message, also in their own third step. After an exception a worker leaves out the first
-step, and does not stay for the others' last exchanges.
+This cannot deadlock either. A last exchange is like any other, and step 3 waits only for programs that handle messages as they
+arrive, even in their own step 3. After an exception a worker skips step 1, and does not stay for the others' last exchanges.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from paceline.ports.shared import SharedParameters
 __all__ = ["Ending"]
 
 _FEW = 16  # partners for whose last exchanges a worker stays
-_MANY = 256  # above, only those are told of a worker's end that have exchanged with it
+_MANY = 256  # above, a worker tells only partners that have exchanged with it
 _STAY_S = 1.0
-_LEAST_RESOLVE_S = 300.0  # only a partner that hangs, and so holds the whole run up, is silent for so long
-_RESOLVE_DEADLINES = 10  # or longer, where round trips are
-_SILENT_S = 30.0  # for a partner that may have ended without this worker's knowing
+_LEAST_RESOLVE_S = 300.0  # only a hanging partner, which holds up the whole run, is silent for so long
+_RESOLVE_DEADLINES = 10  # or this many deadlines, if longer
+_SILENT_S = 30.0  # for a partner that may have ended unnoticed
 _LAST_INVITE, _DONE, _GONE = Message("invite", 1), Message("done"), Message("gone")
 
 
@@ -44,12 +43,12 @@ class Step(Enum):
 
 
 class Ending:
-    """What a worker does at its end, beside what it always does.
+    """The ending of one worker's averaging.
 
     Args:
         partners: of this worker.
         exchanges: of this worker.
-        deadline: how long to wait for a request that was invited.
+        deadline: how long to wait for an invited request.
         ports: of this worker.
         requests: whether it begins exchanges; otherwise it invites others to.
         orderly: whether it averages once more; not after an exception.
@@ -74,7 +73,7 @@ class Ending:
         self._now_s = ports.clock.now_s
         self._stays = orderly and len(partners.ever) <= _FEW
         self._invited: set[int] = set()  # to a last exchange: they may request it though they are done
-        self._awaited: tuple[int, float] | None = None  # whose request is to be the last exchange, and until when
+        self._awaited: tuple[int, float] | None = None  # the invited partner, and until when to wait for its request
         self._stay_until_s = self._resolve_until_s = self._silent_until_s = -math.inf
         self.step = Step.LAST_EXCHANGE
         if orderly and not requests:
@@ -88,17 +87,17 @@ class Ending:
             self._awaited = peer, self._now_s() + self._deadline.value_s
 
     def answered(self) -> None:
-        """A request was answered: that was the last exchange, whichever partner was invited."""
+        """A request was answered: it counts as the last exchange, even if another partner was invited."""
         self._awaited = None
 
     def is_gone(self, peer: int) -> None:
-        """A partner averages no more: if its request was awaited, another's is."""
+        """A partner has stopped averaging: if its request was awaited, invites another one."""
         self._invited.discard(peer)
         if self._awaited is not None and self._awaited[0] == peer:
             self._invite()
 
     def go_on(self) -> float | None:
-        """Goes on where no own exchange is under way; for how many seconds to wait for what comes, or None: it is over."""
+        """Continues the ending between own exchanges; returns the seconds to wait for messages, or None once it is over."""
         now_s = self._now_s()
         if self._awaited is not None:
             if now_s < self._awaited[1]:
@@ -126,11 +125,11 @@ class Ending:
                     self._exchanges.send(peer, _DONE)
 
     def _stay_s(self, now_s: float) -> float:
-        """For how long it stays for others' last exchanges."""
+        """Seconds to stay for others' last exchanges."""
         return self._stay_until_s - now_s if self._stays and self._unfinished() else 0.0
 
     def _resolve_s(self, now_s: float) -> float:
-        """For how long it waits to know what became of its requests."""
+        """Seconds to wait for the outcome of its requests."""
         expected = self._exchanges.expected()
         if not expected:
             return 0.0

@@ -1,7 +1,7 @@
 """Whose gradients become an update, and when: in sync with backup workers, asynchronously, or with bounded clocks.
 
-An admission is one shard's. It holds no vector and knows no message: the shard tells it who takes part, what has arrived and
-what it has applied, and asks. So it runs alike in a server, in the simulator and in a test of 100,000 updates.
+Each shard has its own admission, which holds no vectors and handles no messages: the shard reports members, arrivals and
+updates, and asks. So it runs alike in a server, in the simulator and in a test of 100,000 updates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENOUGH = 3
 
 
 class Verdict(Enum):
-    """What becomes of a gradient that has arrived."""
+    """The decision on a gradient that has arrived."""
 
     APPLY = "apply"  # now, by itself
     HOLD = "hold"  # until `complete` names its worker
@@ -31,33 +31,33 @@ class Verdict(Enum):
 
 
 class Admission:
-    """Decides for one shard. As it is here, every gradient is applied as it arrives, and nobody waits.
+    """Decides for one shard. This base class applies every gradient as it arrives, without waiting.
 
     Attributes:
         backups: workers whose gradients this step can do without.
-        incomplete: updates that were made of other gradients than shard 0's.
-        absent: workers that take part, and bring nothing until the others have come where they wait.
+        incomplete: updates made of other gradients than shard 0's.
+        absent: members that send nothing until the others have reached the meeting where they wait.
     """
 
-    times_workers: ClassVar[bool] = False  # whether `timed` is to be called
+    times_workers: ClassVar[bool] = False  # whether the shard must call `timed`
 
     backups = incomplete = 0
     absent: frozenset[int] = frozenset()
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """A worker takes part from now on, with its update after `sequence`; what it brought before is forgotten."""
+        """A worker joins, with its update after `sequence`; its earlier gradients are forgotten."""
 
     def leave(self, worker_id: int) -> None:
-        """A worker takes part no more: it has no more data, or it is dead. What it brought still counts."""
+        """A worker leaves: it has no more data, or is dead. Its gradients still count."""
 
     def admit(self, update: UpdateInfo) -> Verdict:
-        """What becomes of an update."""
+        """Decides on a gradient."""
         return Verdict.APPLY
 
     def complete(self) -> tuple[int, ...] | None:
-        """The workers whose held gradients make one update now, in the order of their ids; None as long as none is due.
+        """The workers whose held gradients make one update now, by ascending id; None if no update is due.
 
-        () ends a step whose gradients are lost with their workers.
+        () ends a step whose gradients died with their workers.
         """
         return None
 
@@ -65,48 +65,48 @@ class Admission:
         """An update was applied; `update.worker_id` is the lowest of those that made it."""
 
     def over(self, version: int) -> None:
-        """The step that led to `version` is over; one that a successor begins with as well."""
+        """The step that led to `version` is over; a successor also calls it at its start."""
 
     def may_read(self, worker_id: int) -> bool:
         """Whether a worker may have parameters for its next gradient."""
         return True
 
     def clock(self, worker_id: int) -> int:
-        """The number after which a worker's updates are to be counted here, where it is above that of its last one."""
+        """The number from which this shard counts a worker's updates, if above that of its last one."""
         return 0
 
     def told(self, worker_id: int, sequence: int) -> None:
-        """A worker has sent so many updates, though some are not here: a dead server had answered them."""
+        """A worker has sent `sequence` updates; some were answered by a dead server and are not here."""
 
     def timed(self, worker_id: int, round_trip_s: float) -> None:
-        """A worker's gradient came so long after it had been given the parameters, in time or too late."""
+        """A worker's gradient arrived, in time or late, `round_trip_s` after the worker was sent the parameters."""
 
     def past(self, worker_id: int) -> None:
-        """A worker waits for the next step, and so brings nothing for this one."""
+        """A worker waits for the next step, and so sends no gradient for this one."""
 
     def weight(self, worker_id: int) -> float:
         """The factor on a worker's gradients."""
         return 1.0
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
-        """Shard 0 has decided whose gradients make a step; (): it has died since, and nobody knows."""
+        """Shard 0 has chosen whose gradients make a step; (): the choice died with its server."""
 
     def state(self) -> dict[str, Any]:
-        """What a successor needs."""
+        """The state for a successor."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` gave."""
+        """Restores what `state` returned."""
 
 
 class Recent(Admission):
-    """Every gradient is applied that comes fewer than so many updates late; its worker goes on with the newest parameters.
+    """Applies gradients that are fewer than R updates late, drops the others; workers go on with the newest parameters.
 
     Args:
-        threshold: R; 1 admits gradients of the current version only. Or what measures it: then that of the moment.
+        threshold: R; 1 admits only gradients of the current version. Or a meter, whose current number is used.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
-        ICML 2025, arXiv:2501.16168 (without stops: a gradient under way is finished, and judged as it comes).
+        ICML 2025, arXiv:2501.16168 (without stops: a gradient under way is finished, and judged on arrival).
     """
 
     def __init__(self, threshold: int | NoiseMeter) -> None:
@@ -118,15 +118,15 @@ class Recent(Admission):
 
 
 class WeightByTime(Admission):
-    """Every gradient is applied as it arrives, multiplied by its worker's time per gradient, in proportion to all workers'.
+    """Applies every gradient as it arrives, scaled in proportion to its worker's time per gradient.
 
     A worker that takes t_i per gradient makes 1 / t_i of them; its factor is t_i (1/n) sum_j 1 / t_j. So all workers move the
     parameters equally far in the same time, and the mean factor over all gradients is 1. A time is the median of the last
-    round trips, so that a pause makes no long step. The first one has the worker's start in it and is left out; a factor is 1
-    until three more have come.
+    round trips, so that a pause does not cause a long step. The first round trip includes the worker's start and does not
+    count; the factor is 1 until three more have arrived.
 
     Reference: "Rescaled Asynchronous SGD: Optimal Distributed Optimization under Data and System Heterogeneity", 2026,
-        arXiv:2605.13434, which takes times as known; how they are measured, and that the factors' mean is 1, is our own.
+        arXiv:2605.13434, which takes times as known; our own are their measurement and the factors' mean of 1.
     """
 
     times_workers: ClassVar[bool] = True
@@ -152,7 +152,7 @@ class WeightByTime(Admission):
         self._times_s.pop(worker_id, None)
 
     def weight(self, worker_id: int) -> float:
-        """t_i (1/n) sum_j 1 / t_j, over those whose times are known; 1 where the worker's is not, or no time passes."""
+        """t_i (1/n) sum_j 1 / t_j, over the workers with known times; 1 if this worker's is unknown, or no time passes."""
         times_s = self._times_s
         if worker_id not in times_s or not min(times_s.values()):
             return 1.0
@@ -170,27 +170,27 @@ class WeightByTime(Admission):
 class Clocks(Admission):
     """Stale synchronous parallel: no worker begins a step while it is more than `clock_bound` steps ahead of the slowest.
 
-    A worker's clock is the number of its last update. The bound's promise: what a worker reads at clock c has all updates of
-    all workers up to number c - s. With several shards each keeps clocks, so that the promise holds for what each sends, and
-    no message is sent for it. Clocks are bounded, not versions: between two updates of the slowest worker each of the n - 1
-    others may apply up to 2 s + 1, so the staleness in versions is larger, up to (2 s + 1)(n - 1).
+    A worker's clock is the number of its last update. The guarantee: what a worker reads at clock c includes all updates of
+    all workers up to number c - s. Each shard keeps its own clocks, so the guarantee holds for each shard's parameters without
+    extra messages. Clocks are bounded, not versions: between two updates of the slowest worker each of the n - 1 others may
+    apply up to 2 s + 1, so the staleness in versions is larger, up to (2 s + 1)(n - 1).
 
-    Workers cannot wait for each other in a circle, one here and one at another shard. A worker sends its update to all shards
-    before it waits at any, and an update counts as it comes, whoever waits. So once what is under way has come, clocks are the
-    same at all shards, and the slowest worker may read at each of them. Three things could set shards apart, and do not:
+    Workers that wait at different shards cannot deadlock. A worker sends its update to all shards before it waits at any, and
+    an update counts on arrival, even if its worker waits. So once all messages have arrived, clocks are equal at all shards,
+    and the slowest worker may read at each. Three events could set shards apart, and do not:
 
-    - A worker that joins late begins at the slowest clock of the others. That differs from shard to shard, by what is under
-      way: each tells its own, and the worker counts on from the greatest, and asks the others again with that. Until its first
-      update it is the slowest everywhere. One that was taken for dead, and is not, is told likewise.
-    - A server's successor knows the clocks of its snapshot. Workers whose updates wait for an answer send them again; others
-      tell it the number of their last as they hear of it, at whichever shard they wait.
-    - A worker that has left is waited for nowhere, once all shards have heard; nor is one that is in `worker.sum`.
+    - A late worker begins at the slowest clock of the others, which messages under way make differ between shards. Each shard
+      reports its own; the worker counts on from the greatest, and asks the others again with that. Until its first update it
+      is the slowest everywhere. A worker wrongly taken for dead rejoins in the same way.
+    - A server's successor knows the clocks of its snapshot. Workers whose updates are unanswered send them again; others tell
+      it the number of their last update when they notice it, at any shard where they wait.
+    - No shard waits for a worker that has left, once it knows; nor for one in `worker.sum`.
 
-    A worker that joins at a successor which has not heard of the others yet begins at the snapshot's clocks; they wait for it.
+    A worker that joins at a successor before the others have reported begins at the snapshot's clocks; the others wait for it.
 
     Args:
-        clock_bound: s, from 0, which is as good as a barrier.
-        workers: those that take part from the beginning.
+        clock_bound: s, from 0, which acts as a barrier.
+        workers: members at the start.
 
     Reference: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
     """
@@ -198,10 +198,10 @@ class Clocks(Admission):
     def __init__(self, clock_bound: int, workers: Iterable[int]) -> None:
         self._bound = clock_bound
         self.clocks = dict.fromkeys(workers, 0)
-        self._slowest = 0  # clock before the last one left: where somebody would join whom nobody waits for
+        self._slowest = 0  # the clock at which a worker joins if there are no others
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """A worker joins at the slowest clock of the others, if it is not ahead of that already."""
+        """A worker joins at the slowest clock of the others, unless it is ahead of that."""
         self.leave(worker_id)
         self.clocks[worker_id] = max(sequence, min(self.clocks.values(), default=self._slowest))
 
@@ -214,7 +214,7 @@ class Clocks(Admission):
         self.told(update.worker_id, update.sequence)
 
     def told(self, worker_id: int, sequence: int) -> None:
-        """The worker's clock is this, if it takes part; a clock never goes back."""
+        """Advances a member's clock to `sequence`; a clock never goes back."""
         if worker_id in self.clocks:
             self.clocks[worker_id] = max(self.clocks[worker_id], sequence)
 
@@ -238,13 +238,12 @@ class Clocks(Admission):
 class Quorum(Admission):
     """One update from the first gradients of each step; those of another step are dropped.
 
-    What decides is equality of the step's number: no token is handed out that could run out, and a worker that was late once
-    loses that gradient and no other. As long as `target` workers are there, so many make an update. With fewer, all of them
-    do: a worker that ends early or dies never leaves the others waiting.
+    Only the step's number decides: there are no tokens to run out, and a late worker loses only that gradient. `target`
+    workers make an update; if fewer are left, all of them do: a worker that ends early or dies never blocks the others.
 
     Args:
         target: N, gradients per update.
-        workers: all that take part, N + b of them.
+        workers: all members, N + b of them.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 3 and 4.
     """
@@ -252,7 +251,7 @@ class Quorum(Admission):
     def __init__(self, target: int, workers: Iterable[int]) -> None:
         self._target = target
         self._members = set(workers)
-        self._arrived: list[int] = []  # workers whose gradients of this step are here, in the order of their arrival
+        self._arrived: list[int] = []  # workers whose gradients of this step have arrived, in order
 
     @property
     def size(self) -> int:
@@ -261,7 +260,7 @@ class Quorum(Admission):
 
     @property
     def arrived(self) -> tuple[int, ...]:
-        """The workers whose gradients of this step are here."""
+        """The workers whose gradients of this step have arrived."""
         return tuple(self._arrived)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
@@ -289,17 +288,17 @@ class Quorum(Admission):
 
 
 class AutoQuorum(Quorum):
-    """`Quorum` that chooses the number of backup workers again and again, from the times of the gradients that have come.
+    """A `Quorum` that keeps adjusting the number of backup workers to the measured gradient times.
 
-    Begins without backups, and chooses for the first time after `every_steps` steps.
+    Begins without backups; first chooses after `every_steps` steps.
 
     Args:
-        workers: all that take part.
+        workers: all members.
         every_steps: between two choices.
 
     Attributes:
         backups: b of this step.
-        steps_with: how many steps have been made with each b.
+        steps_with: the number of steps made with each b.
     """
 
     times_workers: ClassVar[bool] = True
@@ -328,7 +327,7 @@ class AutoQuorum(Quorum):
         self._aim()
 
     def applied(self, update: UpdateInfo) -> None:
-        """Counts the step; the next one has perhaps another number of backups."""
+        """Counts the step, and may change the number of backups for the next."""
         self.steps_with[self.backups] = self.steps_with.get(self.backups, 0) + 1
         self._controller.step_done(self._steps)
         self._steps += 1
@@ -340,11 +339,11 @@ class AutoQuorum(Quorum):
 
 
 class Follower(Quorum):
-    """A shard that takes the workers that shard 0 chose, so that all shards apply the same gradients in a step.
+    """Follows shard 0's choice of workers, so that all shards apply the same gradients in a step.
 
-    Where a chosen worker died between its messages to two shards, this shard's update is made without it. Where all of them
-    did, or where shard 0 died and its choice is not known, it is made by those that are here; if there are none, the
-    step ends without an update.
+    If a chosen worker died between its messages to two shards, this shard updates without it. If all chosen workers did, or if
+    shard 0 died with its choice, this shard uses the gradients that have arrived; if there are none, the step ends without an
+    update.
     """
 
     def __init__(self, target: int, workers: Iterable[int]) -> None:
@@ -354,16 +353,16 @@ class Follower(Quorum):
         self.step = 0
 
     def past(self, worker_id: int) -> None:
-        """A gradient of this step that is not here has died with the process that the worker had."""
+        """The worker waits for the next step: if its gradient of this step is missing, it died with the earlier process."""
         self._past.add(worker_id)
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
-        """What shard 0 has decided; of steps that are over, nothing is kept."""
+        """Notes shard 0's choice; ignores steps that are over."""
         if step >= self.step:
             self._chosen[step] = workers or self._chosen.get(step, ())
 
     def complete(self) -> tuple[int, ...] | None:
-        """The chosen workers, once the gradients of all that are still there have come."""
+        """The chosen workers, once the gradients of all that are still alive have arrived."""
         if self.step not in self._chosen:
             return None
         chosen = self._chosen[self.step]

@@ -1,4 +1,4 @@
-"""How a shard applies a gradient to its part of the vector: what every rule is, and the rules without second moments."""
+"""How a shard applies a gradient to its part of the vector: the base classes, and the rules without second moments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WHAT = "the servers' state"  # of a checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyRule:
-    """A rule by which gradients become updates; immutable, and so fit for a spec. `start` makes what keeps its state."""
+    """A rule that applies gradients; immutable, so that a spec can hold it. `start` makes the stateful `Applier`."""
 
-    #: Whether a gradient that is multiplied by c counts c times as much, now and later; of `user`, `check_linear` says so.
+    #: Whether scaling a gradient by c scales its effect by c, now and later; for `user`, see `check_linear`.
     is_linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -30,12 +30,12 @@ class ApplyRule:
 
     @property
     def default_learning_rate(self) -> float | None:
-        """The learning rate to begin with where the user names none, of a rule whose steps are not sized like SGD's."""
+        """The default learning rate of a rule whose steps are not sized like SGD's."""
         return None
 
     @property
     def overrides_optimizer(self) -> bool:
-        """Whether it steps in the place of the workers' own optimizer."""
+        """Whether it replaces the workers' own optimizer."""
         return True
 
     @property
@@ -49,18 +49,18 @@ class ApplyRule:
 
 
 class Applier:
-    """A rule at work on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`.
+    """A rule's state on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`.
 
     Attributes:
-        keeps_reads: whether `read` leaves something here that `apply` needs; then `reads` and `load_reads` hand it over.
-        leaves_out: whether `apply` itself sees to elements without a gradient; if not, `update` puts them back as they were.
+        keeps_reads: whether `read` stores something that `apply` needs; then `reads` and `load_reads` hand it over.
+        leaves_out: whether `apply` itself skips elements without a gradient; if not, `update` restores them.
     """
 
     keeps_reads: ClassVar[bool] = False
-    copies_state: ClassVar[bool] = False  # whether the tensors of `state` are nobody else's
+    copies_state: ClassVar[bool] = False  # whether `state` returns copies
     leaves_out: ClassVar[bool] = False
 
-    #: So many updates later than the one that it was given for will the last gradient be applied.
+    #: By how many updates the last gradient is delayed.
     postponed: int = 0
 
     def __init__(self, **state: Tensor) -> None:
@@ -68,7 +68,7 @@ class Applier:
 
     @property
     def innermost(self) -> Applier:
-        """What steps in the end, where rules are wrapped around it."""
+        """The applier inside all wrappers."""
         return self
 
     def apply(
@@ -81,14 +81,14 @@ class Applier:
             gradient: mean over the update's samples.
             info: where it comes from.
             learning_rate: the current one.
-            echo: what `read` gave with the parameters that the gradient was computed at; only where the rule `echoes`.
+            echo: what `read` returned with the parameters that the gradient was computed at; only if the rule `echoes`.
         """
         raise TypeError(f"{type(self).__name__} must define apply")
 
     def update(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
-        """`apply`, which leaves elements without a gradient, and their state, as they are: no momentum, no decay."""
+        """`apply`, except that elements without a gradient keep their values and state: no momentum, no decay."""
         missing = () if self.leaves_out else info.missing
         vectors = [x, *(one for one in self._state.values() if one.dim())] if missing else []
         kept = [(part, part.clone()) for first, last in missing for part in (one[first:last] for one in vectors)]
@@ -97,10 +97,10 @@ class Applier:
             part.copy_(before)
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
-        """To be called whenever the shard's vector is handed to a worker.
+        """Call whenever the shard's vector is handed to a worker.
 
         Returns:
-            What travels with it, live: copy or send it before the next `apply`. None where the rule does not echo.
+            The vector to send along, live: copy or send it before the next `apply`. None if the rule does not echo.
         """
         return None
 
@@ -109,7 +109,7 @@ class Applier:
         return True
 
     def forget(self, worker_id: int) -> None:
-        """A worker has left, or has been started again: what was kept for its next gradient can go."""
+        """Discards what was kept for the next gradient of a worker that has left or restarted."""
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors of a snapshot. One dimension: a number per element of the shard; none: one for all of it."""
@@ -126,7 +126,7 @@ class Applier:
             own.copy_(state[name])
 
     def reads(self) -> dict[str, Tensor]:
-        """What `read` has left, live; a second copy of the shard begins with it, a snapshot leaves it out."""
+        """The live tensors that `read` stored; a second copy of the shard starts with them, a snapshot omits them."""
         return {}
 
     def load_reads(self, reads: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Shard 0's word to the other shards whose gradients make a step."""
+"""Shard 0 tells the other shards which workers' gradients make a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Choices"]
 
 
 class Choices:
-    """Tells the followers each choice, and the last one again to those that come back. Costs a message per step and follower.
+    """Sends followers each choice, and the last one again to those that return. Costs a message per step and follower.
 
-    A follower is never behind by two steps, as its workers wait for all shards: so the last choice is all that it can need.
+    A follower is never two steps behind, as its workers wait for all shards, so it can miss the last choice only.
     """
 
     def __init__(self, ports: Ports[SharedParameters], *, are_made: bool) -> None:
@@ -33,14 +33,14 @@ class Choices:
             self._last = Message("choice", step, x=torch.tensor([*workers], dtype=torch.int64))
 
     def tell(self, mailbox: Mailbox, followers: Iterable[int] | None = None) -> None:
-        """Tells these followers, or all, of the last choice; those that have left are told when they are back."""
+        """Sends these followers, or all, the last choice; those that have left get it when they return."""
         if self._last is not None:
             for follower in self._followers if followers is None else self._followers.intersection(followers):
                 with contextlib.suppress(PeerLostError):
                     mailbox.send(follower, self._last)
 
     def take_over(self, version: int, mailbox: Mailbox) -> None:
-        """A successor, at this version, tells the last choice; where that died with its predecessor, that nobody knows it."""
+        """A successor at this version repeats the last choice, or reports it lost if it died with the predecessor."""
         step = version - 1
         if step >= 0 and (self._last is None or self._last.number != step):
             self.make(step, ())

@@ -27,28 +27,28 @@ _PUSHES = ("push", "push-only")
 
 
 class Answer(NamedTuple):
-    """What became of an update, as the first shard tells it."""
+    """The outcome of an update, as the first shard reports it."""
 
     applied_version: int  # -1: it was dropped
-    version: int  # that the parameters in `Client.x` are
+    version: int  # of the parameters in `Client.x`
 
 
 class Client:
     """Sends updates to all shards and waits for their answers.
 
-    A server that dies is waited for: once another takes its place, it is sent again what was not answered. It knows by the
-    sequence number whether it has applied that already. Where its predecessor had answered, it is told the number of this
-    worker's last update, while this worker waits for the others.
+    If a server dies, the client waits for its successor and resends what was not answered. The sequence number tells the
+    successor whether it has applied that already. If its predecessor had answered, the client sends it the number of this
+    worker's last update while it waits for the other shards.
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
-        codec: what gradients look like on their way.
-        aligned: whether all shards' parameters must be of one version: where a step is the same for all of them.
+        codec: compresses gradients.
+        aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
 
     Attributes:
         x: the parameters (P,).
-        version: theirs, as the first shard counts.
-        sequence: number of the last update; they count from 1, or on from what the servers tell a worker that comes late.
+        version: their version, as the first shard counts.
+        sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
     def __init__(self, ports: Ports[ServedParameters], codec: Codec | None = None, *, aligned: bool = False) -> None:
@@ -77,17 +77,17 @@ class Client:
         self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
 
     def join(self) -> None:
-        """Takes part from now on; waits for the parameters.
+        """Joins the run; waits for the parameters.
 
         Raises:
-            RunStopped: the run has ended before a server began.
+            RunStopped: the run ended before a server started.
         """
         self._exchange([Message("join") for _ in self._shards], in_order=True)
 
     def tell(self, settings: OptimizerSettings, state: Callable[[], dict[str, torch.Tensor]] = dict) -> None:
-        """Tells the servers which optimizer applies this worker's gradients, where that has changed.
+        """Tells the servers which optimizer applies this worker's gradients, if that has changed.
 
-        At first with the `state` that it has come with, as vectors (P,): the first that a server hears is its own.
+        The first call also sends the optimizer's loaded `state`, as vectors (P,); a server keeps the first it receives.
         """
         if settings != self._settings:
             if self._settings is not None and settings.name != self._settings.name:
@@ -108,9 +108,9 @@ class Client:
             self._send(shard, Message("state", x=state_to_bytes(state, self._ranges[shard])))
 
     def push(self, gradient: torch.Tensor, num_samples: int, *, fetch: bool = True) -> Answer:
-        """Sends a gradient (P,), the mean over so many samples, and waits for the parameters for the next one.
+        """Sends a gradient (P,), the mean over `num_samples`, and waits for the parameters for the next one.
 
-        Without `fetch` it waits for the decision on the gradient alone: `x` and `version` stay as they are.
+        Without `fetch`, waits only for the decision on the gradient: `x` and `version` stay unchanged.
         """
         self.sequence += 1
         kind = "push" if fetch else "push-only"
@@ -128,13 +128,13 @@ class Client:
         self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._shards])
 
     def meet(self) -> None:
-        """This worker waits from now on where all meet: no server lets another wait for it meanwhile."""
+        """Announces that this worker waits at a meeting of all workers, so that servers let no other wait for it."""
         self._num_fetches += 1
         self._request(dict.fromkeys(self._shards, Message("meet", _FINAL - self._num_fetches)))
         self._has_met = True
 
     def come_back(self) -> None:
-        """Before a step: after a meeting, during which others may have trained on, waits for the newest parameters."""
+        """Before a step that follows a meeting: waits for the newest parameters, as others may have trained meanwhile."""
         if self._has_met:
             self._exchange([Message("join", self.sequence) for _ in self._shards])
 
@@ -144,7 +144,7 @@ class Client:
             self._send(shard, Message("bye", self.sequence))
 
     def final(self) -> None:
-        """Waits for the parameters as they are once all workers have said goodbye."""
+        """Waits for the final parameters, after all workers have left."""
         self._exchange([Message("final", _FINAL) for _ in self._shards])
 
     def _exchange(self, messages: list[Message], *, in_order: bool = False) -> Answer:
@@ -152,10 +152,10 @@ class Client:
         self._clocks.clear()
         answers = self._request(dict(enumerate(messages)), in_order=in_order)
         while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):
-            # A shard counts this worker further on: what the others have sent lacks updates that are promised from there on.
+            # One shard has a later clock for this worker: the other shards' parameters lack updates that it promises.
             self._request(dict.fromkeys(behind, Message("join", self.sequence)))
         while self._aligned and (newest := max(self._versions)) != min(self._versions):
-            # Some shards were a step behind another: they had refused this worker's gradient before that.
+            # Some shards were a step behind: they had refused this worker's gradient before that step.
             self._num_fetches += 1
             fetch = Message("fetch", _FINAL - self._num_fetches, version=newest)
             self._request({shard: fetch for shard, version in enumerate(self._versions) if version < newest})
@@ -165,10 +165,10 @@ class Client:
     def _request(self, requests: dict[int, Message], *, in_order: bool = False) -> dict[int, Answer]:
         """Sends each shard its request, all before waiting for any; returns the answers.
 
-        A wait for one shard ends where the run is being stopped. So the shards are waited for one after the other with
-        `in_order`, and where the server of one has left: then for that one, until another has taken its place.
+        Waiting for one particular shard ends if the run is being stopped. So the client waits for shards one by one with
+        `in_order`, and for a shard whose server has left until a successor takes over.
         """
-        # The first shard last: where it chooses whose gradients count, the others have this one already.
+        # The first shard last: if it chooses whose gradients count, the others have this one by then.
         for shard in sorted(requests, reverse=True):
             self._send(shard, requests[shard])
         answers: dict[int, Answer] = {}
@@ -207,10 +207,10 @@ class Client:
         return answers
 
     def _patience_s(self, shard: int, begun_s: float) -> float | None:
-        """How long to wait for another to take the place of a shard's server, where that has left; None: no limit.
+        """How long to wait for a successor of a shard's server that has left; None: no limit.
 
         Raises:
-            WorkerLostError: it has ended, so none will.
+            WorkerLostError: the server has ended, so there will be none.
         """
         if shard not in self._left:
             return None
@@ -224,13 +224,13 @@ class Client:
 
     def _send(self, shard: int, message: Message) -> None:
         echo, server = self._echoes[shard], self._first_server + shard
-        with contextlib.suppress(PeerLostError):  # what wants an answer is sent again when the server is back
+        with contextlib.suppress(PeerLostError):  # requests are sent again when the server is back
             if echo is not None and message.kind in _PUSHES:
                 self._mailbox.send(server, Message("echo", message.number, x=echo))
             self._mailbox.send(server, message)
 
     def _hear(self, shard: int, received: Received, request: Message | None) -> Answer | None:
-        """Takes what a shard sends; returns its answer to the request, if it is that."""
+        """Handles a shard's message; returns its answer if it answers the request."""
         kind, number, _, _, version = received.message
         part = self.x[slice(*self._ranges[shard])]
         if kind == "echo":

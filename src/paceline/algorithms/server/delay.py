@@ -1,6 +1,6 @@
-"""Staleness on purpose: gradients wait so many updates before they are applied, also with a single worker.
+"""Injected staleness: gradients wait a number of updates before they are applied, even with a single worker.
 
-For studying what staleness does, without the luck of real timing: a `DelayQueue` goes in front of anything that applies
+This isolates the effect of staleness from the randomness of real timing. A `DelayQueue` can precede anything that applies
 gradients; `Delayed` is an apply rule with one.
 """
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Delay:
-    """How many updates the n-th gradient waits; the same every time that it is asked.
+    """How many updates the n-th gradient waits; deterministic.
 
     Args:
-        ramp_updates: over so many updates the delay grows in proportion from 0 to its full length. Training with 20 or more
-            updates of staleness from the first step tends to fail where one with a ramp over the first epochs succeeds.
+        ramp_updates: number of updates over which the delay grows linearly from 0 to its full length. Training with 20 or
+            more updates of staleness from the first step often fails but succeeds with a ramp over the first epochs.
 
     Reference of the ramp: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981.
     """
@@ -52,13 +52,13 @@ class Delay:
 
 @runtime_checkable
 class Delayable(Protocol):
-    """An algorithm into which staleness can be injected, for studying it."""
+    """An algorithm into which staleness can be injected."""
 
     def delayed(self, delay: Delay) -> Algorithm:
         """The same algorithm, whose gradients wait before they are applied.
 
         Raises:
-            UsageError: they wait already, or cannot.
+            UsageError: gradients wait already, or cannot.
         """
         ...
 
@@ -79,12 +79,12 @@ class ConstantDelay(Delay):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomDelay(Delay):
-    """Uniformly random from `lowest` to `highest`, both included; gradients may overtake each other.
+    """Uniformly random from `lowest` to `highest`, inclusive; gradients may overtake each other.
 
     Args:
         lowest: least delay.
         highest: greatest delay.
-        seed: of the draws; the n-th gradient's is the same whatever was drawn before.
+        seed: of the draws; the n-th gradient's delay depends on the seed and n only.
     """
 
     lowest: Annotated[int, COUNT_FROM_0] = 0
@@ -102,7 +102,7 @@ class RandomDelay(Delay):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedDelay(Delay):
-    """Delays one after the other as recorded, from the start again after the last.
+    """Recorded delays in order, repeating after the last.
 
     Args:
         delays: as "0_3_1"; from a list with `RecordedDelay.of`.
@@ -132,7 +132,6 @@ class RecordedDelay(Delay):
         return tuple(map(int, self.delays.split("_")))
 
     def full_updates(self, n: int) -> int:
-        """The n-th, modulo their number."""
         return self._delays[n % len(self._delays)]
 
 
@@ -140,12 +139,12 @@ class DelayQueue(Generic[T]):
     """Gradients on hold. A constant delay d turns one worker's staleness 0 into d, after the first d updates.
 
     Args:
-        delay: how long each waits, in gradients that are put in after it.
+        delay: how long each waits, in later calls of `put`.
 
     Attributes:
-        num_put: how many have been put in.
-        last_wait: how long the last of them waits.
-        waiting: those that are not due yet, as (due at which put, number, item), in the order in which they will come.
+        num_put: number of gradients put in so far.
+        last_wait: delay of the last one.
+        waiting: gradients not yet due, as (put at which it is due, number, item), in due order.
     """
 
     def __init__(self, delay: Delay) -> None:
@@ -155,7 +154,7 @@ class DelayQueue(Generic[T]):
         self.waiting: list[tuple[int, int, T]] = []
 
     def put(self, item: T) -> list[T]:
-        """Put one in; get those that are due, longest due first. With delay 0 that is the item itself."""
+        """Adds an item; returns those that are due, longest due first. With delay 0 that is the item itself."""
         n = self.num_put
         self.num_put += 1
         self.last_wait = self._delay.updates(n)
@@ -165,6 +164,6 @@ class DelayQueue(Generic[T]):
         return [one for _, _, one in due]
 
     def drain(self) -> list[T]:
-        """Take out what still waits, in the order in which it would have come: for the end of a run."""
+        """Removes and returns what still waits, in due order: for the end of a run."""
         rest, self.waiting = self.waiting, []
         return [item for _, _, item in rest]

@@ -1,4 +1,4 @@
-"""Gradients that a shard gathers before it makes an update: several of the same worker, which goes on meanwhile."""
+"""Gradients that a shard gathers before an update, possibly several of one worker, which goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ABOUT = ("incarnation", "worker_id", "sequence", "step")  # of `_numbers`
 
 
 class Gathering(Protocol):
-    """What a shard keeps of the gradients that it has counted and not made updates of yet.
+    """The gradients that a shard has accepted but not yet applied.
 
     Attributes:
         moves: how many vectors the last `take` has read and written.
-        chosen: the number of gradients of now, where it is measured; else None.
+        chosen: the current number of gradients if it is measured; else None.
     """
 
     moves: float
@@ -39,23 +39,23 @@ class Gathering(Protocol):
     def chosen(self) -> int | None: ...
 
     def join(self, worker_id: int) -> None:
-        """A worker takes part from now on."""
+        """A worker joins."""
         ...
 
     def leave(self, worker_id: int) -> Held | None:
-        """A worker takes part no more; what it brought still counts. Returns the update that is due then, if one is."""
+        """A worker leaves; its gradients still count. Returns the update that becomes due, if any."""
         ...
 
     def take(self, one: Held) -> Held | None:
-        """Takes a gradient (P_s,); returns the update that is due with it, or None: it is counted, and its worker goes on."""
+        """Takes a gradient (P_s,); returns the update that becomes due, or None: its worker goes on."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """A snapshot, copied, beside a rule's state."""
+        """A copied snapshot, saved beside a rule's state."""
         ...
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Takes over what a snapshot has of it, by copy, for gradients of `dtype`; nothing where the run gathered nothing."""
+        """Restores a snapshot by copy, for gradients of `dtype`; does nothing if the run gathered nothing."""
         ...
 
 
@@ -85,7 +85,7 @@ class NoGathering:
 
 
 class Metered(NoGathering):
-    """Every gradient is an update by itself, and its noise is measured before."""
+    """Every gradient is an update by itself, after its noise is measured."""
 
     def __init__(self, noise: NoiseMeter) -> None:
         self._noise = noise
@@ -108,7 +108,7 @@ class Metered(NoGathering):
 
 
 class _Sum:
-    """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. Equal batches are added up without a further rounding."""
+    """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. Equal batches add up without extra rounding."""
 
     def __init__(self, first: Held) -> None:
         self.x = first.gradient.to(sum_type(first.gradient.dtype), copy=True)
@@ -140,7 +140,7 @@ class _Sum:
     def loaded(
         cls, state: dict[str, Tensor], name: str, dtype: torch.dtype, num_about: int = 0
     ) -> tuple[_Sum, list[int]]:
-        """What `state` has given: the sum, and so many numbers on what it is about."""
+        """The inverse of `state`: the sum, and its `num_about` numbers."""
         x = state.get(f"{name}.x", torch.empty(0))
         like = {"x": x.view(-1).to(sum_type(dtype)), "missing": numbered((), x.numel()), "about": _row(3 + num_about)}
         check_fits({key: state.get(f"{name}.{key}") for key in like}, like, _WHAT)
@@ -152,13 +152,13 @@ class _Sum:
 
 
 class Pool:
-    """One update of every so many gradients, whoever sends them: Rennala SGD's batch.
+    """One update of every B gradients, from any workers: Rennala SGD's batch.
 
-    Once no worker is left, those that are there make the last update. Costs: one vector.
+    When the last worker leaves, the remaining gradients make the last update. Costs: one vector.
 
     Args:
-        gradients: B, that make an update; or what measures it: then that of the moment, until a step is complete.
-        workers: those that take part from the beginning.
+        gradients: B, gradients per update; or a meter, whose current number is used.
+        workers: members at the start.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387.
@@ -173,16 +173,16 @@ class Pool:
         self.moves = 0.0
 
     def join(self, worker_id: int) -> None:
-        """Whoever it is, its gradients count."""
+        """Adds a member; gradients count from any worker."""
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> Held | None:
-        """The last one to leave lets those that are there make an update."""
+        """When the last worker leaves, the remaining gradients make an update."""
         self._members.discard(worker_id)
         return self._taken() if not self._members and self._sum is not None else None
 
     def take(self, one: Held) -> Held | None:
-        """The mean of all of them, with the last."""
+        """Adds a gradient; returns the mean if the batch is complete."""
         self.moves = 3.0
         if self._noise is not None:
             self._noise.take(one.gradient)
@@ -196,7 +196,7 @@ class Pool:
 
     @property
     def chosen(self) -> int | None:
-        """As measured, where it is."""
+        """The measured number, if there is a meter."""
         return self._noise.gradients if self._noise is not None else None
 
     @property
@@ -213,7 +213,7 @@ class Pool:
         return last._replace(update=about, gradient=gathered.mean().to(gathered.dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """The sum, and the last gradient's numbers; what was measured."""
+        """The sum, the last gradient's numbers, and the meter."""
         measured = {_NOISE: self._noise.state()} if self._noise is not None else {}
         if self._sum is None or self._last is None:
             return measured
@@ -231,12 +231,13 @@ class Pool:
 class WorkerTable:
     """A row per worker, the sum of its gradients; an update is the mean of the workers' means: Ringleader ASGD's table.
 
-    Rounds of two phases. First every gradient goes into its worker's row, until all workers have one. Then each worker makes
-    exactly one update: with the first gradient that it brings in this phase, which goes into its row before. What a worker
-    brings after its update waits in a row of the next round. So the slowest worker's data count as much as the fastest one's,
-    no gradient is lost, and none is more than 2 n - 2 updates late.
+    A round has two phases. First every gradient goes into its worker's row, until all workers have one. Then each worker makes
+    exactly one update, with its first gradient of this phase, added to its row before. Later gradients wait in a row of the
+    next round. So the slowest worker's data count as much as the fastest one's, no gradient is lost, and none is more than
+    2 n - 2 updates late.
 
-    A worker that leaves keeps its row until its round ends. Once none is left, what has come since the last update makes one.
+    A worker that leaves keeps its row until its round ends. When the last one leaves, the gradients since the last update make
+    one.
     Costs: up to two vectors per worker.
 
     Reference: Maranjyan and Richtárik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
@@ -248,16 +249,16 @@ class WorkerTable:
         self._rows: dict[int, _Sum] = {}
         self._next_rows: dict[int, _Sum] = {}
         self._stepped: set[int] | None = None  # workers that have made this round's update; None: the first phase
-        self._unused: Held | None = None  # the newest gradient, without its vector, where no update has come after it
+        self._unused: Held | None = None  # the newest gradient, without its vector, if no update followed
         self.moves = 0.0
         self.chosen = None
 
     def join(self, worker_id: int) -> None:
-        """Rounds have its update, too."""
+        """Rounds now include its update."""
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> Held | None:
-        """Rounds end without it."""
+        """Rounds no longer wait for it."""
         self._members.discard(worker_id)
         if self._members:
             self._end_round_if_over()
@@ -265,11 +266,11 @@ class WorkerTable:
         if self._unused is None:
             return None
         update = self._update(self._unused, {**self._rows, **self._next_rows})
-        self._rows, self._next_rows, self._stepped, self._unused = {}, {}, None, None  # one may come again, for nothing
+        self._rows, self._next_rows, self._stepped, self._unused = {}, {}, None, None  # a worker may rejoin
         return update
 
     def take(self, one: Held) -> Held | None:
-        """The mean of the workers' means, where it is this worker's turn."""
+        """The mean of the workers' means if this worker's update is due."""
         worker, own = one.update.worker_id, one._replace(gradient=one.gradient[:0])
         self.moves = 3.0
         if self._stepped is not None and worker in self._stepped:
@@ -305,7 +306,7 @@ class WorkerTable:
         return last._replace(update=about, gradient=mean.to(ordered[0].dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """All rows, whose turn is over, and where the newest gradient came from."""
+        """All rows, the workers that have made their update, and the newest gradient's source."""
         state: dict[str, Tensor] = {}
         for name, rows in (("row", self._rows), ("next", self._next_rows)):
             for worker, row in rows.items():
@@ -331,7 +332,7 @@ class WorkerTable:
 
 
 def tell_choice(gathering: Gathering, shared: ServedParameters) -> None:
-    """Notes for the run's result what is chosen now, where anything is."""
+    """Records the chosen number for the run's result, if there is one."""
     if gathering.chosen is not None:
         shared.choose(gathering.chosen)
 
@@ -354,12 +355,12 @@ def _row(length: int) -> Tensor:
 
 
 def _numbers(one: Held) -> list[int]:
-    """Where a gradient came from, as a snapshot has it."""
+    """A gradient's source, as a snapshot stores it."""
     return [one.incarnation, one.update.worker_id, one.update.sequence, one.update.step]
 
 
 def _from_numbers(numbers: Iterable[int]) -> Held:
-    """What `_numbers` was given, without its vector."""
+    """The inverse of `_numbers`, without the vector."""
     incarnation, worker_id, sequence, step = numbers
     about = UpdateInfo(
         worker_id=worker_id, sequence=sequence, step=step, version_read=step, version=step, num_samples=1

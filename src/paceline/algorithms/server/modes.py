@@ -1,6 +1,6 @@
 """The modes of a parameter server: when gradients become updates, and when workers may go on.
 
-All in which modes differ is asked of them here: a shard is given an `Admission`, a worker whether all shards are in step.
+A mode gives each shard an `Admission`, and tells workers whether all shards are in step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Async", "Bounded", "Mode", "Rennala", "Ringleader", "Ringmaster", "S
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """When a parameter server makes updates of the gradients that come, and when their workers may go on."""
+    """When a parameter server turns gradients into updates, and when workers may go on."""
 
     #: Whether several workers' gradients make one update: they then share its version, and none is stale.
     together: ClassVar[bool] = False
-    #: Whether one server alone can decide what becomes of a gradient, by what has come to it before.
+    #: Whether decisions depend on the order in which gradients arrive, which takes a single server.
     one_server: ClassVar[bool] = False
-    #: Whether the last worker to leave lets gradients that wait at the server make an update.
+    #: Whether gradients waiting at the server make an update when the last worker leaves.
     ends_with_update: ClassVar[bool] = False
     #: Whether a worker may wait for another one's gradient.
     waits: ClassVar[bool] = False
@@ -38,12 +38,12 @@ class Mode:
 
     @property
     def note(self) -> str:
-        """A sentence for the run's result on what the mode takes for granted; or empty."""
+        """A sentence for the run's result on the mode's assumptions; or empty."""
         return ""
 
     @property
     def chosen_once(self) -> bool:
-        """Whether shard 0 chooses for all shards whose gradients make a step; all are then of one version to a worker."""
+        """Whether shard 0 chooses for all shards whose gradients make a step; a worker then reads one version from all."""
         return False
 
     @property
@@ -52,24 +52,24 @@ class Mode:
         return False
 
     def admission(self, shard_id: int, num_workers: int) -> Admission:
-        """What decides for one shard."""
+        """The rule of one shard."""
         raise TypeError(f"{type(self).__name__} must say what it admits")
 
     def gathering(self, num_workers: int) -> Gathering:
-        """Where gradients are gathered, of which an update has several of one worker."""
+        """Gathers gradients if an update can include several of one worker."""
         return NoGathering()
 
     def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
-        """What decides, by shard, and where gradients are gathered; the two may know of each other."""
+        """The admission by shard, and the gathering; the two may share state."""
         return lambda shard_id: self.admission(shard_id, num_workers), self.gathering(num_workers)
 
     @property
     def follows_times(self) -> bool:
-        """Whether gradients are weighted by the workers' times, which a second copy of the shard does not see."""
+        """Whether gradients are weighted by the workers' times, which a second copy of the shard cannot see."""
         return False
 
     def check_shards(self, num_shards: int) -> None:
-        """Refuses what cannot be with so many shards."""
+        """Refuses a number of shards that the mode cannot run with."""
         if self.one_server and num_shards > 1:
             name = type(self).__name__.lower()
             raise UsageError(
@@ -90,24 +90,24 @@ class Mode:
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Mode):
-    """One update of the first N = workers - backups gradients of every step; those that come later are dropped.
+    """One update of the first N = workers - backups gradients of every step; later ones are dropped.
 
-    With backups this is m-synchronous SGD, m = N: waiting for the fastest m of n, which is optimal in time up to logarithms
-    where times are random (Begunov and Tyurin), so long as all workers draw from the same data.
+    With backups this is m-synchronous SGD, m = N: it waits for the fastest m of n, which is time-optimal up to logarithms for
+    random times (Begunov and Tyurin), as long as all workers draw from the same data.
 
-    Use when: results must be those of large batches, and up to `backups` slow or dead workers shall delay nobody.
+    Use when: results must be those of large batches, and up to `backups` slow or dead workers must not delay a step.
     When N doubles: half as many updates of twice the batch: see `rate`.
 
     Args:
         backups: b, workers whose gradients a step can do without. `auto` begins with 0 and chooses again every 20 steps, up to
-            a quarter of the workers (or 1), what takes the least time to converge by the round trips that the first shard has
-            seen; a worker that stops is waited for until a b above 0 is chosen. What a gradient is worth is not measured:
-            steps are taken to go as 1 + 411 / N, as published for Inception; small models on small data have less noise
-            than that, so that fewer gradients cost less, and more backups would be best.
-        quorum: whose gradients make a step is chosen once for all shards, or by each shard for itself, as in the paper; then
-            an update may be of different gradients in different shards.
-        rate: `linear` multiplies the learning rate by the number of gradients in an update, which stands for as many updates:
-            weight decay grows with it, and any optimizer has it.
+            a quarter of the workers (or 1), the b that converges in the least time by the round trips that the first shard has
+            measured; a worker that stops delays steps until a b above 0 is chosen. The value of a gradient is not measured:
+            `auto` assumes that the number of steps goes as 1 + 411 / N, as published for Inception. Small models on small data
+            have less noise, so that fewer gradients cost less, and more backups would be best.
+        quorum: choose whose gradients make a step once for all shards (`global`), or in each shard, as in the paper
+            (`per-shard`); then an update can contain different gradients in different shards.
+        rate: `linear` multiplies the learning rate by the number of gradients in an update, for any optimizer; weight decay
+            grows with it.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 3 and 4. There, every
         shard chooses for itself, and means are unweighted; here they are weighted by samples. Begunov and Tyurin, 2026,
@@ -158,17 +158,17 @@ class Sync(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Async(Mode):
-    """Every gradient is an update as it comes, and nobody waits.
+    """Every gradient becomes an update as it arrives, without waiting.
 
     Use when: workers are unequally fast, and every gradient should count.
-    When N doubles: staleness does, too: lower the learning rate.
+    When N doubles: staleness doubles, too: lower the learning rate.
 
     Args:
-        rate: `rescaled` makes a worker's gradients as much longer as they take longer, by the server's measurements, so
-            that all workers' data count alike: for parts of the data that differ (`skewed`, `fixed`), where plain `async`
-            trains for the fastest workers' data. The mean factor is 1. One that is k times slower than all others has steps up
-            to k times as long: keep the learning rate times k below what is stable. Momentum keeps each gradient's factor,
-            weight decay has none. Adam and the like, whose steps do not follow a gradient's length, are refused.
+        rate: `rescaled` scales a worker's gradients in proportion to its measured time per gradient, so that all workers' data
+            count alike: for workers with different data (`skewed`, `fixed`), where plain `async` favours the fastest workers'
+            data. The mean factor is 1. A worker that is k times slower than all others takes steps up to k times as long: keep
+            the learning rate times k below what is stable. Momentum keeps each gradient's factor; weight decay is not scaled.
+            Optimizers such as Adam, whose steps do not scale with the gradient, are refused.
 
     Reference: Chen et al., 2016, arXiv:1604.00981, Algorithms 1 and 2; for `rescaled` "Rescaled Asynchronous SGD", 2026,
         arXiv:2605.13434.
@@ -186,15 +186,16 @@ class Async(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounded(Mode):
-    """Every gradient is an update as it comes, but no worker begins a step while it is too far ahead of the slowest.
+    """Every gradient becomes an update as it arrives, but no worker begins a step while it is too far ahead of the slowest.
 
-    What a worker reads when it has made c updates has all updates of all workers up to their (c - s)-th, at every shard.
+    The parameters that a worker reads after c updates include all updates of all workers up to their (c - s)-th, at every
+    shard.
 
-    Use when: every gradient should count, and none be very stale.
+    Use when: every gradient should count, and none should be very stale.
 
     Args:
-        clock_bound: s, steps; 0 is as good as a barrier. It bounds clocks: with n workers a gradient may be
-            (2 s + 1) (n - 1) versions stale.
+        clock_bound: s, steps; 0 acts as a barrier. It bounds clocks: with n workers a gradient may be (2 s + 1) (n - 1)
+            versions stale.
 
     Reference: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
     """
@@ -209,21 +210,21 @@ class Bounded(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Ringmaster(Mode):
-    """Every gradient is an update as it comes, if it is not too late; else it is dropped, and its worker goes on.
+    """Every gradient becomes an update as it arrives unless it is too late; a late one is dropped, and its worker goes on.
 
     Use when: some workers are many times slower than others, and the step is large: their late gradients would undo it.
-    Not: `bounded`, where the fast wait for the slow, and nothing is lost.
+    Not: `bounded`, where fast workers wait for slow ones and nothing is lost.
 
     Args:
-        threshold: R; a gradient counts that is fewer than R updates late. None: the number of workers: equally fast ones lose
-            nothing. A large one is `async`; 1 takes gradients of the newest parameters only. `auto` begins with the number of
-            workers, and rises, up to 64 times that, to the number of gradients in whose mean noise and gradient are equal, as
-            the server measures it; the learning rate does not follow. The result's `chosen_gradients` has it.
+        threshold: R; a gradient counts if it is fewer than R updates late. None: the number of workers, so that equally fast
+            ones lose nothing. A large R is `async`; 1 takes only gradients of the newest parameters. `auto` begins with the
+            number of workers and rises, up to 64 times that, to the gradient noise scale that the server measures; the
+            learning rate does not follow. The result's `chosen_gradients` has it.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
-        ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the accuracy that is wanted; `auto` takes
-        the gradient's own norm of the moment for the latter, and is never below the number of workers, which is our own. A
-        gradient that is too late already is not stopped here, but finished and dropped.
+        ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the target accuracy; our `auto` replaces the
+        latter by the current gradient norm, and is never below the number of workers. A gradient that is already too late is
+        not stopped here, but finished and dropped.
     """
 
     threshold: Annotated[int, COUNT] | Literal["auto"] | None = None
@@ -234,7 +235,7 @@ class Ringmaster(Mode):
         return Recent(_number(self.threshold, num_workers))
 
     def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
-        """What is applied is measured, where the threshold follows from it."""
+        """With `auto`, measures the noise of the applied gradients."""
         threshold = _number(self.threshold, num_workers)
         if isinstance(threshold, int):
             return super().parts(num_workers)
@@ -243,25 +244,25 @@ class Ringmaster(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Rennala(Mode):
-    """One update of every B gradients of the current parameters, from whoever; those of earlier parameters are dropped.
+    """One update of every B gradients of the current parameters, from any workers; those of earlier parameters are dropped.
 
-    A worker whose gradient counts goes on at once with the parameters that it has: a fast one gives several, a slow one
-    perhaps none. So a step takes B over the sum of the workers' speeds, whoever is slow. What is under way when a step ends is
-    lost, up to n - 1 gradients: with a B of n nearly half of all, with 8 n a ninth.
+    A worker whose gradient counts goes on at once with the parameters that it has: a fast one contributes several, a slow one
+    perhaps none. So a step takes B over the sum of the workers' speeds, however unequal they are. Gradients under way when a
+    step ends are lost, up to n - 1: with B = n nearly half of all, with 8 n a ninth.
 
-    Use when: results must be those of a batch of B gradients, and workers are of any speeds.
-    When N doubles: nothing but the time; a larger B makes fewer, larger steps.
+    Use when: results must be those of a batch of B gradients, and workers have any speeds.
+    When N doubles: only the time changes; a larger B makes fewer, larger steps.
     Not: `sync(backups=b)`, which takes one gradient from each of the fastest: a fast worker waits there, and less is lost.
 
     Args:
-        gradients: B. None: the number of workers. `auto` begins with that, and rises, up to 64 times that, to the number in
-            whose mean noise and gradient are equal, as the server measures it. The learning rate does not follow. The result's
-            `chosen_gradients` has the number.
+        gradients: B. None: the number of workers. `auto` begins with that and rises, up to 64 times that, to the gradient
+            noise scale that the server measures. The learning rate does not follow. The result's `chosen_gradients` has the
+            number.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
-        Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the accuracy that is
-        wanted; `auto` takes the gradient's own norm of the moment for the latter, and is never below the number of workers,
-        which is our own. Here means are weighted by samples.
+        Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the target accuracy;
+        our `auto` replaces the latter by the current gradient norm, and is never below the number of workers. Here means are
+        weighted by samples.
     """
 
     gradients: Annotated[int, COUNT] | Literal["auto"] | None = None
@@ -279,15 +280,15 @@ class Rennala(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Ringleader(Mode):
-    """Every update is the mean of all workers' means: of the gradients that each has brought in this round.
+    """Every update is the mean of the workers' means, each over the gradients that the worker has sent in this round.
 
-    A round begins once every worker has brought a gradient; then each makes one update with its next one. So the slowest
+    A round begins once every worker has sent a gradient; then each makes one update with its next one. So the slowest
     worker's data count as much as the fastest one's, no gradient is lost, and none is more than 2 n - 2 updates late.
 
     Costs: up to two vectors per worker at the server, and a mean over them at every update.
-    Use when: workers have data of their own that differ (`skewed`, `fixed`), and are unequally fast.
-    When N doubles: so do the updates of a round, and how late gradients are: lower the learning rate.
-    Not: `async`, which trains for the fastest workers' data; `sync`, where the fast wait.
+    Use when: workers have different data (`skewed`, `fixed`), and are unequally fast.
+    When N doubles: the updates per round and the staleness double: lower the learning rate.
+    Not: `async`, which favours the fastest workers' data; `sync`, where fast workers wait.
 
     Reference: Maranjyan and Richtárik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data
         Heterogeneity", 2025, arXiv:2509.22860. Here a worker's mean is weighted by samples.
@@ -304,7 +305,7 @@ class Ringleader(Mode):
 
 
 def _number(asked: int | Literal["auto"] | None, num_workers: int) -> int | NoiseMeter:
-    """A number of gradients, or what measures it."""
+    """A number of gradients, or its meter."""
     if asked == "auto":
         return NoiseMeter(num_workers)
     return num_workers if asked is None else asked

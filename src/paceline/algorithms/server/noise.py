@@ -1,4 +1,4 @@
-"""`threshold=auto` and `gradients=auto`: how many gradients an update is worth, by the noise that a shard sees in them."""
+"""`threshold=auto` and `gradients=auto`: the number of gradients per update from the measured gradient noise scale."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MOST_PER_WORKER = 64
 
 
 class NoiseMeter:
-    """Chooses a number of gradients again and again: that in whose mean noise and gradient are equal, sigma^2 / |grad f|^2.
+    """Repeatedly sets the number of gradients to the gradient noise scale, sigma^2 / |grad f|^2.
 
-    From papers: both rules' number, max(1, ceil(sigma^2 / epsilon)), with sigma^2 = E |g - grad f|^2 and epsilon the squared
-    gradient norm that is wanted, as recalled of Tyurin and Richtárik 2023 and Maranjyan et al. 2025; and the measurement, that
-    of McCandlish et al.: each group of n gradients shows the mean of their squared norms and the squared norm of their mean.
-    Derived here: what is wanted is not known, so |grad f|^2 of now stands for epsilon, and the number rises as it falls. While
-    a group comes in, parameters move, which counts as noise, and so do differences between the workers' data.
-    Our own: the number of workers is the first and the smallest number, since the steps here do not grow where fewer gradients
-    would do, and equally fast workers would lose most of theirs; the largest is 64 for each; a choice is made of 20 groups,
-    which show the ratio to a factor of about 2, and so goes half of the way, in logarithms, and to twice the last one at most;
-    where noise hides the gradient, it stays.
+    From papers: both rules' number, max(1, ceil(sigma^2 / epsilon)), with sigma^2 = E |g - grad f|^2 and epsilon the target
+    squared gradient norm, as recalled from Tyurin and Richtárik 2023 and Maranjyan et al. 2025; and the measurement by
+    McCandlish et al.: each group of n gradients gives the mean of their squared norms and the squared norm of their mean.
+    Derived here: the target is unknown, so the current |grad f|^2 replaces epsilon, and the number rises as it falls. While a
+    group arrives, parameters move, which counts as noise; so do differences between the workers' data.
+    Our own: the number starts at the number of workers and never falls below, since steps here do not grow with fewer
+    gradients, and equally fast workers would lose most of theirs; the maximum is 64 per worker. Each choice uses 20 groups,
+    which give the ratio to a factor of about 2, so it moves half of the way, in logarithms, and at most to twice the last
+    number; if noise hides the gradient, the number stays.
 
     Costs: one vector; 3 vectors read and 1 written for each gradient.
 
@@ -38,7 +38,7 @@ class NoiseMeter:
         num_workers: n.
 
     Attributes:
-        gradients: the number of now.
+        gradients: the current number.
 
     Reference: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162.
     """
@@ -87,13 +87,13 @@ class NoiseMeter:
             self.gradients = min(max(math.ceil(half_way), self._least), _MOST_PER_WORKER * self._least)
 
     def state(self) -> Tensor:
-        """The number, of how many workers it is, and the groups' norms, as one row."""
+        """The number, the number of workers, and the groups' norms, as one row."""
         return torch.tensor(
             [[self.gradients, self._least, *(x for pair in self._norms for x in pair)]], dtype=torch.float64
         )
 
     def load(self, state: Tensor) -> None:
-        """Takes over what `state` gave, where the workers are as many; a group that had begun is begun anew."""
+        """Restores what `state` returned, if the number of workers is the same; the unfinished group starts over."""
         check_fits(state, torch.zeros(1, state.numel() // 2 * 2, dtype=torch.float64), "what servers have measured")
         number, workers, *norms = state.flatten().tolist()
         if workers == self._least:

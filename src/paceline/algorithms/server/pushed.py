@@ -1,4 +1,4 @@
-"""Gradients as they are pushed to servers: coded shard by shard, with what was not sent kept for the next one."""
+"""Gradients pushed to servers: coded per shard, with error feedback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["PushCodec"]
 
 
 class PushCodec:
-    """One worker's side of a codec.
+    """A worker's codec.
 
-    Each gradient is coded once, however often it is sent, and changes what is remembered once its shard has taken it. One that
-    is not finite is left out: zeros are sent in its place. Checkpoints have the memories; one that takes a dead worker's place
-    begins with none.
+    Each gradient is coded once, however often it is sent, and updates a shard's error feedback once that shard has taken it. A
+    gradient that is not finite is replaced by zeros. Checkpoints include the error feedback; a dead worker's replacement
+    starts without.
     """
 
     def __init__(self, codec: Codec, ports: Ports[ServedParameters]) -> None:
@@ -53,12 +53,12 @@ class PushCodec:
             storage.keep(self._state, 0)
 
     def encode(self, gradient: Tensor, missing: Ranges = ()) -> list[Tensor]:
-        """The payload for each shard, of the gradient (P,); `missing` parameters have none, and nothing of them is sent."""
+        """Codes the gradient (P,) into one payload per shard; sends nothing for `missing` parameters, which have none."""
         ports, num_shards = self._ports, len(self._ranges)
         if self._is_plain:
             return [gradient[begin:end] for begin, end in self._ranges]
         begun_s = ports.clock.now_s()
-        ports.moved(self._moves.encoding + 2.0 * self._codec.remembers)  # with a copy of what is remembered
+        ports.moved(self._moves.encoding + 2.0 * self._codec.remembers)  # with a copy of the error feedback
         if not gradient.numel():
             coded = getattr(gradient, "coded", None)
             payloads = [gradient if coded is None else coded(share_of(self._tuner.codec))] * num_shards
@@ -91,7 +91,7 @@ class PushCodec:
         return payloads
 
     def settle(self, shard: int, *, is_applied: bool) -> None:
-        """A shard has applied its part of the last gradient, or will; or it has dropped it."""
+        """A shard has applied its part of the last gradient, or will, or has dropped it."""
         self.feedbacks[shard].settle(is_applied=is_applied)
 
     def _left_out(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers that wait at a shard for an answer, and what each waits for."""
+"""The workers that wait for a shard's answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Due(NamedTuple):
 
 
 class Requests:
-    """What the workers have asked for.
+    """The workers' open requests.
 
     Attributes:
         decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
         fetches: worker -> number of its request, and the version that it waits for.
-        ends: workers that wait until nobody trains any more.
-        without_x: workers whose last request was none for parameters, or who have the newest.
+        ends: workers that wait until no worker trains any more.
+        without_x: workers whose last request was not for parameters, or who have the newest.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Requests:
         self.without_x: set[int] = set()
 
     def hear(self, worker_id: int, message: Message) -> None:
-        """Takes what a worker asks for; what is to be decided first, its shard puts into `decided`."""
+        """Notes a worker's request; the shard itself adds a push to `decided` once it has decided on it."""
         (self.without_x.add if message.kind in ("push-only", "meet") else self.without_x.discard)(worker_id)
         match message.kind:
             case "join":
@@ -48,7 +48,7 @@ class Requests:
                 self.ends.add(worker_id)
 
     def forget(self, worker_id: int) -> None:
-        """It waits for nothing any more."""
+        """Drops all requests of a worker."""
         self.decided.pop(worker_id, None)
         self.fetches.pop(worker_id, None)
         self.ends.discard(worker_id)
@@ -58,7 +58,7 @@ class Requests:
         return [one.worker for one in answers if one.worker not in self.without_x]
 
     def take_due(self, may_read: Callable[[int], bool], version: int, *, is_end: bool) -> list[Due]:
-        """The answers that are due at this version, which are forgotten."""
+        """Removes and returns the answers that are due at this version."""
         due = [Due(one, *self.decided.pop(one)) for one in [*self.decided] if may_read(one)]
         for worker in [one for one, (_, wanted) in self.fetches.items() if version >= wanted]:
             due.append(Due(worker, self.fetches.pop(worker)[0], 0))

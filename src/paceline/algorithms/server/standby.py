@@ -1,4 +1,4 @@
-"""The second copy of a shard: does what its server does, and takes its place when it dies (`copies` says why that is safe)."""
+"""The second copy of a shard: mirrors its server and replaces it when it dies (`standby_log` explains why that is safe)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def serve_shard(shard_id: int, rules: ShardRules, ports: ServerPorts) -> None:
 
 
 class SecondCopy(Shard):
-    """A shard that follows another's log, in memory of its own; once it takes over, a shard as any other.
+    """A shard that follows another's log in its own memory; after taking over, an ordinary shard.
 
     Costs: the parameters, the rule's state, and one message.
     """
 
     def run(self) -> None:
-        """Follows; serves if the server dies; ends with it if it ends."""
+        """Follows the server; takes over if it dies, ends if it ends."""
         log, num_malformed = Log(self._ports, self._id), 0
         for first, *more in log:
             try:
                 self._replay(first, more)
-            except _NONSENSE:  # some of it may have been replayed: so all begins anew
+            except _NONSENSE:  # the entry may be half replayed: start over from the whole state
                 num_malformed += 1
                 if num_malformed > _MOST_MALFORMED:
                     raise
@@ -45,7 +45,7 @@ class SecondCopy(Shard):
             super().run()
 
     def _begin(self) -> None:
-        pass  # it is in the middle of it
+        pass  # `_take_over` has restored the state
 
     def _take_over(self, ports: ServerPorts) -> None:
         ports.shared.restore(self._x, self._shared.version)
@@ -53,14 +53,14 @@ class SecondCopy(Shard):
         assert self._ports.mailbox is not None
         self._mailbox = self._ports.mailbox
         if self._user is not None:
-            self._user.load(self._user.state())  # it begins again, on the other vector
+            self._user.load(self._user.state())  # restarts on the shared vector
         self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
         self._link = CopyLink(self._ports, self._id, self._state_and_reads)
         self._link.begin(0.0)
         self._choices.take_over(self._shared.version, self._mailbox)
 
     def _replay(self, first: Message, more: list[Message]) -> None:
-        """Takes one entry of the server's log, `first.version` being about a worker."""
+        """Replays one entry of the server's log; `first.version` is usually a worker's id."""
         worker, x = first.version, first.x
         match first.kind:
             case "copy-state":

@@ -1,22 +1,21 @@
 """A shard's second copy: how it follows its server, and why no update is lost or made twice when either of them dies.
 
-The server is the only one that decides. What it decides goes to the copy as a log, in order: whose gradients make an update,
-with their mean, so that codecs, quorums and the order of a sum are settled; what was dropped; who came and left; what was
-read, for AdaptiveRevision. The copy makes the same updates by the same rule. Its floats are the server's bit for bit where
-both run the same kernels, and nothing below relies on that: what counts is which updates are in them.
+Only the server decides. It sends its decisions to the copy as an ordered log: whose gradients make an update, with their mean,
+so that codecs, quorums and summation order are settled; what was dropped; which workers joined and left; what was read, for
+AdaptiveRevision. The copy makes the same updates by the same rule. Its floats equal the server's bit for bit if both run the
+same kernels, but correctness needs only that both contain the same updates.
 
-1. Whatever leaves the server (an answer, a choice for other shards) waits until the copy has confirmed all that came before
-   it. So a worker has only ever seen what both have.
-2. A worker sends again what was not answered. Either the copy has that update, and the worker's last number with it: it is a
-   duplicate, and answered. Or it has not: then nobody has seen it, and it is decided anew. Gradients that wait for others, and
-   requests, are not in the log for the same reason.
-3. The log is numbered without gaps. After a gap (a connection that broke), or an entry that makes no sense, the copy confirms
-   nothing until it has the whole state again, which it asks for. So what is confirmed is a prefix.
-4. A word that outlives both names the copy that has everything ever answered; the server alone writes it. It is cleared before
-   the server answers anything without the copy, and set once a copy has the state and all that was logged after it.
-5. Only a supervisor that has seen the server's process end, and finds its copy in that word, lets it take over: a server that
-   is merely silent is never replaced, so there are never two. If the word names no living copy, both are lost, and the run
-   ends.
+1. The server sends an answer, or a choice for other shards, only after the copy has confirmed all earlier entries. So a worker
+   has only ever seen what both have.
+2. A worker resends what was not answered. If the copy has that update, and with it the worker's last number, it is a
+   duplicate, and answered. If not, no worker has seen it, and the copy decides again. For the same reason the log omits
+   requests and gradients that wait for others.
+3. The log is numbered without gaps. After a gap (a broken connection) or a malformed entry the copy confirms nothing until it
+   has requested and received the whole state. So the confirmed entries are a prefix.
+4. A word that outlives both processes names the copy that has everything ever answered; only the server writes it. The server
+   clears it before it answers anything without the copy, and sets it once a copy has the state and all later entries.
+5. Only the supervisor lets a copy take over, after it has seen the server's process end and finds the copy in that word. A
+   silent server is never replaced, so there are never two. If the word names no living copy, both are lost, and the run ends.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LOOK_SOON_S = 0.002  # the same, once the server is silent
 
 
 class CopyLink:
-    """The server's side: writes the log, and knows what the copy has of it."""
+    """The server's side: writes the log and tracks what the copy has confirmed."""
 
     def __init__(self, ports: ServerPorts, shard_id: int, state: Callable[[], dict[str, Any]]) -> None:
         assert ports.mailbox is not None
@@ -52,15 +51,15 @@ class CopyLink:
         self._peer = ports.num_workers + ports.num_servers + shard_id
         self._shared = ports.shared
         self._state = state
-        self._logged = 0  # messages, of which the copy has confirmed so many:
-        self._confirmed = 0
-        self._state_until = -1  # number of the last message of the state that was sent last
+        self._logged = 0  # messages sent
+        self._confirmed = 0  # messages that the copy has confirmed
+        self._state_until = -1  # number of the last message of the newest state sent
         self._incarnation = 0
         self._here = self._follows = self._named = False
 
     def begin(self, deadline_s: float) -> None:
         """Waits until the copy has the state; goes on without it after `deadline_s`."""
-        came = self._peer in self._mailbox.peers()  # asked first: word of that, where there is any, has come by then
+        came = self._peer in self._mailbox.peers()  # asked first: an event about it is queued by now
         while (event := self._mailbox.receive(0.0, sender=self._peer)) is not None:
             self.hear(event)
         if came and not self._here:
@@ -69,11 +68,11 @@ class CopyLink:
             self.hear(event)
 
     def is_about(self, event: Received | PeerLeft | PeerBack | None) -> bool:
-        """Whether `hear` is to be called with it."""
+        """Whether the event is about the copy, and so for `hear`."""
         return event is not None and (event.sender if isinstance(event, Received) else event.peer) == self._peer
 
     def hear(self, event: Received | PeerLeft | PeerBack | None) -> None:
-        """Takes what comes from the copy."""
+        """Handles an event of the copy."""
         match event:
             case Received(message=Message(kind=kind, number=number)) if (
                 kind != _HAS or not -1 <= number <= self._logged
@@ -84,7 +83,7 @@ class CopyLink:
                 self._send_state()
             case Received(incarnation=incarnation, message=Message(number=number)):
                 self._confirmed = max(self._confirmed, number)
-                if not self._here:  # it had taken nothing for too long, and does so again
+                if not self._here:  # it was unresponsive for too long and is back
                     self._send_state()
                 elif not self._follows and number >= self._state_until:
                     self._follows, self._incarnation = True, incarnation
@@ -98,7 +97,7 @@ class CopyLink:
                 pass
 
     def log(self, kind: str, x: torch.Tensor | None = None, *, about: int = 0, weight: float = 0.0) -> None:
-        """Tells the copy what this server does; `about` is a worker's id."""
+        """Sends the copy one entry; `about` is a worker's id."""
         if self._here:
             self._logged += 1
             try:
@@ -107,7 +106,7 @@ class CopyLink:
                 self._lose()
 
     def log_update(self, ones: list[Held], update: UpdateInfo, mean: torch.Tensor) -> None:
-        """Tells the copy of an update, the mean (P_s,) of these gradients, which it makes, too."""
+        """Sends the copy an update to repeat: the mean (P_s,) of these gradients."""
         numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
         about = [update.step, update.version_read, update.num_samples, len(update.missing)]
         self.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
@@ -116,7 +115,7 @@ class CopyLink:
         self.log("copy-mean", mean)
 
     def commit(self) -> None:
-        """Waits until the copy has all that was logged, or is gone; afterwards, what follows from it may be answered."""
+        """Waits until the copy has confirmed all entries, or is gone; then the server may answer."""
         while self._follows and self._confirmed < self._logged:
             self.hear(self._mailbox.receive(sender=self._peer))
         if self._follows and not self._named:
@@ -135,10 +134,10 @@ class CopyLink:
 
 
 class Log:
-    """The copy's side: the log's entries in order, of one message or several, each confirmed as the caller comes for the next.
+    """The copy's side: iterates over the log's entries, each a list of messages; confirms each when asked for the next.
 
     Attributes:
-        ports: the server's, once the copy takes its place; None where the server has ended, and with it the log.
+        ports: the server's, once the copy takes over; None if the server has ended.
     """
 
     def __init__(self, ports: ServerPorts, shard_id: int) -> None:
@@ -183,7 +182,7 @@ class Log:
                     pass
 
     def begin_anew(self) -> None:
-        """The last entry made no sense."""
+        """Rejects the last entry and requests the whole state."""
         self._is_lost = True
 
     def _ask_again(self) -> None:
@@ -197,7 +196,7 @@ class Log:
 
 
 def state_messages(state: dict[str, Any]) -> list[Message]:
-    """Nested dictionaries and lists of numbers, texts and tensors, as messages; `version` counts those that follow."""
+    """Nested dictionaries and lists of numbers, strings and tensors, as messages; `version` counts those that follow."""
     tensors: list[torch.Tensor] = []
 
     def plain(value: Any) -> Any:
@@ -218,7 +217,7 @@ def state_messages(state: dict[str, Any]) -> list[Message]:
 
 
 def state_from(messages: list[Message]) -> dict[str, Any]:
-    """What `state_messages` was given; tuples have become lists.
+    """The inverse of `state_messages`; tuples become lists.
 
     >>> state_from(state_messages({"known": {3: (0, 7)}, "x": torch.ones(2, 1)}))
     {'known': {3: [0, 7]}, 'x': tensor([[1.],
