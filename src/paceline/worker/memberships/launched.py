@@ -153,7 +153,7 @@ class LaunchedMembership(Membership):
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
         """As of `Membership`."""
-        return self._storage.load_worker(optimizer, self.ports.shared)
+        return self._storage.load_worker(optimizer, self.ports.shared, sizes=not self._algorithm.splits_update)
 
     def batches(self) -> BatchShare:
         """As of `Membership`."""
