@@ -37,19 +37,19 @@ class DivergedError(PacelineError):
 
 
 class OverrideWarning(UserWarning):
-    """An algorithm overrides something that the user has chosen elsewhere."""
+    """An algorithm overrides a choice that the user has made elsewhere."""
 
 
 class AlgorithmWarning(UserWarning):
-    """An algorithm's arguments are possible, and likely not what is meant."""
+    """An algorithm's arguments are valid but probably not intended."""
 
 
 class ClippingWarning(UserWarning):
-    """A loop clips its own gradient where an update is the mean of several workers' gradients."""
+    """A loop clips its own gradient although an update is the mean of several workers' gradients."""
 
 
 class NotFiniteWarning(UserWarning):
-    """A gradient with infinite elements or NaN was left out, as it cannot be coded."""
+    """A gradient with infinite elements or NaN was left out, as it cannot be encoded."""
 
 
 class UsageError(PacelineError, ValueError):
@@ -57,24 +57,24 @@ class UsageError(PacelineError, ValueError):
 
 
 class NotWrittenError(PacelineError):
-    """A file cannot be written: the message names it, why, and the remedy. What was there before is as it was.
+    """A file cannot be written: the message names it, the reason, and the remedy. An existing file is unchanged.
 
     Attributes:
-        run: where a run has ended and only its files are missing, what it measured (`RunData`); else None.
+        run: if a run has ended and only its files are missing, what it measured (`RunData`); else None.
     """
 
     run: Any = None
 
 
 class WorkerLostError(PacelineError, RuntimeError):
-    """An algorithm that cannot go on without a worker lost one; the message names the workers present and missing."""
+    """An algorithm lost a worker without which it cannot go on; the message names the workers present and missing."""
 
 
 class PeerLostError(WorkerLostError):
     """A message could not be delivered.
 
     Attributes:
-        peer: whom it was for.
+        peer: the recipient.
     """
 
     def __init__(self, peer: int, why: str) -> None:
@@ -83,15 +83,15 @@ class PeerLostError(WorkerLostError):
 
 
 class NoGradient(PacelineError):  # noqa: N818  (nor is this)
-    """To a worker's program: the user's loop has ended, and there will be no gradient for the step that was begun.
+    """Tells a worker's program that the user's loop has ended, without a gradient for the step that it began.
 
     There are no further steps, and `replica.samples` is 0. A program that has told others of this step ends it as one without
     a batch.
     """
 
 
-class RunStopped(PacelineError):  # noqa: N818  (not an error of anybody: the run is over)
-    """The supervisor stopped the run while this worker waited; whatever it was about to do was not done."""
+class RunStopped(PacelineError):  # noqa: N818  (not an error: the run is over)
+    """The supervisor stopped the run while this worker waited; the operation was not carried out."""
 
 
 def exits_in_order(error: object) -> bool:
@@ -111,7 +111,7 @@ def name_workers(ids: list[int]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""What went wrong, as the end of a sentence of somebody else's.
+    r"""An error's first line, without its full stop, as the end of another sentence.
 
     >>> first_line(UsageError("There is no file x.py.\nMake it.")), first_line(UsageError())
     ('There is no file x.py', 'UsageError')
@@ -120,9 +120,9 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""A text of somebody else's for a terminal: what would control it is written as Python writes it in a string.
+    r"""Makes untrusted text safe for a terminal: escapes control characters as in Python's string literals.
 
-    Also what would not be shown, or shown elsewhere (U+202E), and what no encoding has: a file name's odd bytes.
+    Also escapes characters that are invisible or change the layout (U+202E), and undecodable bytes of file names.
 
     >>> print(printable("red: \x1b[31m, two\nlines", keep="\n"))
     red: \x1b[31m, two
@@ -134,14 +134,14 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def shown(value: object) -> str:
-    """A user's value in a sentence: on one line, printable, and not longer than that.
+    """A user's value for a sentence: on one line, printable, and shortened.
 
     >>> shown(-1), shown("a" * 100)[-8:], shown(10**5000)
     ('-1', 'aaaa ...', 'a number of thousands of digits')
     """
     try:
-        text = printable(str(value) if isinstance(value, Real) else repr(value))  # NumPy's are as Python's
-    except ValueError:  # Python writes no longer ones
+        text = printable(str(value) if isinstance(value, Real) else repr(value))  # NumPy's numbers look like Python's
+    except ValueError:  # Python converts no longer integers
         return "a number of thousands of digits"
     except RecursionError:
         return "what is nested too deeply"

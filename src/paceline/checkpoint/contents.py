@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds: the parameters, and what each worker and each server has of its own."""
+"""The contents of a run's checkpoint: the parameters, and the state of each worker and each server."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def save_worker(
 ) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
-    `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) where every worker has
-    its own; `program` is what the algorithm's program keeps of its own.
+    `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) if every worker has
+    its own; `program` is the state of the algorithm's program.
     """
     taken = max(0, taken)  # a worker that was stopped before its first batch gave that one back
     state: dict[str, Any] = {
@@ -94,7 +94,7 @@ def save_worker(
 
 
 def end(folder: Path, parameters: Parameters) -> int:
-    """Turns what the workers saved at the end of the run into a checkpoint with the given parameters; returns its number."""
+    """Makes a checkpoint of the given parameters and the parts that workers saved at the run's end; returns its number."""
     number = max([parameters.next_batch, *(taken + 1 for taken in numbers(folder))])
     write_part(folder, None, PARAMETERS, vars(parameters))
     end_files(folder, number)
@@ -105,7 +105,7 @@ def end(folder: Path, parameters: Parameters) -> int:
 
 
 def load_parameters(checkpoint: Path) -> Parameters:
-    """Reads the shared part; where servers hold the vector, theirs counts, which has its version and their state with it."""
+    """Reads the shared part; if servers hold the vector, takes it and its version from their parts, to match their state."""
     state = load_part(checkpoint, PARAMETERS)
     assert state is not None  # every complete checkpoint has it
     is_sound = (
@@ -134,12 +134,12 @@ def load_fitting(
     buffers: dict[str, torch.Tensor],
     num_workers: int | None = None,
 ) -> Parameters:
-    """Reads the shared part for a model with so many elements, and such buffers.
+    """Reads the shared part for a model with this many elements and these buffers.
 
-    `num_workers` are those without which the run cannot go on; None: with any.
+    `num_workers` is the number of workers that the run needs; None: any.
 
     Raises:
-        UsageError: it is of another model, or of a run with more or fewer workers.
+        UsageError: the checkpoint is of another model, or of a run with more or fewer workers.
     """
     saved = load_parameters(checkpoint)
     if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
@@ -157,7 +157,7 @@ def load_fitting(
 
 
 def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.Tensor]:
-    """The servers' state for elements `begin` to `end` of the flat vector, whatever the shards were that saved it."""
+    """The servers' state for elements `begin` to `end` of the flat vector, however it was sharded when saved."""
     states = _server_states(checkpoint)
     found: dict[str, torch.Tensor] = {}
     for name in {name: None for state in states for name in state["rule"]}:
@@ -171,7 +171,7 @@ def load_rule_state(checkpoint: Path, begin: int, end: int) -> dict[str, torch.T
             continue
         like = values[kinds.index(True)]
         assert like is not None
-        # A shard has one number for all of its elements where they are alike, and nothing where that is 0.
+        # A shard has one number for all of its elements if they are equal, and nothing if that number is 0.
         parts = [one if kind else like.new_zeros(n) + (0 if one is None else one)
                  for one, kind, n in zip(values, kinds, sizes, strict=True)]  # fmt: skip
         found[name] = torch.cat(parts)[begin:end]
@@ -193,7 +193,7 @@ def _can_be_put_together(name: str, values: list[torch.Tensor | None], states: l
 
 
 def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
-    """Those of all shards, in the order of their ranges, which make up the vector."""
+    """The states of all shards, in the order of their ranges."""
     states, names = [], parts(checkpoint, "server-")
     for name in names:
         state = load_part(checkpoint, name)
@@ -219,7 +219,7 @@ def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
-    """One worker's part; None for one that was not there."""
+    """One worker's part; None if the worker was absent."""
     name = f"worker-{worker_id}.pt"
     state = load_part(checkpoint, name)
     if state is None:
@@ -259,8 +259,8 @@ def load_worker(
     """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
 
     Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
-    comes to the right one by itself, since it goes through its schedule again. Before, `expect` is called with the number of
-    parameters that the saved optimizer's first group has. `sizes`: whether workers keep state for whole parameters.
+    reaches the right ones by itself, since it goes through its schedule again. First calls `expect` with the number of
+    parameters in the saved optimizer's first group. `sizes`: whether workers keep state for whole parameters.
     """
     state = _load_worker(checkpoint, worker_id)
     if state is None:
@@ -268,7 +268,7 @@ def load_worker(
     saved = state["optimizer"]["param_groups"]
     num_before = len(optimizer.param_groups[0]["params"])
     expect(len(saved[0]["params"]))
-    sizes = sizes and len(optimizer.param_groups[0]["params"]) == num_before  # those of others are not known yet
+    sizes = sizes and len(optimizer.param_groups[0]["params"]) == num_before  # other groups' sizes are not known yet
     settings = state_for_checkpoints(optimizer)["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
@@ -293,18 +293,18 @@ def load_workers(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor] | None:
-    """(version, updates, x (P,)) of one worker, where each had a model of its own; None for one that was not there."""
+    """(version, updates, x (P,)) of one worker, if each had its own model; None if the worker was absent."""
     state = _load_worker(checkpoint, worker_id) or {}
     return (state["version"], state["updates"], state["x"]) if "x" in state else None
 
 
 def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
-    """What one worker's program kept of its own; None where it kept nothing, or was not there."""
+    """The state of one worker's program; None if it kept none, or the worker was absent."""
     return (_load_worker(checkpoint, worker_id) or {}).get("program")
 
 
 def check_programs(checkpoint: Path, *, alike: bool) -> None:
-    """Refuses a checkpoint in which some workers' programs have kept nothing; `alike`: or other things than worker 0's.
+    """Refuses a checkpoint in which only some workers' programs kept state, or, with `alike`, states that do not match.
 
     Raises:
         UsageError: names the first difference from the first worker's.
@@ -318,14 +318,14 @@ def check_programs(checkpoint: Path, *, alike: bool) -> None:
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:
-    """The state that all workers shared, as the first of them saved it: by parameter's index, then by name."""
+    """The state that all workers shared, as the first worker saved it: by parameter's index, then by name."""
     state = _load_worker(checkpoint, min(describe(checkpoint)["workers"]))
     assert state is not None  # it has a part of each of them
     return state["optimizer"]["state"]
 
 
 def versions(checkpoint: Path, workers: list[int]) -> tuple[int, dict[int, int]]:
-    """The version of the shared vector, and of each of these workers' own; the checkpoint need not be complete."""
+    """The versions of the shared vector and of each of these workers' own; the checkpoint may be incomplete."""
     server = checkpoint / "server-0.pt"
     own = {worker: _peek(checkpoint / f"worker-{worker}.pt").get("version") for worker in workers}
     shared = _peek(server if server.exists() else checkpoint / PARAMETERS)["version"]
@@ -333,7 +333,7 @@ def versions(checkpoint: Path, workers: list[int]) -> tuple[int, dict[int, int]]
 
 
 def same_round(checkpoint: Path, workers: list[int]) -> bool:
-    """Whether these workers' parts are all there, and have taken equally many batches; the checkpoint need not be complete."""
+    """Whether these workers' parts are all there, with equally many batches taken; the checkpoint may be incomplete."""
     paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
     if not all(path.exists() for path in paths):
         return False
@@ -341,7 +341,7 @@ def same_round(checkpoint: Path, workers: list[int]) -> bool:
 
 
 def _peek(path: Path) -> dict[str, Any]:
-    """One part, of which only the numbers are read from the disk."""
+    """One part, without reading its tensors' elements from disk."""
     return tensor_files.load(path, "The checkpoint file", mapped=True)
 
 

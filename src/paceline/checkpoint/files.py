@@ -1,8 +1,8 @@
 """The files of checkpoints: `checkpoint/<n>/`, its parts, and `complete.json` once all are there.
 
-Every file is written under another name, brought to the disk and renamed, so that a kill at any instant leaves the last
-complete checkpoint as it was. The writer of a part leaves its SHA-256 beside it; `complete.json` has those of all parts and
-its own, and no part is read that does not have its own. Numbers n grow; a new complete checkpoint replaces the older ones.
+Every file is written under another name, synced to disk and renamed, so that a kill at any instant leaves the last complete
+checkpoint unchanged. The writer of a part stores its SHA-256 beside it; `complete.json` has those of all parts and its own,
+and a part whose digest differs is not read. Numbers n grow; a new complete checkpoint replaces the older ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 PARAMETERS = "parameters.pt"
 _COMPLETE = "complete.json"
 _ENDING = "ending"
-_DIGEST = ".sha256"  # after a part's name: it is written, and its digest is in here
+_DIGEST = ".sha256"  # suffix of the file with a part's digest; if it exists, the part is written
 _NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
 
@@ -47,7 +47,7 @@ _NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
 
 def write_part(folder: Path, number: int | None, name: str, content: dict[str, Any]) -> None:
-    """Writes one part; one that is there stays: it was the state at the checkpoint, that of a replaced worker is later.
+    """Writes one part, unless it exists: a replaced worker's state would be later than the checkpoint.
 
     Args:
         folder: the run's `checkpoint` folder.
@@ -56,7 +56,7 @@ def write_part(folder: Path, number: int | None, name: str, content: dict[str, A
         content: tensors and plain values.
 
     Raises:
-        NotWrittenError: it cannot be written; other parts are as they were.
+        NotWrittenError: it cannot be written; other parts are unchanged.
     """
     inside = folder / (_ENDING if number is None else str(number))
     digest = inside / f"{name}{_DIGEST}"
@@ -83,18 +83,18 @@ def complete(
     keep: Path | None = None,
     num_servers: int = 0,
 ) -> bool:
-    """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is.
+    """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is complete.
 
     Args:
         folder: the run's `checkpoint` folder.
         number: which checkpoint.
         workers: ids of the workers whose parts it needs.
-        about: what a resumed run must know besides, as JSON: samples trained on, time trained, ...
-        keep: an older one that stays.
-        num_servers: whose parts it needs.
+        about: further data for a resumed run, as JSON: samples trained on, time trained, ...
+        keep: an older checkpoint that stays.
+        num_servers: how many servers' parts it needs.
 
     Raises:
-        NotWrittenError: the mark cannot be written; the older ones stay.
+        NotWrittenError: the mark cannot be written; the older checkpoints stay.
     """
     if not all_there(folder, number, workers, num_servers):
         return False
@@ -106,7 +106,7 @@ def complete(
         files.write_text(inside / _COMPLETE, json.dumps(content, indent=2))
         files.to_disk(inside)
         files.to_disk(folder)
-    for name in digests:  # `is_complete` says from now on what they said
+    for name in digests:  # `complete.json` has the digests from now on
         with contextlib.suppress(OSError):
             (inside / f"{name}{_DIGEST}").unlink()
     for older in numbers(folder):
@@ -116,13 +116,13 @@ def complete(
 
 
 def end(folder: Path, number: int) -> None:
-    """Gives what was written at the end of the run its number."""
+    """Gives the parts written at the end of the run a number."""
     with files.writing(folder):
         (folder / _ENDING).rename(folder / str(number))
 
 
 def numbers(folder: Path) -> list[int]:
-    """Those of all checkpoints in a folder, complete or not."""
+    """The numbers of all checkpoints in a folder, complete or not."""
     return sorted(int(path.name) for path in folder.glob("*") if _NUMBER.fullmatch(path.name))
 
 
@@ -132,14 +132,14 @@ def is_complete(folder: Path, number: int) -> bool:
 
 
 def remove(folder: Path, number: int | None) -> None:
-    """Removes a checkpoint that nobody needs, or what was written at the end (None), as far as that can be done."""
+    """Removes a checkpoint, or the parts written at the end (None), as far as possible."""
     shutil.rmtree(folder / (_ENDING if number is None else str(number)), ignore_errors=True)
 
 
 def clear(folder: Path, keep: Path | None) -> None:
-    """Removes what a killed run left unfinished, and every checkpoint but the one that this run starts from.
+    """Removes a killed run's unfinished files, and every checkpoint but the one from which this run starts.
 
-    A newer one that was all but complete would be taken for this run's.
+    Otherwise a newer checkpoint that is nearly complete would be mistaken for this run's.
 
     Raises:
         NotWrittenError: it cannot be removed.
@@ -154,7 +154,7 @@ def clear(folder: Path, keep: Path | None) -> None:
 
 
 def newest(folder: Path) -> Path:
-    """The newest complete checkpoint in a run's `checkpoint` folder, every part of it as it was written.
+    """The newest complete checkpoint in a run's `checkpoint` folder, with every part verified.
 
     Costs: reading all of it.
 
@@ -175,10 +175,10 @@ def newest_or_none(folder: Path) -> Path | None:
 
 
 def describe(checkpoint: Path) -> dict[str, Any]:
-    """What `complete` wrote about a checkpoint.
+    """The `about` that `complete` wrote.
 
     Raises:
-        UsageError: it is not as it was written.
+        UsageError: it is damaged.
     """
     path = checkpoint / _COMPLETE
     try:
@@ -208,25 +208,25 @@ def _is_description(content: dict[str, Any], number: int) -> bool:
 
 
 def check(checkpoint: Path) -> None:
-    """Makes sure that every part of a complete checkpoint is there, and as it was written.
+    """Verifies that every part of a complete checkpoint is there and undamaged.
 
     Raises:
-        UsageError: names the first that is not, and what to do.
+        UsageError: a part is missing or damaged; the message names the first, and what to do.
     """
     for name in describe(checkpoint)["sha256"]:
         _check_part(checkpoint, name)
 
 
 def parts(checkpoint: Path, prefix: str) -> list[str]:
-    """The names of the parts that begin so."""
+    """The names of the parts that begin with `prefix`."""
     return [name for name in describe(checkpoint)["sha256"] if name.startswith(prefix)]
 
 
 def load_part(checkpoint: Path, name: str) -> dict[str, Any] | None:
-    """What `write_part` wrote; None where a complete checkpoint has no such part.
+    """The content of a part; None if a complete checkpoint has no such part.
 
     Raises:
-        UsageError: it is gone, or not as it was written.
+        UsageError: the part is missing or damaged.
     """
     if name not in describe(checkpoint)["sha256"]:
         return None
@@ -255,7 +255,7 @@ def _digest_of(path: Path, *identity: int) -> str:
 
 
 def _remedy(checkpoint: Path) -> str:
-    """An older checkpoint that is whole, if there is one; else to start again."""
+    """The advice to resume from an older undamaged checkpoint, if there is one; else to start again."""
     folder, own = checkpoint.parent, _number_of(checkpoint)
     for number in reversed(numbers(folder)):
         older = folder / str(number)

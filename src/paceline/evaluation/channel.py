@@ -1,6 +1,6 @@
-"""How a supervisor has a run evaluated: it asks and is answered by words in the run's shared memory.
+"""How a supervisor requests evaluations of a run: requests and answers are words in the run's shared memory.
 
-Who answers, `serve`, is a process beside worker 0 or a thread; the workers wait for neither.
+The evaluator, `serve`, is a process beside worker 0 or a thread; the workers do not wait for it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ THREAD, ENDED_THREAD = -1, -2
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """One evaluation, as whoever made it tells the supervisor.
+    """One evaluation, as the evaluator reports it to the supervisor.
 
     Args:
         figures: as in `RunData.evaluations`; None: it failed, or the run ended while it waited for the parameters.
         at_s: on the machine's monotonic clock: when the parameters had been copied.
-        finite: whether they were.
-        failure: "usage" or "error" where the function that evaluates failed.
-        reason: what it raised, or what is wrong with what it returned.
-        trace: of what it raised.
+        finite: whether the parameters were finite.
+        failure: "usage" or "error" if the evaluating function failed.
+        reason: the error, or what is wrong with the returned value.
+        trace: the error's traceback.
     """
 
     figures: dict[str, Any] | None
@@ -54,7 +54,7 @@ class EvaluationResult:
 
 
 class EvaluationChannel:
-    """The shared words by which evaluations are asked for and answered; there is at most one under way."""
+    """The shared words for requests and answers; at most one evaluation is under way."""
 
     EXTRA = {  # noqa: RUF012  (never written)
         _WORDS: ((6,), torch.int64),
@@ -93,11 +93,11 @@ class EvaluationChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation has been asked for and not been answered."""
+        """Whether a requested evaluation is unanswered."""
         return self._load(_ASKED) != self._load(_ANSWERED)
 
     def ask(self) -> None:
-        """Asks for an evaluation of the newest parameters."""
+        """Requests an evaluation of the newest parameters."""
         atomics.fetch_add(self._address(_ASKED), 1)
         wake_all(self._address(_ASKED))
 
@@ -106,18 +106,18 @@ class EvaluationChannel:
         return EvaluationResult(**json.loads(self._text[: self._load(_LENGTH)].numpy().tobytes()))
 
     def end(self) -> None:
-        """Lets who evaluates end, after the evaluation under way."""
+        """Stops the evaluator after the evaluation under way."""
         self._store(_ENDING, 1)
         wake_all(self._address(_ASKED))
 
     # The other side
 
     def tell_process(self, process: int) -> None:
-        """Who evaluates, from now on."""
+        """Publishes the evaluator's process."""
         self._store(_PROCESS, process)
 
     def tell_epoch(self, samples: int) -> None:
-        """About how many samples an epoch has."""
+        """Publishes about how many samples an epoch has."""
         self._store(_EPOCH_SAMPLES, samples)
 
     def serve(self, arena: Arena, evaluator: Evaluator) -> None:
@@ -156,7 +156,7 @@ def _evaluated(arena: Arena, evaluator: Evaluator) -> EvaluationResult:
     try:
         figures = evaluator.now(arena, {})
         return EvaluationResult(figures, evaluator.loaded_s, finite=evaluator.finite)
-    except RunStopped:  # while it waited for a lock; the last evaluation is made afterwards
+    except RunStopped:  # while waiting for a lock; the last evaluation follows afterwards
         return EvaluationResult(None)
     except UsageError as error:
         return EvaluationResult(None, failure="usage", reason=str(error)[:_MOST])

@@ -1,4 +1,4 @@
-"""What ends the run of a user's own loop before the loop does, and when it is evaluated."""
+"""When to stop a user's loop before its end, and when to evaluate it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.specs.bounds import check_run
 
 __all__ = ["EVALUATE_EVERY_SAMPLES", "Goal"]
 
-EVALUATE_EVERY_SAMPLES = 10_000  # where nobody knows how long an epoch is
+EVALUATE_EVERY_SAMPLES = 10_000  # if the length of an epoch is unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class Goal:
     Args:
         target_loss: stop once the mean of the last 100 losses of applied gradients, as reported, is at most this.
         target_accuracy: instead: stop once `evaluate` finds at least this.
-        limit_s: stop after so many seconds of training, in a simulation virtual ones.
-        limit_samples: stop after so many samples of applied gradients.
-        evaluate_every_samples: evaluate so often; None: every quarter of an epoch with a target accuracy, else every epoch.
+        limit_s: stop after this many seconds of training, in a simulation virtual ones.
+        limit_samples: stop after this many samples of applied gradients.
+        evaluate_every_samples: evaluate this often; None: every quarter of an epoch with a target accuracy, else every epoch.
     """
 
     target_loss: float | None = None
@@ -43,16 +43,16 @@ class Goal:
         return any(value is not None for value in dataclasses.asdict(self).values())
 
     def share_done(self, elapsed_s: float, samples: int) -> float:
-        """How much of the nearest limit is behind; 0 without limits."""
+        """The share of the nearest limit that is used up; 0 without limits."""
         shares = [elapsed_s / self.limit_s] if self.limit_s is not None else []
         shares += [samples / self.limit_samples] if self.limit_samples is not None else []
         return min(1.0, max(shares, default=0.0))
 
     def check(self, evaluate: Callable[..., Any] | None) -> None:
-        """Refuses a target that nobody can judge.
+        """Refuses a target accuracy without an `evaluate`.
 
         Raises:
-            UsageError: a target accuracy, and the loop's `attach` was given no `evaluate`.
+            UsageError: there is a target accuracy, and the loop's `attach` got no `evaluate`.
         """
         if self.target_accuracy is not None and evaluate is None:
             raise UsageError(
@@ -61,7 +61,7 @@ class Goal:
             )
 
     def evaluate_every(self, epoch_samples: int) -> int:
-        """Samples between two evaluations of a loop whose epochs have so many; 0: nobody knows."""
+        """Samples between two evaluations of a loop with this many samples per epoch; 0: unknown."""
         if self.evaluate_every_samples is not None:
             return self.evaluate_every_samples
         if not epoch_samples:

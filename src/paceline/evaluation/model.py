@@ -25,22 +25,22 @@ _INITIAL_SAMPLES = 10_000  # the initial loss is a mean over at most so many tra
 
 
 def about_evaluated(algorithm: Any) -> dict[str, Any]:
-    """What a result says of which parameters were evaluated; nothing where it was the newest ones."""
+    """A result's entry about which parameters were evaluated; empty for the newest ones."""
     if not algorithm.needs.averaged:
         return {}
     return {"evaluated": f"moving average of parameters and buffers, decay {algorithm.average:g}"}
 
 
 class Evaluated(Protocol):
-    """Where an evaluation finds the run's parameters and buffers: an `Arena`, or a simulated machine."""
+    """The source of the run's parameters and buffers for an evaluation: an `Arena`, or a simulated machine."""
 
     @property
     def shared(self) -> Any:
         """The shared parameters; `shared.snapshot(out)` copies them and returns their version.
 
-        Where every worker has a model of its own, `shared.own_models` is true, a snapshot is their mean, and there are
-        `shared.consensus_distance(mean)`, `shared.model_ids()` and `shared.model(worker, out)`. Where `shared.average` is
-        there, `shared.snapshot_average(out)` is what is evaluated.
+        If every worker has its own model, `shared.own_models` is true, a snapshot is their mean, and there are
+        `shared.consensus_distance(mean)`, `shared.model_ids()` and `shared.model(worker, out)`. If there is a
+        `shared.average`, evaluations use `shared.snapshot_average(out)`.
         """
         ...
 
@@ -50,16 +50,16 @@ class Evaluated(Protocol):
 
 
 class Evaluator:
-    """A model of its own, on a copy of the shared vector.
+    """Evaluates with its own model, on a copy of the shared vector.
 
     Args:
-        model: has the parameters and buffers of what is trained, and is nobody else's.
+        model: with the parameters and buffers of the trained model; used only here.
         figures: maps it to `{"loss": ..., "accuracy": ...}`, each of which may be None.
     """
 
     def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:
-        self.finite = True  # whether the parameters last evaluated were
-        self.loaded_s = 0.0  # when they had been copied, on the monotonic clock
+        self.finite = True  # whether the last evaluated parameters were finite
+        self.loaded_s = 0.0  # when these had been copied, on the monotonic clock
         self.model = model
         self._figures = figures
         self._buffers = dense_buffers(model)
@@ -69,7 +69,7 @@ class Evaluator:
         self.vector_bytes = self._x.nbytes
 
     def now(self, run: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
-        """Evaluates here and now; `about` comes first in what it returns."""
+        """Evaluates now; the returned mapping begins with `about`."""
         averaged = getattr(run.shared, "average", None) is not None
         version = run.shared.snapshot_average(self._x) if averaged else run.shared.snapshot(self._x)
         self.loaded_s = time.monotonic()
@@ -81,7 +81,7 @@ class Evaluator:
         return evaluation
 
     def worst_worker_accuracy(self, run: Evaluated) -> float | None:
-        """The lowest test accuracy of up to 16 workers' own models, evenly spaced; None where they have none."""
+        """The lowest test accuracy of up to 16 workers' own models, evenly spaced; None if they have none."""
         if not getattr(run.shared, "own_models", False):
             return None
         workers, accuracies = run.shared.model_ids(), []
@@ -99,14 +99,14 @@ class Evaluator:
 
 
 def task_evaluator(task: Task, test_set: Dataset[Any], seed: int) -> Evaluator:
-    """Evaluates a task on its test set; its model begins with the parameters that the workers' have with this seed."""
+    """Evaluates a task on its test set; its model begins with the workers' initial parameters for this seed."""
     with torch.random.fork_rng(devices=[]):
         model = task.new_model(seed)
     return Evaluator(model, partial(task.evaluate, dataset=test_set))
 
 
 def initial_loss(task: Task, evaluator: Evaluator, train_set: Dataset[Any]) -> float | None:
-    """Mean training loss before the first update, of some samples: what `time_to_fraction_s` counts from.
+    """Mean training loss of some samples before the first update: the reference of `time_to_fraction_s`.
 
     Raises:
         UsageError: the task's model, loss or accuracy fails on its samples.

@@ -1,4 +1,4 @@
-"""What a user's `evaluate` says of a run: called with a copy of the model that nobody trains."""
+"""Evaluates a run with the user's `evaluate`, on a separate copy of the model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy',
 
 
 def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool = False) -> Evaluator:
-    """Evaluates with the user's function, on a copy of `model` that is made here and now.
+    """Evaluates with the user's function, on a copy of `model` that is made now.
 
     Args:
-        model: of the loop, not yet on shared memory.
+        model: of the loop, not yet in shared memory.
         evaluate: the user's.
         needs_accuracy: whether figures without an accuracy are refused.
 
     Raises:
-        UsageError: the model cannot be copied; or, from its evaluations, what `evaluate` returns is no accuracy and no loss.
+        UsageError: the model cannot be copied; or, in an evaluation, `evaluate` returns neither an accuracy nor a loss.
     """
     try:
         own = copy.deepcopy(model)
@@ -50,13 +50,13 @@ def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool
 
 
 def figures_of(returned: Any) -> dict[str, float | None]:
-    """`{"loss": ..., "accuracy": ...}` of what a user's function returned.
+    """`{"loss": ..., "accuracy": ...}` from a user function's return value.
 
     >>> figures_of(0.5)
     {'loss': None, 'accuracy': 0.5}
 
     Raises:
-        UsageError: it is no number and no mapping with either, or the accuracy is no fraction.
+        UsageError: it is neither a number nor a mapping with either, or the accuracy is not in [0, 1].
     """
     named = returned if isinstance(returned, Mapping) else {"accuracy": returned}
     if "accuracy" not in named and "loss" not in named:

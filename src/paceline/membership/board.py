@@ -1,4 +1,4 @@
-"""A few whole numbers of each worker that all of them can look up: in memory that they share, or in a store."""
+"""A few integers per worker that all workers can read, in shared memory or in a store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Board", "MemoryBoard", "StoreBoard"]
 
 
 class Board(Protocol):
-    """A row of numbers, none of them 0, for each worker."""
+    """A row of nonzero numbers for each worker."""
 
     def put(self, numbers: Sequence[int]) -> None:
         """Writes this worker's row."""
         ...
 
     def rows(self) -> list[list[int]] | None:
-        """All rows by worker; None as long as one is missing, or where nobody can be asked any more."""
+        """All rows by worker; None as long as one is missing, or if the store is gone."""
         ...
 
 
@@ -35,27 +35,27 @@ class MemoryBoard:
 
     @property
     def is_written(self) -> bool:
-        """Whether this worker's row is there: a dead worker's successor finds the dead one's."""
+        """Whether this worker, or its dead predecessor, has written its row."""
         return bool(self._table[self._worker_id].any())
 
     def put(self, numbers: Sequence[int]) -> None:
-        """Writes this worker's row, the last number last."""
+        """Writes this worker's row in order: the last number marks it as complete."""
         for place, number in enumerate(numbers):
             self._table[self._worker_id, place] = number
 
     def rows(self) -> list[list[int]] | None:
-        """All rows; None as long as one has no last number."""
+        """All rows; None as long as one is incomplete."""
         rows: list[list[int]] = self._table.tolist()
         return rows if all(row[-1] for row in rows) else None
 
 
 class StoreBoard:
-    """A board in a store of torch's, or at a join point.
+    """A board in a torch store or at a join point.
 
     Args:
         store: with `set`, `get` and `check`.
         name: of this board.
-        worker_id: whose row is written.
+        worker_id: this worker, whose row `put` writes.
         num_workers: how many rows there are.
     """
 
@@ -65,12 +65,12 @@ class StoreBoard:
         self._keys = [f"{name}/{worker}" for worker in range(num_workers)]
 
     def put(self, numbers: Sequence[int]) -> None:
-        """Writes this worker's row; where the join point is gone, nothing."""
+        """Writes this worker's row; does nothing if the join point is gone."""
         with contextlib.suppress(WorkerLostError):
             self._store.set(self._own, json.dumps(list(numbers)))
 
     def rows(self) -> list[list[int]] | None:
-        """All rows; None as long as one is missing, or if the join point is gone or a row makes no sense."""
+        """All rows; None as long as one is missing, or if the join point is gone or a row is malformed."""
         try:
             if not self._store.check(self._keys):
                 return None

@@ -1,4 +1,4 @@
-"""Which batch is next, for workers that joined a run: with counts that all share, and without."""
+"""Batch claims of workers that joined a run: counted at the join point, or by worker ids once it is gone."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ _COUNTED_EPOCHS = 1 << 15  # the join point's store takes twice as many keys
 
 
 class JoinedClaims(EpochClaims):
-    """Implements `EpochClaims` with counts at the join point, and without it by worker ids.
+    """Implements `EpochClaims` with counts at the join point, or by worker ids if that is gone.
 
-    When the join point is gone, every worker goes on behind the last batch that it has seen claimed: the epoch's batch n is
-    then worker n mod N's, and what belongs to a worker that cannot be reached is shared in the same way by those that can. So
-    batches that others had claimed since then may be seen twice, at most a few for each worker; batches that a worker took
-    along when it died are seen by nobody, as always; and around a later death, those may be missed that one worker left to
-    another.
+    Without the join point, every worker goes on after the last batch that it has seen claimed: batch n of the epoch then
+    belongs to worker n mod N, and the reachable workers share the batches of an unreachable one in the same way. A few
+    batches per worker may be seen twice, because others had claimed them in the meantime. As always, a dying worker's claimed
+    batches are lost; around a later death, workers may also skip a few batches that each left to another.
 
     Args:
         meeting: the join point.
-        mailbox: says who can be reached.
+        mailbox: knows which workers can be reached.
         worker_id: this worker.
         num_workers: N.
-        notes: takes a sentence when the join point is gone.
+        notes: gets a sentence when the join point is gone.
 
     Attributes:
-        by_ids: whether batches are dealt out without the join point.
+        by_ids: whether batches are dealt out by worker ids, without the join point.
     """
 
     def __init__(self, meeting: Meeting, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]) -> None:
@@ -39,10 +38,10 @@ class JoinedClaims(EpochClaims):
         self._mailbox = mailbox
         self._worker_id, self._num_workers = worker_id, num_workers
         self._notes = notes
-        self.by_ids = False  # the join point is of no use any more
+        self.by_ids = False
         self._epoch = 0
         self._places: list[int] = []
-        self._next = 0  # the first in the epoch that this worker has not seen claimed
+        self._next = 0  # the first batch of the epoch that this worker has not seen claimed
 
     def claim(self, epoch: int) -> int:
         if epoch != self._epoch:

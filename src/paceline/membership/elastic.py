@@ -1,8 +1,8 @@
 """Workers that come and go: they meet at a join point, take a place in the run, and from then on need only each other.
 
-The rules. A run has N places, 0 to N - 1, and training begins once all are taken. A worker that comes later takes the place of
-one that has died, with a higher incarnation and a neighbour's model; where all are alive it is refused. Who holds the join
-point may die: addresses were exchanged before, and the batches that nobody has claimed by then are dealt out by worker ids.
+A run has N places, 0 to N - 1, and training begins once all are taken. A worker that comes later takes the place of a dead
+one, with a higher incarnation and a neighbour's model; if all are alive, it is refused. The process that holds the join point
+may die: the workers know each other's addresses by then, and deal out the unclaimed batches by worker ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _joined = False  # places are taken by processes
 
 
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
-    """Refuses algorithms that cannot go on without a worker, or that need shared memory, or servers for so many workers."""
+    """Refuses algorithms that cannot go on without a worker, or that need shared memory or servers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     needs_servers = needs.servers > 0 and num_workers > 1
     if "kill" in algorithm.tolerates and needs.mailbox and not needs_servers:
@@ -54,10 +54,10 @@ def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
 
 
 def num_places(meeting: Meeting, of: int | None, own: int) -> int:
-    """How many workers the run has: what the first to come said, which is how many it brought unless it said more.
+    """How many workers the run has, as the first to come decided: `of`, or by default the number that it brought.
 
     Raises:
-        UsageError: another number was agreed on.
+        UsageError: `of` differs from the number agreed on.
     """
     agreed = read_incarnation(meeting.agree("of", str(own if of is None else of)))
     if not agreed:
@@ -71,7 +71,7 @@ def num_places(meeting: Meeting, of: int | None, own: int) -> int:
 
 
 class JoinedRun:
-    """What one worker holds of a run that it joined.
+    """One worker's side of a run that it joined.
 
     Args:
         invitation: where to go, and how long to wait for the others.
@@ -156,7 +156,7 @@ class JoinedRun:
         return JoinedClaims(self._meeting, mailbox, self.worker_id, self.num_workers, self.notes)
 
     def heed_signals(self, stop: Callable[[], object]) -> None:
-        """From now on Ctrl-C and SIGTERM let this worker end its training in order, by `stop`; the others go on without it."""
+        """Makes Ctrl-C and SIGTERM end this worker's training cleanly, by `stop`; the others go on without it."""
         self._signals.enter_context(ended_by_system())
         self._interruption = self._signals.enter_context(noted(patient=True))
         self._signals.enter_context(self._interruption.calls(stop))
@@ -167,10 +167,10 @@ class JoinedRun:
         return bool(self._interruption)
 
     def end(self) -> None:
-        """Says that the data is used up, so that nobody comes in any more.
+        """Says that the data is used up, so that no more workers join.
 
         Raises:
-            WorkerLostError: this worker came so late that it has no model to bring.
+            WorkerLostError: this worker came so late that it never averaged with another.
         """
         with contextlib.suppress(MeetingLostError):
             self._meeting.set("ending", "1")
@@ -181,7 +181,7 @@ class JoinedRun:
             )
 
     def close(self) -> None:
-        """Leaves the join point; whoever holds it takes it along. Raises what a signal has left to be raised."""
+        """Leaves the join point, which ends if this process holds it. Raises a pending interruption, if a signal came."""
         self._coming.close()
         self._meeting.close()
         self._signals.close()
@@ -225,9 +225,9 @@ class JoinedRun:
             time.sleep(_LOOK_EVERY_S / 4)
 
     def _has_died(self, worker_id: int, incarnation: int, coming: str) -> bool:
-        """Whether no process listens at a worker's address any more. The kernel answers, also for a worker that is stopped.
+        """Whether no process listens at a worker's address any more. The kernel answers even for a suspended worker.
 
-        Until a worker has published its mailbox's address, it listens at `coming`, which is a part of its claim to the place.
+        Until a worker has published its mailbox's address, it listens at `coming`, which is part of its claim to the place.
         """
         where = self._mailbox_of(worker_id, incarnation)
         if where is None:

@@ -1,4 +1,4 @@
-"""Who a worker is: set by the launcher that started it, ours or another, and read by `attach`."""
+"""The identity of a worker: set by the launcher that started it, ours or another, and read by `attach`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
-    """One worker of a run, as its launcher tells it; each kind of launcher tells more.
+    """One worker of a run, as its launcher describes it; the subclass for each kind of launcher adds to it.
 
     Args:
         worker_id: 0 to num_workers - 1, kept over restarts.
@@ -48,10 +48,10 @@ class WorkerEnvironment:
         incarnation: 0 for the worker's first process, one more after each restart.
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
         seed: the run's.
-        own_data: whether each worker's loaders have samples of their own, so that none of their batches are shared out.
+        own_data: whether each worker's loaders have samples of their own, so that their batches are not shared out.
 
     Attributes:
-        default_algorithm: where nobody names one.
+        default_algorithm: used if neither the launcher nor the user's code names one.
     """
 
     worker_id: int = 0
@@ -83,7 +83,7 @@ class SupervisedEnvironment(WorkerEnvironment):
         placement: spec of where the parameters' memory lies.
         pin: whether processes are pinned to cores.
         intra_op_threads: threads inside one PyTorch operation.
-        goal: what a loop's evaluations are for; None: nobody wants them.
+        goal: what a loop's evaluations are for; None: it does not evaluate.
         slow: by worker, how many times as long its gradients take.
         batches_done: batches that a resumed run leaves out.
         done_before: steps and samples of a resumed run's earlier part.
@@ -139,8 +139,8 @@ class Invitation(WorkerEnvironment):
 
     Args:
         address: HOST:PORT of the join point.
-        key: file that all workers of the run share, or what is in it; needed where other machines can reach the address.
-        of: how many workers the run has; None: as the first to come says.
+        key: key file that all workers of the run share, or its contents; needed if other machines can reach the address.
+        of: how many workers the run has; None: as the first to come decides.
         out: folder for this worker's records and model; None: nothing is written.
         deadline_s: how long it waits for the others.
     """
@@ -155,7 +155,7 @@ class Invitation(WorkerEnvironment):
 
 @dataclass
 class _Running:
-    """A worker that this thread (or process) runs as, and what has come of it so far."""
+    """The worker that this thread (or process) runs as, and its state so far."""
 
     environment: WorkerEnvironment
     has_attached: bool = False
@@ -168,21 +168,21 @@ _current: ContextVar[_Running | None] = ContextVar("paceline_environment", defau
 def current_environment() -> WorkerEnvironment | None:
     """The worker that this code runs as; None outside any launcher, and for another launcher's only worker.
 
-    If a launcher has started this process, an uncaught error of Paceline's prints one line from now on.
+    If a launcher has started this process, an uncaught Paceline error prints one line from now on.
     """
     running = _current.get()
     return running.environment if running is not None else _invited() or _of_another_launcher()
 
 
 def set_environment(environment: WorkerEnvironment | None) -> list[Callable[[], object]]:
-    """Makes this thread (or process) the given worker; returns the list of what `call_at_end` is given from now on."""
+    """Makes this thread (or process) the given worker; returns the list that `call_at_end` appends to from now on."""
     running = _Running(environment) if environment is not None else None
     _current.set(running)
     return running.at_end if running is not None else []
 
 
 def call_at_end(call: Callable[[], object]) -> None:
-    """Has `call` called once the worker that this thread runs as has said how it ended."""
+    """Calls `call` once the worker that this thread runs as has reported how it ended."""
     if (running := _current.get()) is not None:
         running.at_end.append(call)
 
@@ -204,15 +204,15 @@ def attach_once() -> None:
 
 
 def named_algorithm() -> str | None:
-    """The spec in PACELINE_ALGORITHM: for launchers that have no other way to pass it on."""
+    """The spec in PACELINE_ALGORITHM, for launchers that have no other way to pass it on."""
     return os.environ.get("PACELINE_ALGORITHM") or None
 
 
 def _invited() -> Invitation | None:
-    """Read from PACELINE_JOIN, which `paceline launch` or the user sets.
+    """Reads PACELINE_JOIN, which `paceline launch` or the user sets.
 
     Raises:
-        UsageError: `accelerate launch` has made this process one of several, too: its Accelerator would make a run of them.
+        UsageError: `accelerate launch` has also started this process as one of several, and would make its own run of them.
     """
     address = os.environ.get("PACELINE_JOIN")
     if not address:
@@ -236,7 +236,7 @@ def _invited() -> Invitation | None:
 
 
 def _of_another_launcher() -> LaunchedEnvironment | None:
-    """Read from the variables that launchers set; they count where MASTER_ADDR and MASTER_PORT say how workers meet."""
+    """Reads the variables that launchers set; they count only together with MASTER_ADDR and MASTER_PORT."""
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         # Slurm's variables do not count: they are also set in a batch script, which runs once.
         started = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")

@@ -1,4 +1,4 @@
-"""The end of a run whose workers have models of their own and no supervisor: they agree on the mean."""
+"""The end of a run whose workers have their own models and no supervisor: they agree on the mean."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.vectors.model_state import from_bytes, to_bytes
 
 __all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "receive_vector", "take_final_mean", "why_not_given"]
 
-_LEFT_AT_BREAK = 4  # batches that a loop has claimed when it leaves an epoch before its end, and not seen, at most
+_LEFT_AT_BREAK = 4  # the most batches that a loop has claimed but not seen when it leaves an epoch early
 
 
 class LeftWeights(NamedTuple):
-    """What worker 0's loop has put into its model after its last step, such as its best weights: the run's result."""
+    """What worker 0's loop loads into its model after its last step, such as its best weights: the run's result."""
 
     x: torch.Tensor  # (P,)
     buffers: Sequence[torch.Tensor]  # the model's, in their order
@@ -33,21 +33,21 @@ class FinalMean(NamedTuple):
     x: torch.Tensor  # (P,)
     consensus_distance: float  # sum_i ||x_i - mean||^2 / n
     num_models: int
-    num_not_given: int = 0  # batches that no worker was given, where that is certain
+    num_not_given: int = 0  # batches that no worker received, where that is certain
 
 
 class Given(NamedTuple):
-    """Batches that a worker's loop was given by a counter of all workers'."""
+    """Batches that a worker's loop received from a counter that all workers share."""
 
     taken: int = 0  # how many; -1: another worker took more in its place, or took the same
-    reached: int = 0  # up to which number the loop went: all below are some worker's
+    reached: int = 0  # the number up to which the loop went: each batch below it belongs to some worker
 
 
 _NOTHING = Given()
 
 
 def why_not_given(number: int) -> str:
-    """What a user is told of batches that no worker was given."""
+    """The warning about batches that no worker received."""
     return (
         f"{number:,} batches were given to no worker of this run: another program that has the key claimed them where the"
         " workers meet. Start the run again at another port, with a key of its own (`paceline key FILE`)."
@@ -64,10 +64,10 @@ def take_final_mean(
 ) -> FinalMean | None:
     """Replaces a worker's model `x` (P,) by the mean of all; over a mailbox by what worker 0 has `left`, and `buffers` too.
 
-    Warns of batches not given.
+    Warns of batches that no worker received.
 
     Returns:
-        what is known of the mean.
+        the mean and its statistics; None after a collective.
     """
     if ports.num_workers > 1 and ports.mailbox is None:
         assert ports.collectives is not None
@@ -85,7 +85,7 @@ def take_final_mean(
 
 
 def _not_given(given: list[Given]) -> int:
-    """Batches that none of all workers was given, below the highest number that one reached; 0 where one cannot tell."""
+    """Batches that no worker received, below the highest number that any reached; 0 if that cannot be known."""
     if any(one.taken < 0 for one in given):
         return 0
     missing = max(one.reached for one in given) - sum(one.taken for one in given)
@@ -102,25 +102,25 @@ def mean_of_all(
     buffers: Sequence[torch.Tensor] = (),
     left: LeftWeights | None = None,
 ) -> FinalMean:
-    """The mean of all workers' models that are still there; every worker calls it and gets the same bits.
+    """The mean of the models of all remaining workers; every worker calls it and gets the same bits.
 
-    The lowest worker that can be reached collects the models and sends the mean to all. A worker that has left is not counted;
-    one that leaves while it collects is replaced by the next. Where nobody answers in time the worker's own model is returned.
-    What worker 0, who collects as long as it is there, has `left` takes the mean's place, and its buffers everybody's.
+    The lowest reachable worker collects the models and sends the mean to all. A worker that has left is not counted; the next
+    one replaces a collector that leaves. If no worker answers in time, returns the worker's own model. Worker 0 collects as
+    long as it is there; its `left` weights, if any, replace the mean, and its buffers replace every worker's.
     Costs: two messages of the model's size per worker, one after the other at the collecting worker.
 
     Args:
-        mailbox: on which all else that comes is left alone.
+        mailbox: messages of other kinds are left in it.
         worker_id: this worker.
         num_workers: of the run.
         x: its model (P,), not changed.
         deadline_s: how long to wait for one worker.
-        given: the batches that its loop was given.
-        buffers: of its model; changed where worker 0 has left something.
-        left: what this worker, worker 0, has left; or None.
+        given: the batches that its loop received.
+        buffers: of its model; changed if worker 0 has left weights.
+        left: the weights that worker 0 has left, if this is worker 0; or None.
     """
     for collector in range(worker_id):
-        if collector not in mailbox.peers():  # a late comer may never have met it, and need not wait for it
+        if collector not in mailbox.peers():  # a late worker may never have met it, and does not wait for it
             continue
         try:
             mailbox.send(collector, Message("final", collector, given.reached, x, given.taken))
@@ -129,7 +129,7 @@ def mean_of_all(
         answer = receive_vector(mailbox, deadline_s, "mean", collector, x)
         if answer is not None:
             mean, about = answer
-            if about.version < 0:  # it is what worker 0 has left
+            if about.version < 0:  # these are the weights that worker 0 has left
                 _receive_buffers(mailbox, deadline_s, collector, buffers)
                 return FinalMean(mean, about.weight, about.number, -1 - about.version)
             return FinalMean(mean, about.weight, about.number, about.version)
@@ -139,7 +139,7 @@ def mean_of_all(
 def receive_vector(
     mailbox: Mailbox, deadline_s: float, kind: str, sender: int, x: torch.Tensor, number: int | None = None
 ) -> tuple[torch.Tensor, Message] | None:
-    """A vector like `x` from a worker, which may have come late or been away; None: it has left, or none has come in time."""
+    """A vector like `x` from a worker, which may reconnect meanwhile; None: the worker has left, or sent none in time."""
     while True:
         answer = mailbox.receive(deadline_s, kind=kind, sender=sender, number=number)
         if isinstance(answer, PeerBack):

@@ -1,4 +1,4 @@
-"""The join point: one address at which the workers of a run meet. Whoever comes first holds it; later it may be gone."""
+"""The join point: one address at which the workers of a run meet. The first to come holds it; later it may be gone."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from paceline.transport.keys import Keys, load_keys, own_keys
 
 __all__ = ["Meeting", "MeetingLostError", "endpoint"]
 
-_BACKLOG = 1024  # connections that wait, such as those that ask whether a worker is alive
+_BACKLOG = 1024  # waiting connections, such as probes of whether a worker is alive
 _SLICE_S = 0.5
-_MOST_SLICES = 10  # an answer that takes longer than so many slices will not come
+_MOST_SLICES = 10  # an answer that takes longer than this many slices counts as lost
 _BETWEEN_TRIES_S = 0.1
 _CONNECT_S = 2.0
 _MOST_BYTES = 1 << 20  # of a question or an answer
-_MOST_KEYS = 1 << 16  # that the store takes
-_MOST_STORED = 1 << 26  # characters in them
+_MOST_KEYS = 1 << 16  # in the store
+_MOST_STORED = 1 << 26  # characters, in keys and values together
 _MOST_NUMBER = 1 << 53
 _MOST_COUNTS = 1 << 16
 _MOST_ADDED = 64
@@ -39,7 +39,7 @@ _T = TypeVar("_T", int, str, bool, None)
 
 
 class MeetingLostError(WorkerLostError):
-    """The join point is gone, or does not answer: a RuntimeError, as where a store of torch's own is."""
+    """The join point is gone or does not answer: a RuntimeError, as for a torch store."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -48,31 +48,31 @@ class MeetingLostError(WorkerLostError):
 
 
 class Meeting:
-    """A worker's (or agent's) place at the join point: a store with what mailboxes ask of one of torch's.
+    """A worker's (or agent's) access to the join point: a store with the methods of a torch store that mailboxes call.
 
-    Binds the address if it is this machine's and free, and holds the store from then on; otherwise dials it. Whoever has not
-    the key gets no further than the handshake. What has once not answered is never asked again. It belongs to the process that
-    made it: a fork of that finds it lost.
+    Binds the address if it is this machine's and free, and holds the store from then on; otherwise dials it. A process
+    without the key does not get past the handshake. After one unanswered question the join point counts as lost, and is not
+    asked again. The object belongs to the process that made it: in a fork, it counts as lost.
 
-    Not a TCPStore, which asks for no key: whoever reaches it may read, change and fill it.
+    Unlike a TCPStore, it asks for a key: any process that reaches a TCPStore can read, change and fill it.
 
     Args:
         address: HOST:PORT.
-        key: the key file, or what is in it; None: the user's own one, where only this machine can reach the address.
-        deadline_s: how long to wait for whoever holds the address.
-        role: whoever comes first holds the address (`either`); or this one does, at any free port where that is 0 (`holder`);
-            or another one (`guest`).
+        key: the key file, or its contents; None: the user's own key, if only this machine can reach the address.
+        deadline_s: how long to wait for the process that holds the address.
+        role: the first to come holds the address (`either`); this process holds it, at any free port if the port is 0
+            (`holder`); or another process holds it (`guest`).
 
     Attributes:
         address: HOST:PORT, where the others find it.
         host: the address of this machine by which the others reach it; None: all are on this machine.
-        key: the key for what workers send each other; needed with `host`.
+        key: encrypts the workers' messages; needed with `host`.
         holds: whether this process holds the store.
         lost: whether the join point is gone.
 
     Raises:
         UsageError: the address or key is wrong, or the port is in use by something else.
-        WorkerLostError: nobody was there within the deadline.
+        WorkerLostError: no process held the address within the deadline.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Meeting:
                 f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
                 " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."
             ) from None
-        # The kernel lets in the same user's processes only, and those that it shows each other.
+        # The kernel lets in only the same user's processes, and only those that can see each other.
         here = f"{machine_of_this()} {os.geteuid()}"
         if is_local and self.agree("machine", here) != here:
             raise UsageError(
@@ -148,11 +148,11 @@ class Meeting:
     # Asking
 
     def agree(self, name: str, wanted: str) -> str:
-        """What the first to come said about `name`; who comes first is taken at its word."""
+        """What the first to come said about `name`; its word counts."""
         return self.compare_set(name, "", wanted).decode()
 
     def agree_words(self, name: str, wanted: dict[str, str]) -> dict[str, str]:
-        """The same of several words, each under a name of its own."""
+        """As `agree`, for several words by name."""
         with contextlib.suppress(ValueError, RecursionError):
             words = json.loads(self.agree(name, json.dumps(wanted)))
             if isinstance(words, dict) and all(isinstance(one, str) for one in words.values()):
@@ -160,9 +160,10 @@ class Meeting:
         raise MeetingLostError(self.address)
 
     def add(self, key: str, amount: int) -> int:
-        """As of torch's stores, as are the following; all raise `MeetingLostError`.
+        """As in torch's stores, like the following methods; all raise `MeetingLostError`.
 
-        Counts are no values that one could set, and go up by 64 at most, so that nobody makes the others skip all batches.
+        Counts are separate from values, and grow by at most 64 per call, so that no worker can make the others skip all
+        batches.
         """
         return self._ask(int, "add", key, amount)
 
@@ -180,13 +181,13 @@ class Meeting:
         return self._ask(str, "compare_set", key, expected, desired).encode()
 
     def listen(self) -> socket.socket:
-        """A socket at the one address by which the others reach this machine, at a port that the system chooses."""
+        """A socket at the address by which the others reach this machine, at a port that the system chooses."""
         host = self.host or "127.0.0.1"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
 
     def close(self) -> None:
-        """Leaves; whoever holds the store takes it along."""
+        """Leaves; ends the store if this process holds it."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -202,13 +203,13 @@ class Meeting:
             self._point.close()
 
     def _ask(self, kind: type[_T], *question: Any) -> _T:
-        if os.getpid() != self._pid:  # nor is the lock to be trusted: another thread may have held it
+        if os.getpid() != self._pid:  # in a fork; another thread may have held the lock, too
             raise MeetingLostError(self.address)
         with self._lock:
             if not self.lost:
                 with contextlib.suppress(
                     ValueError, RecursionError, zmq.Again
-                ):  # sending: it has gone since the last time
+                ):  # Again: the join point has gone since the last question
                     self._asker.send(json.dumps(question).encode(), zmq.DONTWAIT)
                     raw = self._answer_in_time()
                     if raw is not None and _is_plain(answer := json.loads(raw), kind):
@@ -217,7 +218,7 @@ class Meeting:
             raise MeetingLostError(self.address)
 
     def _answer_in_time(self) -> bytes | None:
-        # Counted in slices, so that a worker that was stopped for a while does not take its own silence for the other's.
+        # Counted in slices, so that a worker that was suspended for a while does not mistake that time for a lost answer.
         for _ in range(_MOST_SLICES):
             ready = dict(self._poller.poll(round(_SLICE_S * 1e3)))
             if self._asker in ready:
@@ -226,10 +227,10 @@ class Meeting:
                 return None
         return None
 
-    # Getting there
+    # Connecting
 
     def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> _Point | None:
-        """The store, which this process holds from now on; None: somebody else listens there, and can be reached."""
+        """The store, which this process holds from now on; None: another process holds it and can be reached."""
         until_s = time.monotonic() + deadline_s
         while True:
             try:
@@ -254,13 +255,13 @@ class Meeting:
 
 
 class _Point:
-    """The store at a join point: a thread that answers whoever has the key.
+    """The store at a join point: a thread that answers every process that has the key.
 
     Attributes:
         port: where it listens.
 
     Raises:
-        ZMQError: nobody can listen there.
+        ZMQError: the address cannot be bound.
     """
 
     def __init__(self, endpoint: str, keys: Keys) -> None:
@@ -309,7 +310,7 @@ class _Point:
                 try:
                     verb, *question = json.loads(b"".join(frames))
                     answer = self._answer(verb, question)
-                except Exception:  # no question, such as another version's, may end this thread
+                except Exception:  # a malformed question, such as another version's, must not end this thread
                     answer = {}
                 self._router.send_multipart([sender, json.dumps(answer).encode()])
 

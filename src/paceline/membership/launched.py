@@ -26,11 +26,11 @@ from paceline.vectors.sharding import AxisShape
 __all__ = ["LaunchedRun", "check_algorithm"]
 
 _FAREWELL_S = 5.0
-_GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message says who is missing
-_NCCL_EXTRA_S = 60.0  # NCCL's counts from when an operation was given to the GPU, and ends the process
-_FINAL = "final"  # whether worker 0's loop has left something in its model
+_GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message names the missing workers
+_NCCL_EXTRA_S = 60.0  # NCCL's deadline counts from the launch of an operation on the GPU, and ends the process
+_FINAL = "final"  # whether worker 0's loop has left weights in its model
 _dist: Any = dist  # its type stubs do not name the stores
-_num_joined = 0  # attach may be used several times in a process; each time has a part of the store to itself
+_num_joined = 0  # attach may be used several times in a process; each time has its own part of the store
 
 
 def check_algorithm(spec: str, needs: Needs) -> None:
@@ -48,25 +48,25 @@ def check_algorithm(spec: str, needs: Needs) -> None:
 
 
 class LaunchedRun:
-    """What one worker holds of a run whose launcher is not ours.
+    """One worker's side of a run that another launcher started.
 
-    Uses the user's default process group if there is one, for nothing but to make a group of its own; otherwise it makes the
-    default group, and ends it.
+    Uses the user's default process group, if there is one, only to make a group of its own; otherwise makes the default
+    group, and ends it.
 
     Args:
         environment: this worker, and the deadline.
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
-        gpu: the name of this worker's GPU, that no other GPU has, if collectives work on it: they are then NCCL's.
+        gpu: the unique name of this worker's GPU, if collectives run on it, over NCCL.
         random_states: of this worker's generators.
         state: all tensors of the model, which become worker 0's.
 
     Attributes:
         store: where the workers of the run meet.
         tables: what they tell each other there.
-        collectives: of all of them.
+        collectives: over all of them.
 
     Raises:
-        UsageError: the workers disagree; the message says who differs. Or two have one GPU, or PyTorch has no NCCL.
+        UsageError: the workers disagree (the message says which differ), two use one GPU, or PyTorch has no NCCL.
         WorkerLostError: a worker did not come within the deadline.
     """
 
@@ -113,7 +113,7 @@ class LaunchedRun:
             self._become_worker_0s(state[number], num_bytes)
 
     def axes(self, axes: Mapping[str, AxisShape]) -> dict[str, AxisCollectives]:
-        """Collectives along each axis, without those along which this worker is alone. All call it alike."""
+        """Collectives along each axis on which this worker is not alone. All workers call it alike."""
 
         def make(group: Any, ranks: Sequence[int]) -> AxisCollectives:
             own = self._worker_id, self._num_workers
@@ -123,7 +123,7 @@ class LaunchedRun:
         return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Every worker's tensors become worker 0's, through the host's memory."""
+        """Copies worker 0's tensors to every worker, through host memory."""
         for tensor in tensors:
             self._become_worker_0s(tensor, tensor.nbytes)
 
@@ -134,10 +134,10 @@ class LaunchedRun:
             from_bytes(tensor, raw)
 
     def hears_of_left(self, is_left: bool) -> bool:
-        """Whether worker 0's loop has left something in its model: it says so, the others wait until it does.
+        """Whether worker 0's loop has left weights in its model: worker 0 says so, and the others wait for its answer.
 
         Raises:
-            WorkerLostError: it does not leave its `with` within the deadline.
+            WorkerLostError: worker 0 does not leave its `with` within the deadline.
         """
         self.collectives.end()
         if self._worker_id == 0:
@@ -163,25 +163,25 @@ class LaunchedRun:
     def close(self, *, failed: bool) -> None:
         """Leaves; worker 0, which may hold the store, stays until all have, or the deadline has passed.
 
-        After a failure it stays for as long as the others need to hear of it.
+        After a failure it stays only until the others can have heard of it.
         """
         self.collectives.leave()
         if failed and not self._worker_id:
-            with contextlib.suppress(RuntimeError):  # the store is gone, and so are those who would ask
-                self.store.set(_FINAL, "0")  # the others need not wait for what its loop leaves
+            with contextlib.suppress(RuntimeError):  # the store is gone, and its readers with it
+                self.store.set(_FINAL, "0")  # the others do not wait for weights from it
         group = None if self._owns_default else self._group
-        if failed and self._is_nccl:  # what hangs on the GPU would be waited for, until NCCL ends the process
+        if failed and self._is_nccl:  # a hanging GPU operation would block until NCCL ends the process
             abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
             abort(group)
         else:
             dist.destroy_process_group(group)
         if self._worker_id == 0:
-            is_lost = failed or self.collectives.somebody_gave_up()  # a worker may be lost in the last operation of all
+            is_lost = failed or self.collectives.somebody_gave_up()  # a worker may be lost in the very last operation
             within_s = min(_FAREWELL_S, self.deadline_s) if is_lost else self.deadline_s
             missing_keys(self.store, [f"left/{worker}" for worker in range(self._num_workers)], within_s)
 
     def _agree(self, hello: dict[str, str], gpu: str | None, state: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-        """Compares the workers' hellos; returns the numbers of tensors that differ, and how many bytes worker 0's have."""
+        """Compares the workers' hellos; returns (number, bytes on worker 0) of each tensor that differs."""
         digests = list(map(digest, state))
         self.store.set(f"hello/{self._worker_id}", json.dumps([hello, gpu, digests], sort_keys=True))
         keys = [f"hello/{worker}" for worker in range(self._num_workers)]

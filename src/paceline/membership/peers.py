@@ -1,4 +1,4 @@
-"""A worker's way to its peers in a real run: the mailbox, its second program, and the end of both with the run."""
+"""A worker's connection to its peers in a real run: its mailbox and its background program, both ending with the run."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _STORE_DEADLINE_S = 60.0
 _SEND_DEADLINE_S = 10.0
 _LATE_CONNECT_S = 3.0
 _SWITCH_INTERVAL_S = 100e-6
-_LOOK_EVERY_S = 0.1  # at whether the run is being stopped
-_LOOK_ROUND_S = 0.2  # in which a server dials all workers that are there
-_GRACE_S = 5.0  # in which a server answers what is under way when a run is stopped
+_LOOK_EVERY_S = 0.1  # how often a wait checks whether the run is being stopped
+_LOOK_ROUND_S = 0.2  # how long a server dials the workers that are there
+_GRACE_S = 5.0  # how long a server keeps answering requests after a run is stopped
 
 
 def mailbox_part(store: Any) -> Any:
-    """The part of a run's store in which mailboxes find each other."""
+    """The prefix of a run's store under which mailboxes find each other."""
     return _dist.PrefixStore("mailbox", store)
 
 
 class Peers:
-    """Mailbox and further programs of one worker.
+    """The mailbox and background programs of one worker.
 
     Args:
-        store: where the mailboxes of this run find each other, and nothing else is.
+        store: where the mailboxes of this run find each other; it holds nothing else.
         worker_id: this worker.
         num_workers: of the run.
         counts: messages and bytes are added there.
         stopped: whether the run is being stopped.
         incarnation: how many processes this worker has had before.
         host: address of this machine by which the others reach it; None: all are on this machine.
-        key: the run's key file, or what is in it; needed with `host`.
+        key: the run's key file, or its contents; needed with `host`.
         connect: waits for all others at once; otherwise the caller does.
-        num_servers: members after the workers. Who has servers talks to them only, and waits for nobody at the start; and
-            where the run is being stopped, they still answer.
+        num_servers: members after the workers. With servers, a worker talks only to them and does not wait for others at
+            the start; servers still answer while the run is being stopped.
         patience_s: how long a peer may be silent before it counts as lost.
 
     Raises:
-        WorkerLostError: one of the others has not come within a minute.
-        RunStopped: the run was stopped before all had come.
+        WorkerLostError: a peer did not connect within a minute.
+        RunStopped: the run was stopped before all had connected.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Peers:
         except BaseException:
             self._zmq.close()
             raise
-        # The program that averages needs the interpreter for microseconds at a time. By default it would get it from the one
-        # that trains only after 5 ms, at every message.
+        # The averaging thread needs the interpreter for microseconds at a time. By default the training thread would yield
+        # it only after 5 ms, at every message.
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if worker_id >= num_workers:
@@ -107,14 +107,14 @@ class Peers:
         self.concurrency = ThreadConcurrency()
 
     def _connect_late(self, stopped: Callable[[], bool]) -> None:
-        """Meets those that are there, as one that takes a dead worker's place: another may have died or hang by now."""
+        """Connects a dead worker's successor to the peers that are there; others may have died or hang by now."""
         until_s = time.monotonic() + _STORE_DEADLINE_S
         self.connect(_LATE_CONNECT_S, needs_all=False, stopped=stopped)
         while not self._zmq.peers() and self._zmq.awaited() and time.monotonic() < until_s:
             self.connect(_LATE_CONNECT_S, needs_all=False, stopped=stopped)
 
     def close(self, *, wait: bool = True) -> None:
-        """Says goodbye and frees the sockets; a thread does so where nobody can `wait` for messages to one who may be dead."""
+        """Says goodbye and frees the sockets; without `wait`, a thread does so, since messages to a dead peer take long."""
         sys.setswitchinterval(self._switch_interval_s)
         if wait:
             self._zmq.close()
@@ -123,7 +123,7 @@ class Peers:
 
 
 class RunMailbox:
-    """A mailbox in which a wait for one peer ends with the run; one for anyone is ended by a message to oneself.
+    """A mailbox in which a wait for one peer ends with the run; a message to oneself ends a wait for any sender.
 
     Attributes:
         waited_s: seconds spent waiting for one peer; the caller reads it and sets it back to 0.
@@ -138,7 +138,7 @@ class RunMailbox:
         self.waited_s = 0.0
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
-        """The next that fits, as in `Mailbox.receive`.
+        """The next matching event, as in `Mailbox.receive`.
 
         Raises:
             RunStopped: the run is being stopped while this waits for `sender`.
@@ -165,7 +165,7 @@ class RunMailbox:
 
 
 class ServerMailbox:
-    """A server's mailbox: its waits end when nobody needs it any more."""
+    """A server's mailbox: its waits end once all workers have ended."""
 
     def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool]) -> None:
         self._inner = inner
@@ -174,7 +174,7 @@ class ServerMailbox:
         self.peers = inner.peers
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
-        """As of `Mailbox`; raises `RunStopped` once all workers have ended."""
+        """As in `Mailbox`; raises `RunStopped` once all workers have ended."""
         until_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         while True:
             left_s = until_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""Where workers that another launcher started find each other: torch's store, and the address by which a worker is reached."""
+"""How workers that another launcher started find each other: torch's store, and the address at which a worker is reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["address_of", "common_store", "machine_of_this", "missing_keys", "own
 
 _FAREWELL_S = 5.0
 _dist: Any = dist  # its type stubs do not name the stores
-_store: Any = None  # the one that this process has made
+_store: Any = None  # the store that this process has made
 
 
 def common_store(environment: LaunchedEnvironment, what: str = "call paceline.attach") -> Any:
     """The user's process group's store; else the launcher's; else one at MASTER_ADDR and MASTER_PORT, which worker 0 holds.
 
-    `what` worker 0 ought to do, for the message where it does not.
+    `what` completes the error message: what worker 0 failed to do.
     """
     global _store
     if dist.is_initialized():
@@ -55,9 +55,9 @@ def common_store(environment: LaunchedEnvironment, what: str = "call paceline.at
 
 
 def own_part(store: Any, name: str) -> Any:
-    """A part of the common store for one use of it.
+    """A part of the common store for one purpose.
 
-    torchrun's own store outlives the workers that it starts again: what the dead ones said in it must not count.
+    torchrun's own store outlives the workers that it restarts: entries of the dead ones must not count.
     """
     return _dist.PrefixStore(f"paceline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", store)
 
@@ -91,20 +91,20 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
 
 
 def machine_of_this() -> str:
-    """Tells machines apart, and the containers of one machine; says nothing about them."""
+    """An opaque id that differs between machines, and between the containers of one machine."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid"))])
 
 
 def wait_for_readers(store: Any, what: str, worker_id: int, workers: Sequence[int]) -> None:
-    """This worker has read what was said; who holds the store must not end, with an error, before all `workers` have (5 s)."""
+    """Marks this worker as done reading; the store's holder waits, up to 5 s, until all `workers` are, before it may end."""
     store.set(f"read/{what}/{worker_id}", "1")
     if worker_id == 0:
         missing_keys(store, [f"read/{what}/{worker}" for worker in workers], _FAREWELL_S)
 
 
 def missing_keys(store: Any, keys: Sequence[str], within_s: float) -> list[int]:
-    """Waits until all keys are there; returns the positions of those that are not in time."""
+    """Waits until all keys are there; returns the positions of those still missing after `within_s`."""
     until_s = time.monotonic() + within_s
     missing = list(range(len(keys)))
     while True:

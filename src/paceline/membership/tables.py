@@ -1,4 +1,4 @@
-"""What the workers of a run tell each other beside their gradients: small tables, one row for each worker."""
+"""Small tables, one row per worker, that the workers of a run share besides their gradients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.membership.board import Board, MemoryBoard, StoreBoard
 
 __all__ = ["NUM_GENERATORS", "WATCHED_STEPS", "SharedTables", "StoredTables", "Tables", "local_tables", "table_shapes"]
 
-NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's of the CPU, PyTorch's of the model's GPU
+NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's for the CPU, PyTorch's for the model's GPU
 WATCHED_STEPS = 3  # in which the workers' inputs are compared
 _RANDOM_STATES, _FIRST_INPUTS, _PROGRESS = "random states", "first inputs", "progress"
 
 
 class SharedTables:
-    """In memory that the workers share.
+    """Tables in memory that the workers share.
 
     Attributes:
-        inputs: where workers compare what they call their models with first.
+        inputs: where workers compare the first inputs to their models.
         progress: (workers, 2): steps and samples of each.
     """
 
@@ -31,17 +31,17 @@ class SharedTables:
         self._states = MemoryBoard(find(_RANDOM_STATES), worker_id)
 
     def tell_random_states(self, states: Sequence[int]) -> None:
-        """Writes those of this worker down, unless its predecessor has: these are what the others began with."""
+        """Writes this worker's states, unless its predecessor did: the others started along with the predecessor."""
         if not self._states.is_written:
             self._states.put([*(states or [0] * NUM_GENERATORS), 1])
 
     def random_states(self) -> Sequence[Sequence[int]] | None:
-        """What the workers that began said of their generators; None: some said nothing."""
+        """The generator states with which the workers started; None: some have not written theirs."""
         return self._states.rows()
 
 
 class StoredTables:
-    """In a store of torch's, or at a join point: nobody counts for all there.
+    """Tables in a torch store or at a join point, without shared progress counts.
 
     Args:
         store: with `set`, `get` and `check`.
@@ -55,12 +55,12 @@ class StoredTables:
         self._states = StoreBoard(store, "random", worker_id, num_workers)
 
     def tell_random_states(self, states: Sequence[int]) -> None:
-        """Writes those of this worker down, if anybody compares them."""
+        """Writes this worker's states, if there are any to compare."""
         if states:
             self._states.put(states)
 
     def random_states(self) -> Sequence[Sequence[int]] | None:
-        """What the workers that began said of theirs; None: some said nothing, or nobody can be asked."""
+        """The generator states with which the workers started; None: some are missing, or the store is gone."""
         return self._states.rows()
 
 
@@ -68,7 +68,7 @@ Tables = SharedTables | StoredTables
 
 
 def table_shapes(num_workers: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and types of shared tables, by name."""
+    """Shapes and dtypes of the shared tables, by name."""
     return {
         _RANDOM_STATES: ((num_workers, NUM_GENERATORS + 1), torch.int64),  # and whether the worker has written them
         _FIRST_INPUTS: ((num_workers, WATCHED_STEPS), torch.int64),
@@ -77,5 +77,5 @@ def table_shapes(num_workers: int) -> dict[str, tuple[tuple[int, ...], torch.dty
 
 
 def local_tables(num_workers: int) -> dict[str, torch.Tensor]:
-    """Tables of workers in one process."""
+    """Tables for workers in one process."""
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in table_shapes(num_workers).items()}

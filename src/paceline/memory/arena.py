@@ -1,4 +1,4 @@
-"""The shared memory of one run: parameters, records, counters and control words, laid out once and mapped by everyone."""
+"""The shared memory of one run: parameters, records, counters and control words, laid out once and mapped by all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CONTROL_STRIDE_BYTES = 64
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """What lies where; pickled to every worker."""
+    """The layout of the memory; pickled to every worker."""
 
     size_bytes: int
     num_workers: int
@@ -93,7 +93,7 @@ def plan_arena(
     extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     sharding: Sharding | None = None,
 ) -> ArenaPlan:
-    """Lays out the memory for `num_workers` workers, the servers that they need, and one evaluator.
+    """Lays out the memory for `num_workers` workers, their servers, and one evaluator.
 
     Args:
         needs: the kind of shared parameters.
@@ -101,7 +101,7 @@ def plan_arena(
         num_elements: length P of the flat vector, padding included.
         dtype: its type.
         extra: further tensors that all workers share, by name: shape and type.
-        sharding: where the workers of a group hold a model between them.
+        sharding: given if the workers of a group hold a model between them.
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
@@ -160,7 +160,7 @@ class Arena:
     Args:
         segment: mapped memory of at least `plan.size_bytes`.
         plan: from `plan_arena`.
-        participant_id: a worker's id; a server's, which come after them; the evaluator's comes last.
+        participant_id: workers' ids come first, then servers', then the evaluator's.
         incarnation: of that worker.
     """
 
@@ -191,10 +191,10 @@ class Arena:
         self.staleness = SharedStalenessCounts(segment, plan.staleness)
 
     def address(self, word: str) -> int:
-        """Where a control word lies.
+        """Address of a control word.
 
-        "epoch" is the newest that a loop under `attach` entered; "final" is 1 once all have ended and the vector is the run's
-        result, 2 if worker 0's loop has put it there.
+        "epoch" is the newest epoch that a loop under `attach` entered; "final" is 1 once all workers have ended and the vector
+        is the run's result, 2 if worker 0's loop has written that result.
         """
         return self._addresses[word]
 
@@ -211,25 +211,25 @@ class Arena:
         atomics.fetch_add(self._addresses[word], value)
 
     def mark_ended(self, worker_id: int) -> None:
-        """Says that this worker makes no further update: its program has ended, or it has died for good."""
+        """Marks a worker that makes no further update: its program has ended, or it has died for good."""
         atomics.store(self._ended(worker_id), 1)
 
     def mark_gone(self, worker_id: int) -> None:
-        """Says the same of one that is not there any more, so that nobody waits for it, nor for what worker 0 leaves."""
+        """Marks a dead worker as ended, so that no worker waits for it, nor for worker 0's final weights."""
         self.mark_lost(worker_id)
         self.mark_ended(worker_id)
         if not worker_id and not self.load("final"):
             self.store("final", 1)
 
     def mark_lost(self, worker_id: int) -> None:
-        """Lets others know that this worker comes to no further round."""
+        """Tells the others that this worker takes part in no further round."""
         if self.collectives is not None:
             self.collectives.mark_lost(worker_id)
         if self.axes is not None:
             self.axes.mark_lost(worker_id)
 
     def all_ended(self) -> bool:
-        """Whether no worker makes a further update."""
+        """Whether no worker makes further updates."""
         return all(atomics.load(self._ended(worker)) for worker in range(self.plan.num_workers))
 
     def _ended(self, worker_id: int) -> int:

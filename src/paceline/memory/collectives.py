@@ -1,4 +1,4 @@
-"""All-reduce among the workers of one machine: every worker reduces its part of the vector, then all copy all parts."""
+"""All-reduce among workers on one machine: every worker reduces its part of the vector, then all copy all parts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from paceline.vectors.half_types import add_up, mean_into, sum_type, to_sum_type
 
 __all__ = ["SharedMemoryCollectives"]
 
-_EXTRA_BYTES = 16 * LINE_BYTES  # besides vectors: a few numbers that are reduced in the same round
-_STRIP_ELEMENTS = 16  # to which each worker's piece of a vector may be padded
+_EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
+_STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
     "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that goes on "
@@ -32,23 +32,23 @@ _REMEDY = (
 class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     """Weighted means over all workers in lockstep; implements `RootedCollectives`.
 
-    Per call: two barriers; each worker copies its vector in and the mean out, and for its own part reads one vector's
-    worth in all. Memory: `num_workers + 1` vectors.
+    Per call: two barriers; each worker copies its vector in and the mean out, and reads one vector's worth in all for its
+    own part. Memory: `num_workers + 1` vectors.
     Needs every worker every time; a lost one ends the run with `WorkerLostError`. A run that is being stopped ends between two
-    rounds: waiters leave only once somebody else has left, or one would have made an update that others have not.
+    rounds: waiters leave only once another worker has left, so that all have made the same updates.
 
     The mean is `sum_k (w_k / w_f) * g_k / sum_k (w_k / w_f)`, where f is the first worker with a weight and sums run
     in the order of worker ids. With equal weights all factors are exactly 1, so it is the plain sum divided by
-    their number; and weights that are sample counts take no product out of the vectors' range. One worker
+    their number; and weights that are sample counts do not overflow any product. One worker
     computes each component, so all get the same bits. A single weighted vector is copied, bit for bit. Without any
     weight the mean is zero. With `num_workers == 1` nothing is touched. Half types are added up in float32.
 
-    Operations that are only started are carried out at the first `wait`, all together in rounds of up to P elements: on the
-    cores that compute there is nothing to overlap with, and one round has two barriers whatever is in it.
+    Started operations run at the first `wait`, all together in rounds of up to P elements: the same cores compute, so there
+    is nothing to overlap with, and a round has two barriers however many operations it contains.
 
     Args:
-        timeout_s: how long to wait for a worker that nobody has declared lost.
-        names: the participants' ids in the run, where these are some of its workers only.
+        timeout_s: how long to wait for a worker that has not been declared lost.
+        names: the participants' ids in the run, if they are only some of its workers.
 
     Attributes:
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
@@ -93,7 +93,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
-        """A vector for each worker and one for the mean; weights, and numbers that travel along; words of each worker."""
+        """A vector for each worker and one for the mean; weights and accompanying numbers; words of each worker."""
         num_workers, size_bytes = plan.num_participants, _size_bytes(plan)
         vectors = [*(f"gradient_{worker}" for worker in range(num_workers)), "mean"]
         return {
@@ -114,7 +114,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         if self._num_workers == 1:
             return number
         self.finish(self._num_started)
-        # What is overwritten here was read by others before the second barrier of the last call, which all have passed.
+        # The others read this memory before the second barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
         self._numbers[self._worker_id] = number
         if weight:
@@ -202,7 +202,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return area
 
     def mark_lost(self, worker_id: int) -> None:
-        """Says that this worker will not come any more: workers that wait for it, now or later, get `WorkerLostError`."""
+        """Declares this worker lost: workers that wait for it, now or later, get `WorkerLostError`."""
         store(self._losses + worker_id * LINE_BYTES, 1)
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
@@ -260,7 +260,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
 
 def _size_bytes(plan: PartPlan) -> int:
-    """Of one area: for the parameters' vector in one operation; of half types, sums are float32."""
+    """Size of one area: the parameters' vector in one operation; sums of half types are float32."""
     return (plan.num_parameters + plan.num_participants * _STRIP_ELEMENTS) * sum_type(
         plan.dtype
     ).itemsize + _EXTRA_BYTES

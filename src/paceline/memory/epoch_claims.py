@@ -1,4 +1,4 @@
-"""How many batches of each epoch have been claimed, in memory that all workers share."""
+"""Counts the claimed batches of each epoch, in memory that all workers share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.memory.segment import LINE_BYTES, WORD_BYTES, Layout, Segment
 __all__ = ["SharedEpochClaims"]
 
 _MOST_HELD = 256  # by a worker
-_HELD, _RELEASED, _LEFT, _STATE = 0, 1, 2, 3  # a word's last two bits; above them the batch's number and 1; 0: free
-_WORDS = 64  # epochs that may be under way at once, where loops leave theirs at different times
+_HELD, _RELEASED, _LEFT, _STATE = 0, 1, 2, 3  # a word's last two bits; above them the batch's number + 1; 0: free
+_WORDS = 64  # epochs that may be under way at once, as loops leave theirs at different times
 _PLACE_BITS = 32
 _PLACES = (1 << _PLACE_BITS) - 1
 
@@ -21,11 +21,11 @@ _PLACES = (1 << _PLACE_BITS) - 1
 class SharedEpochClaims:
     """Implements `EpochClaims` with one word for each epoch: its number, and how many of its batches are claimed.
 
-    A claim is one compare-and-swap. The words behind it hold the fingerprint of the epoch's data. Every 64th epoch uses the
+    A claim is one compare-and-swap. The following words hold the fingerprint of the epoch's data. Every 64th epoch uses the
     same words; a worker that is 64 epochs late finds its epoch over.
 
-    Beside them, 256 words for each worker hold what it has claimed ahead. What is released is anybody's; what is held only the
-    worker changes, or the supervisor that has seen it die.
+    In addition, 256 words per worker hold the batches that it has claimed ahead. Any worker may take a released batch; only
+    the worker itself, or the supervisor once the worker is dead, changes the word of a held one.
 
     Args:
         segment: the run's memory, all zero where this lies.
@@ -59,7 +59,7 @@ class SharedEpochClaims:
         return max(load(self._first + number * LINE_BYTES) >> _PLACE_BITS for number in range(_WORDS))
 
     def hold(self, worker_id: int, number: int) -> None:
-        """Remembers a batch that a worker has claimed ahead; no more than 256 at once."""
+        """Records a batch that a worker has claimed ahead; no more than 256 at once."""
         free = np.flatnonzero(self._table[worker_id] == 0)
         if not len(free):
             for place in np.flatnonzero(self._table[worker_id] & _STATE == _LEFT):
@@ -72,7 +72,7 @@ class SharedEpochClaims:
         self._table[worker_id][self._table[worker_id] == (number + 1) << 2 | _HELD] = 0
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Lets others take these, or all, of what the worker holds: it gives them back, or has been declared dead."""
+        """Lets others take these (or all) batches that the worker holds: it gives them back, or has been declared dead."""
         row = self._table[worker_id].copy()
         for place in np.flatnonzero((row != 0) & (row & _STATE == _HELD)):
             if numbers is not None and (row[place] >> 2) - 1 not in numbers:
@@ -90,12 +90,12 @@ class SharedEpochClaims:
         return None
 
     def least_kept(self) -> int | None:
-        """The first batch that was claimed and not handed out, of an epoch that was not left."""
+        """The first batch that was claimed but not handed out, in an epoch that the loop did not leave."""
         kept = self._table[(self._table != 0) & (self._table & _STATE != _LEFT)]
         return (int(kept.min()) >> 2) - 1 if len(kept) else None
 
     def _take(self, worker_id: int, place: int) -> int | None:
-        """The number of a released batch, if nobody else has it."""
+        """Takes a released batch and returns its number; None if another worker was faster."""
         word = self._word(worker_id, place)
         value = load(word)
         if value & _STATE == _HELD or not compare_and_swap(word, value, 0):

@@ -32,7 +32,7 @@ def _mark_contended(word: int) -> int:
 
 @kernel("int64(int64, int64)")
 def _let_go(word: int, token: int) -> int:
-    """Frees a lock of this owner; returns whether somebody sleeps on it, or -1 if it is not this owner's."""
+    """Frees a lock of this owner; returns whether a waiter sleeps on it, or -1 if it is not this owner's."""
     while True:
         held = load(word)
         if held & ~CONTENDED != token:
@@ -53,8 +53,8 @@ def _try_write(word: int, readers: int, num_participants: int, token: int) -> in
 
 @kernel("boolean(int64, int64, int64)")
 def _try_read(word: int, reader: int, token: int) -> bool:
-    # First say that we read, then look for a writer. A writer first takes the word, then looks for readers. All four
-    # are sequentially consistent, so of a reader and a writer that come together at least one sees the other.
+    # First announce the read, then look for a writer. A writer first takes the word, then looks for readers. All four
+    # accesses are sequentially consistent, so if a reader and a writer come together, at least one sees the other.
     store(reader, token)
     if load(word) == 0:
         return True
@@ -136,9 +136,8 @@ class ReadWriteLock:
     """Many readers or one writer; a writer that waits keeps new readers out.
 
     The writer word is a mutex among writers. Each participant has a reader word of its own: a count of readers could
-    not be repaired when one of them dies, since nobody would know whether it had been counted. A writer takes the
-    writer word, which stops new readers at once, and then waits for those inside; readers can never delay it by
-    arriving.
+    not be repaired when one of them dies, since it would be unknown whether that one had been counted. A writer takes the
+    writer word, which stops new readers at once, and then waits for those inside; arriving readers never delay it.
     Readers starve if writers follow each other without a gap.
 
     Taking and releasing a free one costs about 0.4 us.
@@ -203,7 +202,7 @@ class ReadWriteLock:
             wake_all(self._reader)
 
     def try_acquire_write(self) -> bool:
-        """Takes the lock for writing if nobody reads or writes."""
+        """Takes the lock for writing if it is free."""
         outcome = _try_write(self._word, self._readers, self._num_participants, self._token)
         if outcome == _TAKEN:
             fail_point("lock.taken")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["CONTENDED", "owner_token", "participant_of"]
 
-# A lock word carries this bit beside the token when somebody sleeps until the word changes. It lies in the low half of
+# A lock word carries this bit beside the token while a waiter sleeps until the word changes. It lies in the low half of
 # the word, the half that a futex compares.
 CONTENDED = 1 << 15
 
@@ -15,8 +15,8 @@ _MAX_INCARNATIONS = 1 << 47
 def owner_token(participant_id: int, incarnation: int) -> int:
     """The value that a participant leaves in the words that it owns: `incarnation << 16 | participant_id + 1`.
 
-    Never 0, which means that nobody owns the word. The incarnation keeps a worker that came back apart from its dead
-    predecessor: what the dead one held can be given back without taking anything from the living one.
+    Never 0, which means that the word has no owner. The incarnation distinguishes a restarted worker from its dead
+    predecessor: the dead one's words can be freed without taking anything from the living one.
 
     >>> hex(owner_token(2, incarnation=1))
     '0x10003'

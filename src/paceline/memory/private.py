@@ -1,4 +1,4 @@
-"""A worker's own parameter vector, on whatever device it is."""
+"""A worker's own parameter vector, on any device."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _UNMARKED = nullcontext()
 
 
 class PrivateVector:
-    """A vector `x` (P,) that no other process sees, with a version; stands in for shared kinds of a single owner.
+    """A vector `x` (P,) with a version that no other process sees; replaces shared kinds with a single owner.
 
-    All access to it is by one thread, or by threads that hold the program's lock; on a GPU they give their work to one stream,
-    so that a copy made without the lock is of one instant, too.
+    Only one thread accesses it, or threads that hold the program's lock. On a GPU they use one stream, so a copy made without
+    the lock is consistent, too.
 
     Args:
         x: the vector, kept.
         version: updates that were applied to it before.
 
     Attributes:
-        updates: of the changes that it has had here, those that were updates.
+        updates: the number of updates applied to it by this object.
     """
 
     def __init__(self, x: torch.Tensor, version: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A parameter vector that everyone reads and writes at the same time (the memory of Hogwild!)."""
+"""A parameter vector that all workers read and write at the same time (the memory of Hogwild!)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["RacingVector"]
 class RacingVector(OneVector):
     """One live vector without any exclusion; implements `RacingParameters`.
 
-    Use when updates are sparse or small, so that conflicts are rare. A reader may see half of an update, and of two
-    writes to one component at the same time one can be lost. Only the version is exact.
+    Use when updates are sparse or small, so that conflicts are rare. A reader may see half of an update, and when two
+    workers write one component at the same time, one write can be lost. Only the version is exact.
     Costs: `writing()` 0.5 us, `advance` 0.2 us; one copy of the parameters in all.
 
     Reference: Niu, Recht, Ré and Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
@@ -42,7 +42,7 @@ class RacingVector(OneVector):
         }
 
     def writing(self) -> AbstractContextManager[None]:
-        """Marks this worker as being in the middle of a write; excludes nobody."""
+        """Marks this worker as being in the middle of a write; does not exclude others."""
         return self._writing
 
     def advance(self) -> int:
@@ -58,12 +58,12 @@ class RacingVector(OneVector):
         self.x.copy_(x)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Forgets that a dead worker was writing; returns whether it was (its last update may be torn)."""
+        """Clears a dead worker's writing mark; returns whether it was set (its last update may be torn)."""
         return compare_and_swap(self._word("writing", participant_id), owner_token(participant_id, incarnation), 0)
 
 
 class _Writing:
-    """A word that holds a worker's token while it writes, so that a kill in the middle is known (context manager)."""
+    """A word that holds a worker's token while it writes, so that a kill in the middle is detected (context manager)."""
 
     __slots__ = ("_fail_point", "_token", "_word")
 

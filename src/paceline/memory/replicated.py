@@ -1,4 +1,4 @@
-"""One parameter vector per worker, in shared memory only so that others can look."""
+"""One parameter vector per worker, in shared memory so that others can read it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     """A worker's own vector `x` (P,), with a version, under a sequence lock: a copy is made again if it was written meanwhile.
 
     Args:
-        own_models: every worker's vector is a model of its own. A snapshot is then the mean of all that are there, instead of
-            worker 0's; a worker that died counts again once the one in its place has made its first update.
+        own_models: every worker's vector is a model of its own. A snapshot is then the mean over all present workers instead
+            of worker 0's vector; a dead worker counts again once its successor has made its first update.
 
     Costs: a snapshot of own models copies every one of them.
     """
@@ -61,7 +61,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
 
     @property
     def version(self) -> int:
-        """Updates applied to this worker's vector; for an onlooker at own models, the most of any worker."""
+        """Updates applied to this worker's vector; for an observer of own models, the most of any worker."""
         if self.own_models and not self._is_worker:
             return max(load(self._word("words", worker)) for worker in range(self._plan.num_writers))
         return load(self._version)
@@ -88,7 +88,8 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the run's model into `out` (P,); returns its version, the most of any worker where each has its own.
 
-        Where all have the same model, a worker copies its own vector, as worker 0 may be a step behind it; others worker 0's.
+        If all have the same model, a worker copies its own vector, as worker 0 may be a step behind it; an observer copies
+        worker 0's.
         """
         if not self.own_models:
             return self.copy_of(self._owner, out)
@@ -111,16 +112,16 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return sum(distances) / len(distances)
 
     def model_ids(self) -> list[int]:
-        """The workers that are there; all where none is."""
+        """The present workers; all workers if none is present."""
         there = [worker for worker in range(self._plan.num_writers) if not load(self._word("words", worker) + 16)]
         return there or list(range(self._plan.num_writers))
 
     def model(self, worker: int, out: torch.Tensor) -> int:
-        """Copies a worker's model into `out` (P,), as nobody was writing it; returns its version."""
+        """Copies a worker's model into `out` (P,), consistent with one version; returns that version."""
         return self.copy_of(worker, out)
 
     def copy_of(self, worker: int, out: torch.Tensor) -> int:
-        """Copies a worker's vector into `out` (P,), as nobody was writing it; returns its version."""
+        """Copies a worker's vector into `out` (P,), consistent with one version; returns that version."""
         x = self._vector(f"x{worker}")
 
         def copy() -> int:
@@ -131,7 +132,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return self._lock(worker).copied(copy, f"worker {worker}")
 
     def own(self) -> tuple[int, int, torch.Tensor]:
-        """(version, updates in this memory, copy (P,)) of this worker's vector; another of its programs may be writing it."""
+        """(version, updates in this memory, copy (P,)) of this worker's vector, which a background program may be writing."""
         copy = torch.empty_like(self.x)
         return self.copy_of(self._owner, copy), load(self._version + 24), copy
 
@@ -141,9 +142,9 @@ class ReplicatedVector(SegmentPart[PartPlan]):
             store(self._version, version)
 
     def replace(self, x: torch.Tensor) -> None:
-        """Gives every worker's vector the values of `x` (P,), once nobody writes any more; counts no update.
+        """Gives every worker's vector the values of `x` (P,), once all writes have ended; counts no update.
 
-        From then on worker 0's is the run's: the mean of equal ones may differ from them by rounding.
+        From then on worker 0's vector is the run's: the mean of equal vectors may differ from them by rounding.
         """
         for worker in range(self._plan.num_writers):
             with self._lock(worker).writing():
@@ -151,6 +152,6 @@ class ReplicatedVector(SegmentPart[PartPlan]):
             store(self._word("words", worker) + 16, int(worker > 0))
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Ends the mark of a dead worker, which is not there any more; returns whether it died while writing."""
+        """Marks a dead worker as absent and ends its write; returns whether it died while writing."""
         store(self._word("words", participant_id) + 16, 1)
         return self._lock(participant_id).recover()

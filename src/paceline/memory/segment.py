@@ -1,4 +1,4 @@
-"""One piece of anonymous memory that all processes of a run share, and the plan of what lies where in it."""
+"""One piece of anonymous memory that all processes of a run share, and its layout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 __all__ = ["LINE_BYTES", "PAGE_BYTES", "WORD_BYTES", "Layout", "Segment"]
 
 WORD_BYTES = 8
-LINE_BYTES = 64  # words of different workers lie this far apart, or each write of one would slow the others' reads
+LINE_BYTES = 64  # words of different workers lie this far apart, to avoid false sharing
 PAGE_BYTES = 4096  # vectors start on a page: they can be placed on a NUMA node, and untouched ones cost nothing
 
 
 class Layout:
     """Reserves named areas, one behind the other; the segment is created with its `size_bytes` afterwards.
 
-    Plain data: it can be pickled, and so can the plans that the kinds of shared memory make of it.
+    Plain data: it can be pickled, and so can the plans made from it.
 
     >>> layout = Layout()
     >>> layout.words("head", 1), layout.vector("x", 10, torch.float32), layout.size_bytes
@@ -60,8 +60,8 @@ class Layout:
 class Segment:
     """Shared memory without a name: it reaches another process as a file descriptor and dies with its last user.
 
-    Nothing can be left behind in `/dev/shm`, whatever is killed. All bytes are zero at first; a page takes physical
-    memory when it is first written. Can be an argument of a `multiprocessing.Process` (any start method).
+    No kill leaves anything behind in `/dev/shm`. All bytes are zero at first; a page takes physical memory when it is first
+    written. Can be an argument of a `multiprocessing.Process` (any start method).
 
     Tensors, arrays and addresses stay valid after `close` as long as something refers to them or to `mapping`.
     """
@@ -69,9 +69,9 @@ class Segment:
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
-        # The array, not the mmap, is what tensors refer to: torch.frombuffer keeps a reference to the object that it
-        # was given but no buffer export, so on a bare mmap `close` would unmap memory under living tensors. An array
-        # holds its export of the mmap for as long as anything refers to the array.
+        # Tensors refer to the array, not the mmap: torch.frombuffer keeps a reference to its argument but no buffer export,
+        # so on a bare mmap `close` would unmap memory under living tensors. An array holds its export of the mmap for as
+        # long as anything refers to the array.
         self.mapping: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size_bytes), dtype=np.uint8)
         self.address: int = self.mapping.ctypes.data
         self._close_fd = weakref.finalize(self, os.close, fd)
@@ -122,7 +122,7 @@ class Segment:
         return np.ndarray(shape, dtype=dtype, buffer=self._bytes(), offset=offset)
 
     def close(self) -> None:
-        """Closes the descriptor and lets go of the mapping, which ends with the last tensor over it."""
+        """Closes the descriptor and releases the mapping, which ends with the last tensor over it."""
         self._close_fd()
         if hasattr(self, "mapping"):
             del self.mapping

@@ -1,11 +1,11 @@
-"""A sequence lock: one writes whenever it likes; others copy, and copy again if somebody has written meanwhile.
+"""A sequence lock: one writer writes at any time; readers copy, and copy again if the writer has written meanwhile.
 
-The word is even while nobody writes. The writer makes it odd before its first store, and even after its last. A copy counts if
-the word was even before it and is the same afterwards. The writer never waits, and the word is moved by nothing else: that
-somebody counts updates, and when, does not matter.
+The word is even while there is no write. The writer makes it odd before its first store, and even after its last. A copy is
+valid if the word was even before it and is the same afterwards. The writer never waits, and nothing else changes the word;
+counting updates is independent of it.
 
-x86 keeps loads in order, and stores. Other machines, such as aarch64, do not, and atomic accesses order the ordinary ones
-around them, of which vectors are written and copied, on one side only. So there are two fences, in the terms of C11 and LLVM:
+x86 keeps loads in order, and stores. Other machines, such as aarch64, do not, and an atomic access orders the ordinary
+accesses around it, such as those of vectors, on one side only. So there are two fences, in the terms of C11 and LLVM:
 
 - `begin` stores the odd word. A store with release ordering stays behind what comes before it, but what comes after it may
   become visible first. The fence behind it forbids that.
@@ -14,12 +14,12 @@ around them, of which vectors are written and copied, on one side only. So there
 - `read_end` loads it again. A load with acquire ordering stays in front of what comes after it, but what comes before it may
   be loaded later. The fence in front of it forbids that.
 
-Say that a copy counts, and that both looks saw 2 n. If it has a value of a later write than the n-th, the writer's fence and
-the reader's synchronize through that value: the second look sees that write's odd word, or a later one. If it has a value of
-an earlier one, then `end` of the n-th write, which the first look saw, does not synchronize with that look. So it has the
-n-th write's values alone. All accesses and fences here are sequentially consistent, which is more than that. Vectors are
-taken for relaxed atomics: torch's kernels are compiled by themselves, so that no compiler moves them across these, and what is
-torn within an element is thrown away with its copy.
+Suppose that a copy is valid, and that both loads of the word returned 2 n. If the copy had a value of a write later than the
+n-th, the writer's fence and the reader's would synchronize through that value: the second load would see that write's odd
+word, or a later one. If it had a value of an earlier write, `end` of the n-th write, which the first load saw, would not have
+synchronized with that load. So it has only the n-th write's values. All accesses and fences here are sequentially consistent,
+which is stronger than necessary. Vectors count as relaxed atomics: torch's kernels are compiled separately, so no compiler
+moves them across these accesses, and an element that is torn is discarded with its copy.
 
 Reference: Boehm, "Can Seqlocks Get Along with Programming Language Memory Models?", MSPC 2012.
 """
@@ -41,32 +41,32 @@ _BETWEEN_TRIES_S = 50e-6
 
 @kernel("void(int64)")
 def begin(word: int) -> None:
-    """Makes the word odd, another odd one if a writer has died; what is stored from here on is visible after that."""
+    """Makes the word odd (a new odd value if a writer has died); later stores become visible after that."""
     store(word, (load(word) + 1) | 1)
     fence()
 
 
 @kernel("void(int64)")
 def end(word: int) -> None:
-    """Makes the word even; what was stored before is visible before that."""
+    """Makes the word even; earlier stores become visible before that."""
     store(word, load(word) + 1)
 
 
 @kernel("int64(int64)")
 def read_begin(word: int) -> int:
-    """The word; what is loaded from here on is not older."""
+    """The word; later loads are not older."""
     return load(word)
 
 
 @kernel("int64(int64)")
 def read_end(word: int) -> int:
-    """The word; what was loaded before is not newer."""
+    """The word; earlier loads are not newer."""
     fence()
     return load(word)
 
 
 class SequenceLock:
-    """The sequence lock at a word of shared memory that one writer moves, and nothing else does.
+    """The sequence lock at a word of shared memory that only one writer changes.
 
     Costs: 0.3 us to write, and as much to copy.
 
@@ -82,7 +82,7 @@ class SequenceLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Copies that are made meanwhile do not count."""
+        """Invalidates copies that are made meanwhile."""
         begin(self._word)
         try:
             fail_point(self._name)
@@ -91,10 +91,10 @@ class SequenceLock:
             end(self._word)
 
     def copied(self, copy: Callable[[], int], writer: str) -> int:
-        """Calls `copy` until nobody has written during it; returns what it returned then.
+        """Calls `copy` until no write overlaps with it; returns the result of that call.
 
         Raises:
-            RuntimeError: `writer` was writing at every look for a minute.
+            RuntimeError: writes of `writer` overlapped with every try for a minute.
         """
         until_s = time.monotonic() + _DEADLINE_S
         while True:
@@ -105,11 +105,11 @@ class SequenceLock:
                     return found
             if time.monotonic() > until_s:
                 raise RuntimeError(f"{writer} was writing at every look for {_DEADLINE_S:.0f} s")
-            # It may have lost its core (or, with threads, the interpreter) in the middle of a write.
+            # The writer may have lost its core (or, with threads, the interpreter) in the middle of a write.
             time.sleep(_BETWEEN_TRIES_S)
 
     def recover(self) -> bool:
-        """Ends the write that a dead writer was in the middle of; returns whether it was."""
+        """Ends a dead writer's unfinished write; returns whether there was one."""
         torn = bool(load(self._word) & 1)
         if torn:
             end(self._word)

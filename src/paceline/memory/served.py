@@ -1,4 +1,4 @@
-"""One parameter vector whose parts are written by servers, in shared memory so that others can look."""
+"""One parameter vector whose parts are written by servers, in shared memory so that others can read it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ServedPlan(PartPlan):
     """Where the vector and its words lie.
 
     Attributes:
-        num_servers: shards.
-        num_copies: of each server's shard, its own included.
-        averaged: whether there is a second vector.
+        num_servers: the number of shards.
+        num_copies: of each shard, the server's own included.
+        averaged: whether there is a second vector, the moving average.
     """
 
     num_servers: int = 0
@@ -39,16 +39,16 @@ class ServedPlan(PartPlan):
 
     @property
     def num_workers(self) -> int:
-        """Members that are no servers."""
+        """Members that are not servers."""
         return self.num_writers - self.num_servers * self.num_copies
 
 
 class ServedVector(SegmentPart[ServedPlan]):
-    """The run's vector, as a server, a worker or an onlooker sees it; implements `ServedParameters`.
+    """The run's vector, as a server, a worker or an observer sees it; implements `ServedParameters`.
 
     A server's `x` (n,) is its shard. A worker's `x` (P,) is a copy in its own memory, which servers' messages fill. Without
-    servers, a lone worker's `x` is the vector itself. A shard has a sequence lock: a copy is made again if it was written
-    meanwhile. Its words outlive the server, so that its successor counts on.
+    servers, a lone worker's `x` is the vector itself. A sequence lock guards each shard: a copy is repeated if the shard was
+    written meanwhile. Its words outlive the server, so that its successor continues the counts.
 
     Attributes:
         average: like `x`, or None: of all updates, for evaluation; float32 of half types.
@@ -88,7 +88,7 @@ class ServedVector(SegmentPart[ServedPlan]):
     @staticmethod
     def areas(layout: Layout, plan: ServedPlan) -> dict[str, int]:
         at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
-        # Of each shard, on a line of its own: version, sequence, one for each of COUNTED, the copy's incarnation + 1.
+        # For each shard, on its own line: version, sequence, one word for each of COUNTED, the copy's incarnation + 1.
         at["words"] = layout.words("served.words", max(1, plan.num_servers))
         at["chosen"] = layout.words(
             "served.chosen", 1
@@ -99,7 +99,7 @@ class ServedVector(SegmentPart[ServedPlan]):
 
     @property
     def version(self) -> int:
-        """Updates applied to this server's shard; for all others, to the first one."""
+        """Updates applied to this server's shard; for other members, to the first shard."""
         return load(self._version)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
@@ -136,14 +136,14 @@ class ServedVector(SegmentPart[ServedPlan]):
         fetch_add(self._version + 16 + 8 * COUNTED.index(what), number)
 
     def choose(self, number: int) -> None:
-        """Notes what the one server has chosen, 1 or more; its successors go on with it."""
+        """Records the only server's choice, 1 or more, for its successors."""
         chosen = self.chosen() or {}
         values = (number, min(number, chosen.get("fewest", number)), max(number, chosen.get("most", number)))
-        for place in reversed(range(len(_CHOSEN))):  # the first word says that all are there
+        for place in reversed(range(len(_CHOSEN))):  # the first word marks the others as written
             store(self._word("chosen") + 8 * place, values[place])
 
     def chosen(self) -> dict[str, int] | None:
-        """What was chosen last, and the range of it; None: nothing is to be chosen."""
+        """The last choice and the range of choices; None: nothing has been chosen."""
         values = [load(self._word("chosen") + 8 * place) for place in range(len(_CHOSEN))]
         return dict(zip(_CHOSEN, values, strict=True)) if values[0] else None
 
@@ -154,9 +154,9 @@ class ServedVector(SegmentPart[ServedPlan]):
         ]
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the run's vector into `out` (P,), each shard as nobody was writing it; returns the first one's version.
+        """Copies the run's vector into `out` (P,), each shard consistent with one version; returns the first shard's version.
 
-        A shard whose server died in the middle of a write is waited for, as its successor takes over.
+        If a server died in the middle of a write, waits for its successor to take over.
         """
         if self.is_elsewhere:
             out.copy_(self.x)
@@ -175,7 +175,7 @@ class ServedVector(SegmentPart[ServedPlan]):
                         vector[begin:end].copy_(x[begin:end])
 
     def snapshot_average(self, out: torch.Tensor) -> int:
-        """The same of the moving average."""
+        """As `snapshot`, for the moving average."""
         assert self._average is not None
         versions = [self._copy(shard, self._average, out) for shard in range(len(self.ranges))]
         return versions[0]
@@ -191,7 +191,7 @@ class ServedVector(SegmentPart[ServedPlan]):
         return self._lock(shard).copied(copy, f"server {shard}")
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Nothing that a worker holds is anybody else's: no update is torn by its death."""
+        """Does nothing: a worker shares no memory that its death could leave torn."""
         return False
 
 

@@ -3,14 +3,14 @@
 Words, all sequentially consistent: the *head* holds `version << 16 | slot` of the newest version; each participant has
 one *hazard* word that names (slot + 1) what it reads; each slot has an *owner* word, the token of its writer.
 
-A slot may be written by a worker only if it is not the head, nobody reads it, and no other worker writes it. The order
+A worker may write a slot only if it is not the head, no participant reads it, and no other worker writes it. The order
 in which that is established is the whole algorithm:
 
 1. Take the owner word by compare-and-swap. Checking first and taking afterwards breaks with two workers: B finds slot s
    free; A takes s, publishes it and gives it back; B then takes s, the head, and writes over it.
 2. Check that the head is another slot. From here on s cannot become the head: only its owner publishes it.
-3. Check that no hazard names s. Checking this before the head breaks: nobody reads s, the head; C starts to read it;
-   D publishes another one; now s is not the head either, and C reads what we write.
+3. Check that no hazard names s. Checking this before the head breaks: no hazard names s, the head; C starts to read it;
+   D publishes another one; now s is not the head either, and C reads while we write.
 
 A reader sets its hazard and then reads the head again. If the head is still the same *word*, the hazard was set while s
 was the head, so step 2 or step 3 of every later claim sees one of them. Because the version is part of the word, a slot
@@ -37,7 +37,7 @@ __all__ = ["SlotPlan", "SlotPool"]
 
 _SLOT_BITS = 16
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
-_ROUNDS = 64  # scans for a free slot before the core is offered to somebody else
+_ROUNDS = 64  # scans for a free slot before the worker yields its core
 _UNWRITTEN = -1  # version of a slot that is claimed and not yet published
 
 
@@ -175,7 +175,7 @@ class SlotPool(SegmentPart[SlotPlan]):
         store(self._hazard, 0)
 
     def claim(self) -> View:
-        """A slot that nobody reads and that is not published, for this worker to write; its version is -1.
+        """A slot for this worker to write, neither published nor being read; its version is -1.
 
         Raises:
             RunStopped: the run ended while all slots were in use (a dead worker's are, until `recover`).
@@ -199,7 +199,7 @@ class SlotPool(SegmentPart[SlotPlan]):
             os.sched_yield()
 
     def publish(self, new: View, after: View) -> bool:
-        """As of `SlotParameters`; raises `RuntimeError` if the slot of `new` is not this worker's."""
+        """As in `SlotParameters`; raises `RuntimeError` if the slot of `new` is not this worker's."""
         # Two calls, so that a kill between them can be tested: then the head carries a dead worker's claim.
         outcome = _publish(
             self._head,
@@ -242,11 +242,11 @@ class SlotPool(SegmentPart[SlotPlan]):
         self.leave()
 
     def touched_slots(self) -> int:
-        """Number of slots ever written, the first one included: what the pool takes of physical memory, in vectors."""
+        """Number of slots ever written, the first one included: the pool's physical memory, in vectors."""
         return load(self._touched)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Frees the hazard and the claims of a dead participant, before it starts again; nothing is ever torn: False.
+        """Frees the hazard and the claims of a dead participant, before it restarts; returns False, as nothing is torn.
 
         A participant that died between publishing and giving its claim back left a claim on a published slot, perhaps
         the head. Freeing that is right too: the slot is protected by being the head or by its readers' hazards.

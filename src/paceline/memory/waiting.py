@@ -29,11 +29,11 @@ __all__ = [
 
 SLICE_S = 0.05
 
-# About 2-5 us: as long as a futex sleep and wake would take. Longer would steal the time slice from the worker that is
-# waited for as soon as there are more workers than cores.
+# About 2-5 us: as long as a futex sleep and wake would take. A longer spin would steal the time slice of the awaited worker
+# as soon as there are more workers than cores.
 _SPIN_ROUNDS = 100
 # About 100-200 us, for workers with a core each: a whole update of a small model. Being woken takes tens of microseconds
-# (more on a virtual machine, whose idle core must be woken first), and nobody else wants the core.
+# (more on a virtual machine, whose idle core must be woken first), and no other worker needs the core.
 _PATIENT_SPIN_ROUNDS = 4000
 _YIELDS = 4
 
@@ -77,7 +77,7 @@ def have_core_each(num_workers: int) -> None:
 def wait_briefly(address: int, value: int) -> int:
     """Waits while the word is `value`, at most about `SLICE_S`; returns what it is now.
 
-    The caller loops and looks, between two calls, at whatever else may have ended its wait.
+    The caller loops, and checks between two calls whether something else has ended its wait.
     """
     now = _spin(address, value, _spin_rounds)
     for _ in range(_YIELDS):
@@ -105,7 +105,7 @@ def wait_briefly(address: int, value: int) -> int:
 
 
 def wake(address: int, count: int) -> None:
-    """Wakes up to `count` of those that wait for this word to change; change it first."""
+    """Wakes up to `count` waiters for a change of this word; change it first."""
     if _HAS_FUTEX:
         _syscall(
             ctypes.c_long(_SYS_FUTEX or 0),
@@ -119,7 +119,7 @@ def wake(address: int, count: int) -> None:
 
 
 def wake_all(address: int) -> None:
-    """Wakes all that wait for this word to change; change it first."""
+    """Wakes all waiters for a change of this word; change it first."""
     wake(address, _EVERYONE)
 
 
@@ -132,8 +132,8 @@ def raise_if_stopped(abort_address: int) -> None:
 def sleep_precisely(duration_s: float, abort_address: int = 0) -> None:
     """Sleeps to within a few microseconds, or until the run is stopped; other processes get the core meanwhile.
 
-    The kernel wakes a sleeper some 60 us late (timer slack 50 us), more than a whole update of a small model takes; so
-    the last part is passed by yielding.
+    The kernel wakes a sleeper some 60 us late (timer slack 50 us), which is more than a whole update of a small model; so
+    this function yields during the last part.
     """
     until_s = time.perf_counter() + duration_s
     while (left_s := until_s - time.perf_counter()) > 0.0001:

@@ -1,4 +1,4 @@
-"""The sizes of all workers' batches as they changed during a run, and how long its steps could last, from its records."""
+"""The changes of all workers' batch sizes during a run, and the ideal duration of its steps, from its records."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def ideal_step_s(records: Mapping[int, np.ndarray]) -> float | None:
-    """How long a whole step lasts where nobody waits: its samples divided by the sum of the workers' speeds; None: unknown.
+    """How long a whole step lasts without waits: its samples divided by the sum of the workers' speeds; None: unknown.
 
-    A worker's speed is one sample in the median of its own time per sample, waits left out.
+    A worker's speed is the inverse of its median time per sample, without waits.
 
     Args:
         records: worker_id -> records of a run whose workers make one update together.

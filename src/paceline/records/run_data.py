@@ -1,8 +1,8 @@
 """One run as data: its configuration, result, step records and evaluations; written to a folder and read back.
 
 A run's folder holds `config.json`, `result.json`, `evaluations.json` and one `events-<worker>.jsonl` per worker; more than
-256 workers share a few `events-<first>-<last>.jsonl`, whose lines say whose they are. Every file is written under another
-name first and then renamed, so that a reader never sees half of one.
+256 workers share a few `events-<first>-<last>.jsonl`, whose lines name the worker. Every file is written under another name
+first and then renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RunData:
     """Everything that was recorded of one run.
 
     Args:
-        config: what was asked for: task, algorithm, workers, seed, learning rate and so on.
-        result: what came out: `summarize`'s figures plus outcome, versions, machine and command.
+        config: the run's options: task, algorithm, workers, seed, learning rate and so on.
+        result: `summarize`'s figures plus outcome, versions, machine and command.
         records: worker_id -> that worker's steps (`RECORD_DTYPE`), times in seconds from the run's start.
         evaluations: dicts with `elapsed_s`, `version`, `samples`, `train_loss`, `test_loss`, `test_accuracy`; a value
             that was not measured is None.
-        returned: worker_id -> what its function returned; of `simulate` only, and not saved.
+        returned: worker_id -> its function's return value; from `simulate` only, and not saved.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class RunData:
             The folder.
 
         Raises:
-            NotWrittenError: a file cannot be written; those after it are not, so that there is no result without the rest.
+            NotWrittenError: a file cannot be written; later files are not written, so that a result implies the rest.
         """
         folder = Path(folder)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "result.json").unlink(missing_ok=True)  # until all is written anew
+            (folder / "result.json").unlink(missing_ok=True)  # until everything is rewritten
         write_config(folder, self.config)
         save_events(folder, self.records)
         write_json(folder / "evaluations.json", self.evaluations)
@@ -91,8 +91,8 @@ class RunData:
 
         Args:
             folder: the run's.
-            decided: whether gradients that still waited when the run ended are dropped ones. False: the run is about to be
-                resumed, in which they have the versions that they would make, and `config.json` must have its checksum.
+            decided: whether gradients that still waited when the run ended count as dropped. False: the run is about to be
+                resumed, so they keep the versions that they would make, and `config.json` must have its checksum.
 
         Raises:
             UsageError: the folder does not exist, holds no run, or a file in it is damaged.
@@ -117,7 +117,7 @@ class RunData:
 
 
 def _is_evaluation(one: dict[str, Any]) -> bool:
-    """Whether it has a time, and its figures are numbers that are known or not."""
+    """Whether it has a time, and each figure is a number or None."""
     numbers = [one.get(name) for name in ("version", "samples", "train_loss", "test_loss", "test_accuracy")]
     return _is_number(one.get("elapsed_s")) and all(value is None or _is_number(value) for value in numbers)
 
@@ -196,7 +196,7 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file ends with a line's end; one that ten thousand workers share was never written bit by bit."""
+    """Whether a file ends with a line end; a shared file is never written piecewise."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
@@ -227,7 +227,7 @@ def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterato
 
 
 def _lines(records: np.ndarray) -> Iterator[str]:
-    """One line per record. Most of its time is writing numbers so that they round-trip: each is written once per column."""
+    """One line per record. Formatting numbers so that they round-trip takes most time, so equal ones are formatted once."""
     columns, parts = [], []
     left_out = () if any(records[name].any() for name in CODED) else CODED
     for name in records.dtype.names or ():
@@ -258,9 +258,9 @@ def _texts(values: np.ndarray) -> list[str]:
 
 
 def read_events(path: str | Path) -> np.ndarray:
-    """Read a file of `write_events`; keys that a record does not have are ignored, and `CODED` ones that it lacks are 0.
+    """Read a file of `write_events`; ignores keys that a record does not have, and takes missing `CODED` ones as 0.
 
-    A last line without its line end is what a killed writer leaves: it counts if it is complete and is skipped if not.
+    A killed writer may leave a last line without a line end: it counts if it is complete and is skipped if not.
 
     Raises:
         UsageError: another line is not an event; the message names file and line.
@@ -293,7 +293,7 @@ def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def check_records(records: np.ndarray, path: Path) -> None:
-    """Refuses records that no run makes, as of a file that was damaged where its form is still right.
+    """Refuses records that no run can make, as from a damaged file that is still well-formed.
 
     Raises:
         UsageError: names the file and the first of them.

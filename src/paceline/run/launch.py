@@ -53,14 +53,14 @@ def launch(
     """Calls `train()` in every worker; inside, `attach` makes them one run.
 
     Worker processes come from a fork server that has PyTorch and the kernels loaded; the first launch of a program starts it.
-    A worker that dies is noticed at once: the others go on where the algorithm can.
+    The launcher notices a dead worker at once, and the others go on if the algorithm can.
 
     Args:
-        train: a function at the top level of a module (any callable with `backend="threads"`). Seeds are its own business:
-            all workers begin with worker 0's model. What it returns is not passed on; let it save what is wanted, or read it
+        train: a function at the top level of a module (any callable with `backend="threads"`). It sets its own seeds: all
+            workers begin with worker 0's model. Its return value is not passed on; save results in the function, or read them
             from the checkpoint in `out`.
         workers: how many.
-        algorithm: a spec or an instance; None where `attach` names it, and where a resumed run keeps its own.
+        algorithm: a spec or an instance; None if `attach` names it, or a resumed run keeps its own.
         backend: "processes" or "threads".
         seed: of the order of samples in `worker.batches`, and of everything random in the algorithm; None: that of the resumed
             run, or 0.
@@ -68,35 +68,34 @@ def launch(
         placement: spec of where the shared parameters lie.
         intra_op_threads: threads per worker inside one PyTorch operation.
         out: folder for events, result, trace, report and checkpoints; None: nothing is written.
-        resume: folder of a run to go on with from its newest checkpoint; epochs that are done are skipped by
-            `worker.batches`.
+        resume: folder of a run to resume from its newest checkpoint; `worker.batches` skips the finished epochs.
         checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch; 0: at every epoch.
-        target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
-        target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
-        limit_s: stop after so many seconds of training.
-        limit_samples: stop after so many samples of applied gradients.
-        evaluate_every_samples: call `evaluate` so often, unless it is still at it; None: every quarter of an epoch with a
-            target accuracy, else every epoch (10,000 samples where `worker.batches` cannot know how long one is).
-        slow: by worker, how many times as long its gradients take: it sleeps the rest of that time before it goes on.
-        plan: of a model whose parts the workers have, from `place`; their loop attaches `plan.part(model)`, and all get the
+        target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
+        target_accuracy: instead: stop once the `evaluate` passed to `attach` finds at least this.
+        limit_s: stop after this many seconds of training.
+        limit_samples: stop after this many samples of applied gradients.
+        evaluate_every_samples: call `evaluate` this often, unless it is still running; None: every quarter of an epoch with a
+            target accuracy, else every epoch (10,000 samples if `worker.batches` cannot know how long one is).
+        slow: by worker, how many times as long its gradients take: it sleeps for the rest of that time.
+        plan: from `place`, of a model whose parts the workers have; their loop attaches `plan.part(model)`, and all get the
             same batches in the same order.
-        step_deadline_s: with a plan: how long a worker waits for another in a step. One that dies is noticed sooner.
-        on_progress: called at every look at the workers, about 20 times a second.
+        step_deadline_s: with a plan: how long a worker waits for another in a step. A death is noticed sooner.
+        on_progress: called whenever the launcher checks the workers, about 20 times a second.
 
-    A run that is stopped hands out no more batches, so that its loops end by themselves; whoever waits for others then goes on
-    after its `with`. Evaluations are made by a process of their own beside worker 0's, and end with that.
+    A run that is stopped hands out no more batches, so that its loops end by themselves; a worker that waits for others
+    continues after its `with`. A separate process beside worker 0's makes the evaluations, and ends with it.
 
-    Ctrl-C, and SIGTERM where the program leaves that to the system, stop it likewise: parameters, records and result are
-    written, and then the signal takes its course. An error of Paceline's that the program does not catch is printed in one
-    line, and the exit code is 2 if the user can correct it.
+    Ctrl-C, and SIGTERM unless the program handles it, stop the run likewise: parameters, records and result are written, and
+    then the signal takes its course. A Paceline error that the program does not catch is printed in one line, and the exit
+    code is 2 if the user can correct it.
 
     Returns:
         The run: records, evaluations, and `result` with outcome `converged`, `stopped` or `diverged`.
 
     Raises:
-        UsageError: something cannot be launched as asked, or another process writes the folder.
-        NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
-        WorkerLostError: a worker died that the algorithm cannot go on without.
+        UsageError: the arguments cannot be launched, or another process writes the folder.
+        NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
+        WorkerLostError: a worker died without which the algorithm cannot go on.
         PacelineError: a worker's function raised an exception, whose traceback is in the message; all workers have died; or
             none has made an update.
     """
@@ -146,7 +145,7 @@ def launch(
 
 
 def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:
-    """What the workers of a placed model run.
+    """The algorithm for the workers of a placed model.
 
     Raises:
         UsageError: the plan does not fit the launch.

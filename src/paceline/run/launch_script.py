@@ -1,7 +1,7 @@
-"""`paceline launch`: starts workers on this machine that join a run, and sees them to their ends, each by itself.
+"""`paceline launch`: starts workers on this machine that join a run, and watches each to its end.
 
-The workers are the run; the agent only watches. It ends none because another died, and may itself be killed: its workers go
-on, also where it held the join point. Each worker writes what it has into the run's folder; the agent makes a result of that.
+The workers are the run; the agent only watches. It ends no worker because another died, and may itself be killed: its workers
+go on, even if it held the join point. Each worker writes its records into the run's folder; the agent makes a result of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.worker.supervised import how_ended
 __all__ = ["Agent", "free_address", "name_of"]
 
 _LOOK_EVERY_S = 0.05
-_GRACE_S = 20.0  # workers that are told to end write what they have; Slurm and Kubernetes give half a minute
+_GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -44,7 +44,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 def free_address() -> str:
-    """An address on loopback where nobody listens, for a run on this machine alone."""
+    """A free address on loopback, for a run on this machine alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -55,7 +55,7 @@ class _Child:
     """One worker's process."""
 
     process: subprocess.Popen[bytes]
-    reported: bool = False  # its end has been looked at
+    reported: bool = False  # its end has been reported
 
 
 @dataclass
@@ -66,13 +66,13 @@ class Agent:
         command: what each worker runs: a script and its arguments, as for `python`.
         address: HOST:PORT of the join point.
         workers: how many are started here.
-        of: how many the run has in all; None: as the first agent says, which is what it starts.
+        of: how many the run has in all; None: as the first agent decides, by default the number that it starts.
         key: key file of the run; needed off loopback.
         algorithm: spec for all workers; None: the script names it.
         restarts: how many dead workers of this machine are replaced.
         deadline_s: how long workers wait for each other.
         folder: where workers write their records, and the result goes.
-        say: takes sentences for people.
+        say: prints a sentence for the user.
         trains: whether the workers train; otherwise they have no records, and nothing is written.
     """
 
@@ -94,10 +94,10 @@ class Agent:
     _said: str = ""
 
     def run(self) -> RunData | None:
-        """Returns when all workers of this machine have ended; what they trained, if they did.
+        """Returns when all workers of this machine have ended: the run, if they trained.
 
         Raises:
-            UsageError: something is wrong that every worker would find wrong.
+            UsageError: a usage error that every worker would raise.
         """
         algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
         if algorithm is not None:
@@ -127,7 +127,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _held_folder(self) -> Iterator[None]:
-        """The workers hold it as well: they go on if the agent is killed."""
+        """Locks the folder; the workers hold the lock, too, so that they can go on if the agent is killed."""
         if not self.trains:
             yield
             return
@@ -150,14 +150,14 @@ class Agent:
             environment["PACELINE_KEY"] = str(self.key.resolve())
         if self.algorithm is not None:
             environment["PACELINE_ALGORITHM"] = self.algorithm
-        # A session of its own: Ctrl-C comes to this process, which ends the workers.
+        # In its own session: Ctrl-C reaches only this process, which ends the workers.
         process = subprocess.Popen(
             [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=self._locks
         )
         self._children.append(_Child(process))
 
     def _look(self, of: int) -> None:
-        """Says who has died, and starts another one in its place if that was asked for."""
+        """Reports dead workers, and replaces them if `restarts` allows it."""
         for child in list(self._children):
             code = child.process.poll()
             if child.reported or code is None:
@@ -202,7 +202,7 @@ class Agent:
         return codes == {2} or (codes == {0, 2} and run is not None and run.result["outcome"] == "crashed")
 
     def _result(self, of: int, interruption: Interruption) -> RunData:
-        """What the workers of this machine did, from what they wrote."""
+        """The run of this machine's workers, from their files."""
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
         records = {
@@ -246,6 +246,6 @@ class Agent:
 
 
 def _written(folder: Path) -> dict[int, dict[str, Any]]:
-    """What workers wrote about themselves, by process id."""
+    """The workers' state files, by process id."""
     found = [files.read_json(path, {}) for path in folder.glob("worker-*.json")]
     return {one["pid"]: one for one in found}

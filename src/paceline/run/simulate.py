@@ -61,43 +61,43 @@ def simulate(
 ) -> RunData:
     """Calls `train()` once per simulated worker; inside, `attach` makes them one run under a virtual clock.
 
-    The same function that `launch` or torchrun runs. Every gradient, optimizer step and message is real; only time is virtual,
-    and the order of events follows from it: equal arguments give equal results, bit for bit, on the same machine and versions.
-    What the function draws from Python's, NumPy's and PyTorch's global generators is each worker's own.
+    It is the same function that `launch` or torchrun runs. Every gradient, optimizer step and message is real; only time is
+    virtual, and determines the order of events: equal arguments give equal results, bit for bit, on the same machine and
+    versions. Python's, NumPy's and PyTorch's global generators are separate for each worker.
     Costs: all gradients, one after the other, in this process; a model and an optimizer per worker.
     Not: `simulate_task`, which simulates a built-in task with one model for all workers, and can leave the gradients out.
 
     Args:
-        train: any callable; what it returns is in `RunData.returned`, by worker.
+        train: any callable; `RunData.returned` has its return values, by worker.
         cluster: workers and speeds; None: the default one of `workers`.
-        workers: how many, where no cluster says so.
-        algorithm: a spec or an instance; None where `attach` names it.
+        workers: how many, if no cluster is given.
+        algorithm: a spec or an instance; None if `attach` names it.
         seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
-        faults: what goes wrong, and when; a killed worker leaves its function where it is (`finally` is run), returns nothing,
-            and is in `result["workers_lost"]`.
+        faults: what goes wrong, and when; a killed worker leaves its function at once (`finally` runs), returns nothing, and
+            is listed in `result["workers_lost"]`.
         intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
         out: the run's folder, new or empty; None: nothing is written.
-        target_loss: stop once the mean of the last 100 losses of applied gradients that `worker.report` told is at most this.
-        target_accuracy: instead: stop once the `evaluate` that `attach` was given finds at least this.
-        limit_s: stop after so many virtual seconds.
-        limit_samples: stop after so many samples of applied gradients.
-        evaluate_every_samples: call `evaluate` so often; None: every quarter of an epoch with a target accuracy, else every
-            epoch (10,000 samples where `worker.batches` cannot know how long one is). Evaluations take no virtual time.
+        target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
+        target_accuracy: instead: stop once the `evaluate` passed to `attach` finds at least this.
+        limit_s: stop after this many virtual seconds.
+        limit_samples: stop after this many samples of applied gradients.
+        evaluate_every_samples: call `evaluate` this often; None: every quarter of an epoch with a target accuracy, else every
+            epoch (10,000 samples if `worker.batches` cannot know how long one is). Evaluations take no virtual time.
 
-    A run that is stopped ends at that instant: the workers are cut off where they are (`finally` is run) and return nothing.
-    So it is by Ctrl-C, and by SIGTERM where the program leaves that to the system; what was simulated is written before they
-    take their course.
+    A run that is stopped ends at that instant: the workers leave their functions at once (`finally` runs) and return nothing.
+    Ctrl-C, and SIGTERM unless the program handles it, stop the run likewise; the simulation so far is written before the
+    signal takes its course.
 
     Returns:
         The run, on virtual time; its outcome is converged, stopped or diverged.
 
     Raises:
-        UsageError: something cannot be simulated as asked.
+        UsageError: the arguments cannot be simulated.
         WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
             early.
             Or all workers were killed.
         PacelineError: the workers wait for each other, or all have ended and none has made an update.
-        Exception: whatever a worker's function raised, unless it was that the loss is not finite: that run has diverged.
+        Exception: any other that a worker's function raised, except for a loss that is not finite: that run has diverged.
     """
     if cluster is None:
         cluster = Cluster(workers=workers if workers is not None else 2)
@@ -123,7 +123,7 @@ def simulate(
 
 
 class _Simulation:
-    """One call of `simulate`, and what `attach` joins."""
+    """One call of `simulate`: the run that `attach` joins."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Simulation:
         self.goal, self._is_evaluated = goal, is_evaluated
         self._epoch_is_known = False
         self._train = train
-        self._wanted: Any = None  # what the first worker to attach wants to train
+        self._wanted: Any = None  # the first attaching worker's model and algorithm
         self._name = getattr(train, "__name__", "train")
 
     def run(self, interruption: Interruption) -> RunData:
@@ -260,13 +260,13 @@ class _Simulation:
         member = SimulatedMembership(
             self.common, self.machine, self.record, model, binding, algorithm, worker_id, self.seed, random_states
         )
-        self.common.gathering.gather(worker_id, None)  # nobody sends to a worker that has no mailbox yet
-        # Not before: a worker that does not attach is waited for, and named.
+        self.common.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
+        # Not earlier: the run waits for a worker that does not attach, and names it.
         self.machine.on_gone = self.common.gathering.leave
         return member
 
     def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
-        """What records the run, and stops it; `model` is worker 0's, whose buffers are the run's where each has its own."""
+        """Makes the object that records and stops the run; `model` is worker 0's, whose buffers are the run's."""
         self.goal.check(evaluate)
         assert self.machine is not None
         evaluator = None
@@ -286,7 +286,7 @@ class _Simulation:
         )
 
     def tell_epoch(self, samples: int) -> None:
-        """About how many samples an epoch of the loop has; the first worker with a batch says so."""
+        """Notes about how many samples an epoch of the loop has, from the first worker with a batch."""
         if not self._epoch_is_known and self.record is not None:
             self._epoch_is_known = True
             self.record.know_epoch(samples)

@@ -1,4 +1,4 @@
-"""What is recorded of a simulation: steps and evaluations on virtual time, and the result."""
+"""The record of a simulation: steps and evaluations on virtual time, and the result."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied
 
 
 class SimulationRecord(RunRecord):
-    """Collects the workers' records, evaluates where an epoch ends, and stops the run at its target.
+    """Collects the workers' records, evaluates when an epoch ends, and stops the run at its target.
 
     Evaluations take no virtual time. Stopping ends the run at that instant: steps under way are not recorded.
 
     Args:
-        machine: what runs.
+        machine: the simulated machine.
         algorithm: how its workers agree.
-        goal: when it ends.
-        about: what identifies it in its result: task, algorithm, workers, ...
+        goal: when the run ends.
+        about: identifies the run in its result: task, algorithm, workers, ...
         evaluator: None: nothing is evaluated.
         buffers: of the run's model, by name.
         initial_loss: before the first update.
@@ -45,8 +45,8 @@ class SimulationRecord(RunRecord):
         timing_only: whether no gradients are computed.
 
     Attributes:
-        before_evaluation: gives the model the run's buffers, where workers have their own; None: it has them.
-        outcome: how it has ended, or will if nothing happens.
+        before_evaluation: gives the model the run's buffers, if workers have their own; None: it has them.
+        outcome: how the run has ended, or will if nothing else happens.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SimulationRecord(RunRecord):
         return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
 
     def know_epoch(self, samples: int) -> None:
-        """About how many samples an epoch has: what decides how often is evaluated."""
+        """Notes about how many samples an epoch has, which decides how often to evaluate."""
         self._evaluate_every = self.goal.evaluate_every(samples)
         self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
 
@@ -90,11 +90,11 @@ class SimulationRecord(RunRecord):
         return self._recorded.of(worker_id)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
-        """Says how the run ended, if not by itself."""
+        """Records how the run ended, if not by itself."""
         self.outcome.name, self.outcome.reason, self.outcome.trace = outcome, reason, trace
 
     def interrupted_by(self, interruption: Interruption) -> None:
-        """A signal has ended the run, if one has: whoever sent it does not wait for an evaluation."""
+        """Records whether a signal has ended the run; its sender does not wait for an evaluation."""
         if interruption and self.outcome.name == "stopped":
             self.outcome.interrupt(interruption.name)
             self._evaluator = None
@@ -114,7 +114,7 @@ class SimulationRecord(RunRecord):
             self._machine.scheduler.stop()
 
     def _evaluate(self, evaluator: Evaluator, elapsed_s: float) -> bool:
-        """Evaluates now; whether the target accuracy is reached."""
+        """Evaluates now; returns whether the target accuracy is reached."""
         if self.before_evaluation is not None:
             self.before_evaluation()
         about = {"elapsed_s": elapsed_s, "samples": self.samples, "train_loss": self.loss}
@@ -167,7 +167,7 @@ class SimulationRecord(RunRecord):
         return RunData(config, result, records, self.evaluations)
 
     def _unrecorded(self, records: dict[int, np.ndarray]) -> int:
-        """Updates without a record: their workers were killed, or the run was stopped, before they had heard of them."""
+        """Updates without a record, because their worker was killed, or the run stopped, before the worker learnt of them."""
         shared = self._machine.shared
         if self._algorithm.gossip:
             written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
@@ -178,8 +178,7 @@ class SimulationRecord(RunRecord):
 class _Records:
     """The records of all workers, packed, in the order in which they were made.
 
-    Millions of tuples would keep the garbage collector busy, and a buffer for each of thousands of workers would be in no
-    cache when its turn comes.
+    Millions of tuples would keep the garbage collector busy, and buffers for thousands of workers would not stay in the cache.
     """
 
     def __init__(self, num_workers: int) -> None:

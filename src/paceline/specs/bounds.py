@@ -1,7 +1,7 @@
-"""What numbers a run can have: each limit, why it is that, and the sentence that refuses what is beyond it.
+"""Limits of a run's numbers: each with its reason and the sentence that refuses a number beyond it.
 
-A `Bound` holds for a number by itself, wherever it comes from: an option, a spec, a file, a Python call. What a machine
-can hold besides is computed from what is asked, by `check_memory` and `check_workers`, before anything is made.
+A `Bound` holds for a single number from any source: an option, a spec, a file, a Python call. `check_memory` and
+`check_workers` check a run against the machine's limits before anything is made.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Bound:
     Args:
         least: the smallest.
         most: the largest.
-        why: of a limit that could as well be another, the reason for `most`, as the end of a sentence.
-        whole: whether only whole numbers will do.
+        why: the reason for `most`, if it is not obvious, as the end of a sentence.
+        whole: whether only whole numbers are allowed.
         above: whether `least` itself is outside.
         below: whether `most` itself is outside.
     """
@@ -50,7 +50,7 @@ class Bound:
     below: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuses a value that is no such number."""
+        """Refuses a value that is not such a number."""
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             raise UsageError(f"{name} must be {'a whole number' if self.whole else 'a number'}, not {shown(value)}.")
         number: Any = value if self.whole else as_float(value)
@@ -149,11 +149,11 @@ def check_run(given: Mapping[str, Any], name_of: Callable[[str], str] = str) -> 
     """Refuses numbers that no run can have.
 
     Args:
-        given: by the names of `TrainConfig` and `launch`; what is None, or no number of a run, is left alone.
-        name_of: what to call one in a sentence.
+        given: by the names of `TrainConfig` and `launch`; None and other names are ignored.
+        name_of: a number's name in messages.
 
     Raises:
-        UsageError: names the first, and what it may be.
+        UsageError: names the first number out of range, and its range.
     """
     for name, bound in _RUN.items():
         if given.get(name) is not None:
@@ -201,7 +201,7 @@ def check_simulation(num_workers: int, held_bytes: float = 0.0) -> None:
 
     Args:
         num_workers: how many, servers among them.
-        held_bytes: by all of them together, besides what each takes whatever it does.
+        held_bytes: by all of them together, besides each one's fixed cost.
     """
     each = _SIMULATED_BYTES + held_bytes / num_workers
     most = int(available_bytes() / each)
@@ -210,7 +210,7 @@ def check_simulation(num_workers: int, held_bytes: float = 0.0) -> None:
 
 
 def check_vectors(num_vectors: int, num_parameters: int, vector_bytes: int) -> None:
-    """Refuses more copies of a model's parameters than fit, whichever workers and servers hold them."""
+    """Refuses more copies of a model's parameters, on all workers and servers, than fit."""
     what = f"{num_vectors:,} vectors of {num_parameters:,} parameters"
     remedy = "start fewer workers, or train a smaller model"
     check_memory(num_vectors * vector_bytes, what, remedy, by_this_process=False)
@@ -221,8 +221,8 @@ def check_memory(needed_bytes: float, what: str, remedy: str, *, by_this_process
 
     Args:
         needed_bytes: in all.
-        what: which needs it.
-        remedy: as the sentence's end.
+        what: needs the memory.
+        remedy: the end of the message.
         by_this_process: whether this process will take it.
 
     Raises:
@@ -253,7 +253,7 @@ def _of_machine() -> int:
 
 
 def _of_control_groups() -> Iterator[int]:
-    """What the limits of version 2, this process's and those around it, leave; cached files can be given up."""
+    """Memory left by the limits of this process's control group (version 2) and its parents; file caches count as free."""
     lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.is_file() else []
     own = next((one.removeprefix("0::/") for one in lines if one.startswith("0::/")), "")
     folder = _CONTROL_GROUPS / own
@@ -274,7 +274,7 @@ def _of_address_space() -> Iterator[int]:
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes as people read them.
+    """Bytes in a readable unit.
 
     >>> size_text(3 * 2**30), size_text(5e19)
     ('3.0 GiB', '43.4 EiB')
@@ -287,7 +287,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def as_float(number: Any) -> float:
-    """A number as Python computes with it; a whole one of hundreds of digits is infinite."""
+    """A number as a float; an integer of hundreds of digits becomes infinite."""
     try:
         return float(number)
     except OverflowError:

@@ -42,7 +42,7 @@ class Registry:
     def register(self, name: str, cls: type, *, listed: bool = True) -> type:
         """Add a frozen dataclass under a name and return it; names and classes are registered once.
 
-        Users cannot choose one that is not `listed`: only `spec` and `build(..., unlisted=True)` know it.
+        Users cannot choose a class that is not `listed`: only `spec` and `build(..., unlisted=True)` know it.
         """
         if not NAME.fullmatch(name):
             raise ValueError(f"'{name}' cannot be a spec's name: letters, digits, '-', '_' and '.' only")
@@ -129,7 +129,7 @@ class Registry:
         return f"{name}({', '.join(f'{key}={text}' for key, text in arguments.items())})" if arguments else name
 
     def template(self, name: str) -> str:
-        """The spec of a name with every default written out, and `...` where there is none; for help and tables."""
+        """The spec of a name with every default written out, and `...` for arguments without one; for help and tables."""
         cls = self[name]
         hints = get_type_hints(cls)
         arguments = []
@@ -148,7 +148,7 @@ class Registry:
         return next((registry for base, registry in self._nested.items() if issubclass(hint, base)), None)
 
     def _convert(self, where: str, hint: Any, value: Value) -> Any:
-        """Turn a parsed value into what a field's annotation asks for."""
+        """Convert a parsed value to a field's annotated type."""
         members = _members(hint)
         failure: UsageError | None = None
         for member in sorted(members, key=lambda one: one is not type(None)):  # `none` means None where that is allowed
@@ -209,10 +209,10 @@ def check_optimizer(
     *,
     parameters: Iterable[torch.nn.Parameter] | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Refuses what `build_optimizer` would refuse, of a model's parameters, or if there are none yet, of a matrix.
+    """Refuses what `build_optimizer` would refuse for a model's parameters, or, if there are none yet, for a matrix.
 
-    Returns what it has built: nothing of plain SGD, which is known to be right, as torch's first optimizer takes 1.5 s to
-    build: it imports the compiler.
+    Returns a list of the built optimizer; it is empty for plain SGD, which needs no check, because the first torch optimizer
+    takes 1.5 s to build: it imports the compiler.
     """
     import torch
 
@@ -232,9 +232,9 @@ def build_optimizer(
     """Build the torch.optim optimizer that a spec names, such as `sgd` or `adamw(weight_decay=0.1)`.
 
     Args:
-        spec_text: a torch.optim class by name, whatever the case, with its constructor's arguments; pairs of betas are
+        spec_text: a torch.optim class by case-insensitive name, with its constructor's arguments; pairs of betas are
             written `beta1=0.9, beta2=0.99`.
-        parameters: what it optimizes.
+        parameters: to optimize.
         learning_rate: overrides `lr`; None keeps the spec's or torch's default.
         momentum: overrides `momentum` for classes that have it.
 
@@ -321,7 +321,7 @@ def _word(value: Value) -> str:
 
 
 def _convert_plain(member: Any, value: Value) -> tuple[bool, Any]:
-    """Whether a plain annotation takes the value, and as what."""
+    """Whether a plain annotation accepts the value, and the converted value."""
     is_bool = isinstance(value, bool)
     if member is type(None):
         return value is None, None

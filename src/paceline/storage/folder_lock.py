@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes: locked while it does, so that the files of two runs never mix."""
+"""Locks folders so that only one process at a time writes to them, and the files of two runs never mix."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MOST_LOST = 10
 
 @contextlib.contextmanager
 def run_folder(out: Path | None, resume: Path | None = None) -> Iterator[int]:
-    """Holds the folder that a run writes, and keeps others from changing the one that it goes on from.
+    """Locks the folder that a run writes, and keeps others from changing the one from which it resumes.
 
     Args:
-        out: to write into; None: nothing is written. Empty, not there yet, or the one that is resumed.
-        resume: of the run to go on from.
+        out: to write into: empty, missing, or the resumed run's; None: nothing is written.
+        resume: of the run to resume.
 
-    Gives a descriptor of `out`'s lock, as `locked` does; -1 without one.
+    Yields a descriptor of `out`'s lock, as `locked` does; -1 without one.
 
     Raises:
-        UsageError: another process writes one of them, `out` holds something else or cannot be written, or `resume` is no
-            run's.
+        UsageError: another process writes one of them, `out` holds something else or cannot be written, or `resume` holds no
+            run.
     """
     if resume is not None and not (resume / "config.json").is_file():
         raise UsageError(f"{resume} is not the folder of a run: it has no config.json.")
@@ -55,13 +55,13 @@ def run_folder(out: Path | None, resume: Path | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Lets no other process lock or read this folder; the system ends it with the process, however that ends.
+    """Keeps other processes from locking or reading this folder; the system frees the lock when the process ends.
 
-    Gives a descriptor: a process that has it, too, has locked the folder as well. A folder that was not there is made, and
-    its parents; they are removed if nothing was put into them. What a killed process has left unfinished in it is removed.
+    Yields a descriptor: a process that inherits it holds the lock, too. Makes the folder and its parents if they are missing,
+    and removes them again if they stay empty. Removes unfinished files of a killed process.
 
     Raises:
-        UsageError: another process does, or the folder cannot be written.
+        UsageError: another process holds the folder, or it cannot be written.
     """
     with _removed_if_empty(folder):
         try:
@@ -77,7 +77,7 @@ def locked(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Around the making and use of a folder: it and its parents, if they are new, do not stay empty."""
+    """Removes the folder and its parents afterwards if they are new and empty."""
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         yield
@@ -89,14 +89,14 @@ def _removed_if_empty(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_for_reading(folder: Path) -> Iterator[None]:
-    """Lets no process lock this folder for writing; others may read it as well.
+    """Keeps processes from locking this folder for writing; others may read it as well.
 
     Raises:
-        UsageError: another process does.
+        UsageError: another process has locked it.
     """
     try:
         lock = _locked(folder, fcntl.LOCK_SH)
-    except NotWrittenError:  # a reader that may not write there need not be told of it
+    except NotWrittenError:  # a reader needs no lock in a folder that it cannot write
         yield
         return
     try:
@@ -126,7 +126,7 @@ def _locked(folder: Path, kind: int) -> int:
         with files.writing(folder):
             try:
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # the one before has just removed the folder
+            except FileNotFoundError:  # the previous holder has just removed the folder
                 continue
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ def _locked(folder: Path, kind: int) -> int:
             if kind == fcntl.LOCK_EX:
                 _write_who(lock)
             return lock
-        os.close(lock)  # the one before has removed the file between our opening and locking it
+        os.close(lock)  # the previous holder removed the file between our opening and locking it
 
 
 def _is_file(path: Path, descriptor: int) -> bool:
@@ -162,7 +162,7 @@ def _write_who(lock: int) -> None:
 
 
 def _release(folder: Path, lock: int) -> None:
-    """Removes the lock's file, if nobody else has it locked, and then the lock."""
+    """Removes the lock's file, if no other process has it locked, and then the lock."""
     path = folder / _LOCK
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

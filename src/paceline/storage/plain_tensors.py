@@ -1,6 +1,6 @@
-"""Tensors as bytes that anybody may have sent: NumPy's archive of plain arrays, in which nothing is pickled.
+"""Encodes tensors for untrusted channels: as NumPy's archive of plain arrays, without pickle.
 
-NumPy has no bfloat16, so the bits of such a tensor are sent as integers, under a name that says so.
+NumPy has no bfloat16, so the bits of such a tensor are sent as integers, under a name that marks them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BITS_OF_BFLOAT16 = ".bfloat16"
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytearray:
-    """By name; copies on the CPU."""
+    """Encodes tensors by name; copies them to the CPU."""
     arrays: dict[str, Any] = {}
     for name, one in tensors.items():
         if one.dtype == torch.bfloat16:
@@ -35,10 +35,10 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytearray:
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
-    """What `tensors_to_bytes` was given.
+    """Decodes the bytes from `tensors_to_bytes`.
 
     Raises:
-        ValueError: the bytes are something else.
+        ValueError: the bytes have another format.
     """
     try:
         arrays = read_npz(io.BytesIO(data), "it was changed on its way")

@@ -1,4 +1,4 @@
-"""Files of tensors and plain values: written whole with the digest of their bytes, and read only if they still have it."""
+"""Files of tensors and plain values: written atomically, with a digest of their bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["load", "save"]
 
 
 class _Digesting:
-    """A file that PyTorch writes into, one piece after the other."""
+    """A file that computes its digest while PyTorch writes it piece by piece."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -23,7 +23,7 @@ class _Digesting:
         self.error: OSError | None = None
 
     def write(self, piece: Any) -> int:
-        """Writes a piece; PyTorch makes an error of its own of the second one that fails, so the first is kept."""
+        """Writes a piece; keeps its error, because PyTorch may raise its own instead."""
         try:
             written = self._file.write(piece)
         except OSError as error:
@@ -43,7 +43,7 @@ def save(path: Path, content: dict[str, Any], *, sync: bool = True) -> str:
         for the disk.
 
     Raises:
-        NotWrittenError: it cannot be written; `path` is as it was.
+        NotWrittenError: it cannot be written; `path` is unchanged.
     """
     with files.replacing(path, sync=sync) as file:
         target = _Digesting(file)
@@ -57,16 +57,16 @@ def save(path: Path, content: dict[str, Any], *, sync: bool = True) -> str:
 
 
 def load(path: Path, what: str, *, mapped: bool = False) -> dict[str, Any]:
-    """What `save` wrote; nothing in it is ever run. Elements of `mapped` tensors are read from the file when they are used.
+    """Reads a file of `save` without running any code in it. Elements of `mapped` tensors are read when they are used.
 
     Raises:
-        UsageError: it cannot be read; the message begins with `what` it is, and has no remedy and no full stop.
+        UsageError: it cannot be read; the message begins with `what`, and has no remedy and no full stop.
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from error
-    except Exception as error:  # of a damaged file, PyTorch and pickle raise whatever they come upon
+    except Exception as error:  # PyTorch and pickle raise many types of errors for a damaged file
         raise UsageError(f"{what} {path} cannot be read: it is damaged") from error
     if not isinstance(found, dict):
         raise UsageError(f"{what} {path} cannot be read: it holds something else")

@@ -1,4 +1,4 @@
-"""When a run is checkpointed: asks the workers at an epoch's beginning, and marks complete what they have written."""
+"""Schedules a run's checkpoints: requests them at epochs' beginnings, and marks them complete once they are written."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Checkpointer:
     Args:
         folder: the run's `checkpoint` folder.
         every_s: at most one in this time; 0: at every epoch.
-        resumed: the checkpoint that the run starts from. It stays to the end: workers that are late, or that take a dead one's
-            place, still read it.
+        resumed: the checkpoint from which the run starts. It stays to the end, since late or replaced workers still read it.
     """
 
     def __init__(self, folder: Path, every_s: float, resumed: Path | None = None) -> None:
@@ -60,7 +59,7 @@ class Checkpointer:
         elif elapsed_s - self._last_s >= self._every_s:
             self._last_s = elapsed_s
             epoch_s = elapsed_s / epochs_done if epochs_done else math.inf
-            # No worker may have entered the epoch that is asked for; where epochs are short, leave one in between.
+            # No worker may have entered the requested epoch; if epochs are short, leave one in between.
             supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))
 
     def _complete(
@@ -74,10 +73,10 @@ class Checkpointer:
             supervisor.outcome.leave_out(number, str(error))
 
     def _recorded(self, supervisor: Supervisor, number: int, needed: list[int], running: list[int]) -> bool:
-        """Whether every update in a checkpoint is on record for good, so that a kill cannot leave one out of the other.
+        """Whether the records of all updates in a checkpoint are on disk, so that a kill cannot separate the two.
 
-        A worker makes an update visible before it writes its record. Once it has written another one, that of every update
-        in a checkpoint whose parts are all there is behind us.
+        A worker makes an update visible before it writes the update's record. Once all parts of the checkpoint exist and the
+        worker has then written another record, the records of all updates in the checkpoint are written.
         """
         if number not in self._written:
             assert supervisor.arena is not None
@@ -92,10 +91,10 @@ class Checkpointer:
     def end(self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: About) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
-        Where all workers' parts are needed, it stays incomplete if a worker did not end the last round in time.
+        If it needs all workers' parts, it stays incomplete when a worker did not end the last round in time.
 
         Raises:
-            NotWrittenError: it, or a part of it, cannot be written; the last complete one is as it was.
+            NotWrittenError: the checkpoint, or a part of it, cannot be written; the last complete one is unchanged.
         """
         left_out = supervisor.outcome.left_out
         try:

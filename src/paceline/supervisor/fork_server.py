@@ -1,6 +1,6 @@
-"""The process that workers are forked from: it has PyTorch, the kernels and the task machinery loaded.
+"""The fork server, from which workers are forked: it has PyTorch, the kernels and the task machinery loaded.
 
-A worker gets the environment, the working folder, the path and the arguments that the program has when it starts the worker.
+A worker gets the program's environment, working folder, path and arguments at the time of the worker's start.
 This module does not import PyTorch, so that a command can start the process first, and both import PyTorch at the same time.
 """
 
@@ -19,15 +19,15 @@ from paceline.system.tagged_output import open_closed_streams
 
 __all__ = ["fork_server_context"]
 
-# Variables that libraries read when they are loaded, in the fork server.
+# Variables that libraries read when the fork server loads them.
 _READ_WHILE_LOADING = (
     "ATEN_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_",
     "PYTHON", "PYTORCH_", "TORCH",
 )  # fmt: skip
 # Of these, variables that scikit-learn and PyTorch set when a program imports them.
 _SET_WHILE_LOADING = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")
-_address: int | None = None  # a descriptor of the socket that leads to the fork server
-_loaded_with: dict[str, str] | None = None  # those variables, in the fork server that this module has started
+_address: int | None = None  # a descriptor of the fork server's socket
+_loaded_with: dict[str, str] | None = None  # those variables, as the fork server started by this module has them
 _replaced: list[int] = []  # process ids of earlier fork servers, which end after the last of their workers
 
 
@@ -57,10 +57,10 @@ class _Context(ForkServerContext):
 
 
 def fork_server_context() -> ForkServerContext:
-    """The context to start workers with; starts the fork server if it does not run yet, without waiting for it.
+    """The context for starting workers; starts the fork server if it does not run yet, without waiting for it.
 
     Starts another one if variables have changed that libraries read when they are loaded, such as OMP_NUM_THREADS. A program
-    that has started multiprocessing's fork server before keeps it, and its workers start slower.
+    that has already started multiprocessing's fork server keeps it, and its workers start more slowly.
     """
     open_closed_streams()
     context = _Context()
@@ -79,7 +79,7 @@ def _start() -> None:
     """Starts the server, and leaves none of its files behind.
 
     multiprocessing's server listens at a socket in a folder that is removed when this process ends, but not if it is killed. A
-    descriptor of the socket does as well as its name, so the name and the folder go at once.
+    descriptor of the socket works as well as its name, so this function removes the name and the folder at once.
     """
     global _address, _loaded_with
     server: Any = getattr(forkserver, "_forkserver", None)

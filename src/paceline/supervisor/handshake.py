@@ -1,4 +1,4 @@
-"""How workers come into a run: worker 0 decides the memory and initialises it, the others map what it left."""
+"""How workers enter a run: worker 0 decides the memory's layout and initialises it, and the others map it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["Handshake"]
 
 
 class Handshake:
-    """Answers every worker's hello with the run's memory, or with the reason why it may not take part.
+    """Answers every worker's hello with the run's memory, or with the reason why the worker is refused.
 
-    A worker's hello says which algorithm and how large a model it brings. Worker 0's decides; workers that bring another
-    algorithm or model are refused. After all hellos, worker 0 writes its parameters and dense buffers into the memory, and
-    those of its other tensors that differ between workers. The others wait for that.
+    A worker's hello names its algorithm and the size of its model. Worker 0's hello decides; workers with another algorithm
+    or model are refused. After all hellos, worker 0 writes its parameters and dense buffers into the memory, and those of its
+    other tensors that differ between workers. The others wait for that.
 
     Args:
-        workers: those that take part.
-        algorithm: how they agree; None where the workers' code names it.
+        workers: of the run.
+        algorithm: how they agree; None if the workers' code names it.
         placement: where the memory goes.
         own_processes: whether workers are processes, so that the memory's handle must be sent to their id.
         first_batch: the batch that training starts with: not 0 in a resumed run.
         first_version: the version that the parameters start with.
-        keeps_all: whether worker 0 writes its other tensors though they are equal, for workers that are restarted.
+        keeps_all: whether worker 0 also writes tensors that are equal on all workers, for workers that are restarted.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Handshake:
     ) -> None:
         self.algorithm = algorithm
         self.arena: Arena | None = None
-        self.note = ""  # what placing the memory had to say
+        self.note = ""  # a note about the memory's placement
         self._workers, self._num_workers = workers, len(workers)
         self._placement = placement
         self._own_processes = own_processes
@@ -76,7 +76,7 @@ class Handshake:
         self.answer()
 
     def answer(self) -> None:
-        """Answers the workers that wait, if it can by now."""
+        """Answers the waiting workers, if the memory is ready."""
         if self._hello is None:
             if not self._workers[0].running:
                 self.refuse_waiting(NO_WORKER_0)
@@ -110,29 +110,29 @@ class Handshake:
         self._send_plan(server, initialise=False)
 
     def count_ready(self, worker: WorkerState) -> None:
-        """A worker has mapped the memory; once worker 0 has, which initialises it, the others follow."""
+        """Notes that a worker has mapped the memory; once worker 0 has, and so has initialised it, the others follow."""
         if not worker.worker_id:
             self._is_initialised = True
             self.answer()
 
     def lose(self, worker: WorkerState) -> None:
-        """Lets workers that are just meeting the others know that they need not wait for a dead one."""
+        """Tells workers that are still connecting not to wait for a dead one."""
         if self.arena is not None and self.arena.plan.store is not None:
             mark_ended(self.arena.shared_store(), worker.worker_id, worker.incarnation)
 
     def refuse(self, worker: WorkerState, why: str) -> None:
-        """Sends a worker away with a sentence that it raises."""
+        """Refuses a worker with a sentence, which it raises."""
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
             worker.connection.send(Welcome(None, refusal=why))
 
     def refuse_waiting(self, why: str) -> None:
-        """Sends those away who wait for memory that nobody will initialise any more."""
+        """Refuses workers that wait for memory that will never be initialised."""
         for worker, _ in self._waiting.values():
             self.refuse(worker, why)
         self._waiting = {}
 
     def _open(self, hello: Hello) -> str:
-        """Decides the algorithm and makes the memory; returns why that cannot be."""
+        """Decides the algorithm and makes the memory; returns why that is impossible, or an empty string."""
         algorithm = registry.build(hello.algorithm, unlisted=True)
         if self.algorithm is not None and algorithm != self.algorithm:
             return (

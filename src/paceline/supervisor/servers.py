@@ -1,4 +1,4 @@
-"""The supervisor's part for servers: starts them, replaces one that dies, ends them when the workers have ended."""
+"""Supervises servers: starts them, replaces one that dies, ends them when the workers have ended."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from paceline.worker.supervised import Outcome, WorkerState, how_ended
 
 __all__ = ["Servers"]
 
-_FRUITLESS_RESTARTS = 3  # in a row, without an update in between
+_FRUITLESS_RESTARTS = 3  # consecutive restarts without an update in between
 
 
 class Servers:
-    """The servers of a run; none where its algorithm has none.
+    """The servers of a run; none if its algorithm has none.
 
-    A server that dies is started again and goes on from its last snapshot. The updates that it had applied since are lost:
-    `lost` names them by shard and version. Where it has a second copy, that takes its place at once, nothing is lost, and
-    another copy is started; so it is when the copy dies.
+    A server that dies is restarted from its last snapshot. The updates that it had applied since are lost: `lost` names them
+    by shard and version. If it has a second copy, that takes its place at once without loss. In that case, and when a copy
+    dies, another copy is started.
 
     Args:
-        launch: starts a process (or thread) for a server with this main function.
-        admit: sends it the run's memory.
+        launch: starts a process (or thread) for a server with a given main function.
+        admit: sends a server the run's memory.
         fail: ends the run with a reason.
-        outcome: what happens is noted there.
+        outcome: collects what happens.
 
     Attributes:
         states: of each server, then of each second copy.
         lost: (shard, first version, last version) of lost updates.
-        restarts: deaths that were answered.
+        restarts: deaths that were answered by a restart.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Servers:
                 state.ended = True
             case Failure():
                 state.ended = True
-                if self._outcome.kind == "worker-lost":  # who waited for this server was faster to say so
+                if self._outcome.kind == "worker-lost":  # a worker that waited for this server reported the loss first
                     self._outcome.kind = ""
                 self._fail(f"{self._name(state)}: ", message)
             case TookOver(shard_id=shard):
@@ -118,7 +118,7 @@ class Servers:
                 )
 
     def lose(self, state: WorkerState, *, run_ends: bool) -> None:
-        """A server died: another takes its place, unless that has not helped so far."""
+        """Replaces a dead server, unless earlier restarts were fruitless."""
         assert self._arena is not None
         shard = self._shard(state)
         how = how_ended(state.exit_code)
@@ -155,9 +155,9 @@ class Servers:
         state.ready = True  # the run has begun: it does not wait
 
     def _take_over(self, dead: WorkerState, copy: WorkerState) -> bool:
-        """Makes the process of the copy that of the server, if it has all that was ever answered; returns whether it has.
+        """Makes the copy's process the server, if it has all that was ever answered; returns whether it has.
 
-        The next copy is started once that process can be found as the server, or it would look for the dead one.
+        The next copy starts only once that process is published as the server; otherwise it would look for the dead one.
         """
         assert self._arena is not None
         shard = self._shard(dead)
@@ -173,7 +173,7 @@ class Servers:
         return True
 
     def close(self) -> None:
-        """Removes the snapshots, which nobody will go on from."""
+        """Removes the snapshots, which are no longer needed."""
         if self._main is not None and self._main.snapshots is not None:
             shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
         del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory

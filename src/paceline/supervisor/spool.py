@@ -1,4 +1,4 @@
-"""Gathers the workers' records while a run is going on; on disk where the run has a folder, so that a kill loses little."""
+"""Collects the workers' records during a run; on disk if the run has a folder, so that a kill loses little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Spool", "read_spool"]
 class Spool:
     """Empties the rings of all workers.
 
-    What a full or failing disk does not take is kept in memory, and tried again at the next drain.
+    Records that a full or failing disk does not take stay in memory until the next drain tries again.
 
     Args:
         folder: where `events-<worker>.bin` grow; None: kept in memory.
@@ -29,8 +29,8 @@ class Spool:
 
     Attributes:
         totals: records of each worker so far.
-        fresh: what the last drain brought, by worker.
-        failure: why the disk takes no more records; "" where it does.
+        fresh: the records of the last drain, by worker.
+        failure: why the disk takes no more records; "" if it does.
 
     Raises:
         NotWrittenError: the files cannot be made.
@@ -70,11 +70,11 @@ class Spool:
         return self._rings[worker_id].num_written
 
     def num_read(self, worker_id: int) -> int:
-        """Records of a worker that were drained, or were lost before that."""
+        """Records of a worker that were drained or lost."""
         return self._rings[worker_id].num_read
 
     def drain(self) -> None:
-        """Takes what is new from every ring."""
+        """Takes the new records from every ring."""
         for worker, ring in enumerate(self._rings):
             records = ring.drain()
             self.totals[worker] += len(records)

@@ -1,4 +1,4 @@
-"""Starts workers on this machine, watches them, and turns what they leave behind into a run."""
+"""Starts workers on this machine, watches them, and collects their results."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a ha
 class Supervisor:
     """Runs `target` in every worker and sees it through to the end.
 
-    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others where
-    the algorithm can; it may restart the dead one. It never computes gradients.
+    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others if the
+    algorithm can; it may restart the dead one. It never computes gradients.
 
     Args:
         target: what every worker runs: a module-level function, or a picklable callable.
         num_workers: how many.
-        algorithm: how they agree; None where the user's code names it.
-        environment: the parts of each worker's environment that are equal.
+        algorithm: how they agree; None if the user's code names it.
+        environment: the common part of the workers' environments.
         backend: "processes" or "threads".
-        restarts: how many deaths in all are answered by a new process.
+        restarts: how many dead workers in all are replaced by a new process.
         folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
         on_tick: called about every 50 ms with the supervisor; may call `stop`.
-        on_end: called once when all workers and servers have ended, their processes possibly not.
+        on_end: called once when all workers and servers have ended, possibly before their processes have.
         handles: file descriptors that every worker receives as `environment.handles`.
     """
 
@@ -161,12 +161,12 @@ class Supervisor:
 
     @property
     def algorithm(self) -> Algorithm | None:
-        """How the workers agree; None until one has said so, where the launcher does not."""
+        """How the workers agree; None until worker 0 names it, if the launcher does not."""
         return self._handshake.algorithm
 
     @property
     def arena(self) -> Arena | None:
-        """The workers' shared memory; None until the first has said what it needs."""
+        """The workers' shared memory; None until worker 0 has described its model."""
         return self._handshake.arena
 
     @property
@@ -200,7 +200,7 @@ class Supervisor:
         return Parameters(x, version, next_batch, buffers)
 
     def _end_servers(self) -> None:
-        """Lets the servers end, which still have what the workers sent last to write down."""
+        """Lets the servers end once they have written the workers' last messages."""
         if self.arena is None:
             return
         self.arena.store("workers_done", 1)
@@ -328,7 +328,7 @@ class Supervisor:
         self._fail("", failure)
 
     def _fail(self, who: str, failure: Failure) -> None:
-        """The first failure names the outcome, and none that follows; that a worker is missed may be heard before why."""
+        """Records the first failure as the outcome; the cause of a loss replaces an earlier report of the loss."""
         if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
             # Another worker may hang.
             self._failed_s = min(self._failed_s, time.monotonic())
@@ -338,7 +338,7 @@ class Supervisor:
             self.outcome.kind = failure.kind
             self.outcome.reason = ("" if failure.kind in ("worker-lost", "usage") else who) + failure.message
             if failure.kind == "worker-lost" and self.outcome.workers_lost:
-                # Who told us may have waited for a survivor.
+                # The reporting worker may have waited for a survivor.
                 self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
             self.outcome.trace = failure.trace
         self._handshake.refuse_waiting(_RUN_HAS_ENDED)
@@ -347,7 +347,7 @@ class Supervisor:
         self.stop(at_once=True)
 
     def _lose(self, worker: WorkerState) -> None:
-        """A worker died: repair what it held; go on, restart it, or let the others end with its name."""
+        """Repairs what a dead worker held; then goes on, restarts the worker, or ends the run with its name."""
         worker.handle.join()
         if worker in self.servers.states:
             self.servers.lose(worker, run_ends=self.outcome.kind != "" or not any(one.running for one in self.workers))
@@ -360,7 +360,7 @@ class Supervisor:
         note = f"Worker {worker.worker_id} {how}."
         self.outcome.notes.append(note)
         self._first_death = self._first_death or note
-        if self.outcome.kind == "worker-lost":  # who waited for it, or for one who did, was faster to say so
+        if self.outcome.kind == "worker-lost":  # a worker that waited for it, directly or not, reported the loss first
             self.outcome.reason = f"{note} {self.outcome.reason}"
         if self.arena is None or self.started_s is None:
             hint = _HINT if code is not None and code > 0 else "."
@@ -385,7 +385,7 @@ class Supervisor:
             self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 
     def _tell_waiters(self, worker: WorkerState) -> None:
-        """Whoever waits in lockstep, or at the end, for a worker that has left need not go on waiting."""
+        """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""
         if self.arena is not None:
             self.arena.mark_gone(worker.worker_id)
 

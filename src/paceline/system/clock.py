@@ -10,15 +10,15 @@ from paceline.errors import RunStopped
 
 __all__ = ["RealClock"]
 
-_SLICE_S = 0.05  # slept at a stretch: so late a worker learns that the run is being stopped
+_SLICE_S = 0.05  # longest single sleep: the delay until a worker notices that the run is being stopped
 
 
 class RealClock:
-    """The machine's monotonic clock, which all processes of a machine share; counts what was slept.
+    """The machine's monotonic clock, which all processes of a machine share; counts the time slept.
 
     Attributes:
         waited_s: slept in all.
-        stopped: whether the run is being stopped, which nobody sleeps through.
+        stopped: whether the run is being stopped, which ends a sleep.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class RealClock:
     now_s = staticmethod(time.monotonic)
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is good for about 60 us only.
+        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is accurate to about 60 us only.
 
         Raises:
             RunStopped: the run was stopped meanwhile.

@@ -17,9 +17,9 @@ States = tuple[Any, Any, torch.Tensor]
 
 
 class GlobalRandomness:
-    """The generators' states of each worker that shares this process, swapped when another goes on.
+    """The generators' states of each worker that shares this process, swapped when another one continues.
 
-    Each begins with the states as they are now, as processes would; `leave` puts those back for the caller.
+    Each worker begins with the present states, as separate processes would; `leave` restores those for the caller.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class GlobalRandomness:
         self._current: int | None = None
 
     def enter(self, worker_id: int) -> None:
-        """Makes this worker's states the generators'."""
+        """Loads this worker's states into the generators."""
         if worker_id == self._current:
             return
         if self._current is not None:
@@ -37,13 +37,13 @@ class GlobalRandomness:
         _restore(self._states.get(worker_id, self._before))
 
     def leave(self) -> None:
-        """Puts back what the caller had."""
+        """Restores the caller's states."""
         _restore(self._before)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever is drawn inside, the generators go on afterwards as if it had not been."""
+    """Restores the generators' states afterwards, so that draws inside have no effect outside."""
     before = states_now()
     try:
         yield
@@ -52,7 +52,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def states_now() -> States:
-    """Of Python's, NumPy's and PyTorch's generators."""
+    """The states of Python's, NumPy's and PyTorch's generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
@@ -70,7 +70,7 @@ def _restore(states: States) -> None:
 
 
 class SeparateRandomness:
-    """The generators as they go on inside each `with`, apart from what others draw meanwhile.
+    """A separate stream of the global generators that continues from one `with` to the next.
 
     Threads share the generators, so only one at a time is inside.
 
@@ -79,7 +79,7 @@ class SeparateRandomness:
         states: the generators begin with these instead.
 
     Attributes:
-        generator: one of torch's that nobody else draws from.
+        generator: a torch generator for this stream's own use.
     """
 
     _one_at_a_time = threading.RLock()

@@ -1,4 +1,4 @@
-"""Errors that nobody catches: those that say what to do end the process with just that."""
+"""Uncaught errors: prints only the message of an error that says what to do, and ends the process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.errors import PacelineError, UsageError
 
 __all__ = ["SAID", "say_alone"]
 
-#: In the environment of workers that one agent has started: a folder, in which the first to print an error notes it.
+#: Environment variable of one agent's workers: a folder in which the first worker to print an error notes it.
 SAID = "PACELINE_SAID"
 
 
 def say_alone() -> None:
-    """From now on an uncaught error of Paceline's is printed in one line, without a traceback, as on the command line.
+    """Prints an uncaught Paceline error in one line from now on, without a traceback, as on the command line.
 
     Workers of one agent that end with the same error print it once.
     """
@@ -30,7 +30,7 @@ def say_alone() -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        # Not sys.stderr: torch.distributed's hook replaces it, and prints what it holds only if this returns.
+        # Not sys.stderr: torch.distributed's hook replaces it, and prints its contents only if this returns.
         if sys.__stderr__ is not None and not _was_said(str(error)):  # print would take None for standard output
             with contextlib.suppress(OSError):  # a full disk must not change the exit code
                 print(f"paceline: {error}", file=sys.__stderr__, flush=True)

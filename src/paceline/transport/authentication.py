@@ -1,4 +1,4 @@
-"""Connections between machines are let in with the run's key alone (ZeroMQ's CURVE and ZAP)."""
+"""Admits only connections that have the run's key (ZeroMQ's CURVE and ZAP)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Authenticator", "authenticate"]
 
 
 class Authenticator:
-    """Answers ZeroMQ's question, for each connection to a socket, whether its key is the run's.
+    """Tells ZeroMQ, for each connection to a socket, whether its key is the run's.
 
     Args:
-        context: of the socket, which no other authenticator may be in.
+        context: of the socket; it must have no other authenticator.
         listener: the socket, before it listens.
         keys: of the run.
 
     Attributes:
-        requests: ready to be read where a connection waits for `answer`.
+        requests: readable when a connection waits for `answer`.
     """
 
     def __init__(self, context: zmq.Context, listener: zmq.Socket, keys: Keys) -> None:
@@ -30,18 +30,18 @@ class Authenticator:
         listener.curve_publickey, listener.curve_secretkey = keys
 
     def answer(self) -> None:
-        """Lets in, or not, the connection that was asked about first."""
+        """Admits or rejects the connection that has waited longest."""
         _, request, _, _, _, _, *credentials = self.requests.recv_multipart()
         known = credentials == [self._public]
         verdict = [b"200", b"OK"] if known else [b"400", b"another key"]
         self.requests.send_multipart([b"1.0", request, *verdict, b"", b""])
 
     def close(self) -> None:
-        """Lets nothing in any more."""
+        """Stops answering: no further connection gets in."""
         self.requests.close(linger=0)
 
 
 def authenticate(dialler: zmq.Socket, keys: Keys) -> None:
-    """Makes a socket, before it connects, prove that it has the key, and ask the other end for the same."""
+    """Makes a socket, before it connects, prove that it has the key and demand the same of the other end."""
     dialler.curve_publickey, dialler.curve_secretkey = keys
     dialler.curve_serverkey = keys.public

@@ -1,4 +1,4 @@
-"""Collectives of some of the workers that another launcher started: along the axes of a layout."""
+"""Collectives along the axes of a layout, for workers that another launcher started."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["AxisCollectives", "make_axes"]
 
 
 class AxisCollectives(DistributedCollectives):
-    """As `DistributedCollectives`, of one axis; implements `RootedCollectives`.
+    """`DistributedCollectives` along one axis; implements `RootedCollectives`.
 
-    A lost worker is named as in the run; who gives up says so to all of it.
+    Errors name a lost worker by its id in the run; a worker that gives up tells the whole run.
 
     Args:
         group: of the axis' workers.
-        ranks: these, in the order of the axis.
-        store: as of `DistributedCollectives`, of the whole run, and so is what follows.
+        ranks: their ids in the run, in the order of the axis.
+        store: of the whole run, as in `DistributedCollectives`, like the arguments below.
         worker_id: this worker.
         num_workers: of the run.
         timeout_s: how long one operation may take.
@@ -81,7 +81,7 @@ class AxisCollectives(DistributedCollectives):
         self.counts.sent_bytes += num_passes * (self._size - 1) * vector.nbytes // self._size
 
     def _misses_somebody(self, number: int) -> bool:
-        return False  # what others say of their operations counts those of the whole run
+        return False  # the other workers' counts are of operations in the whole run
 
 
 def make_axes(
@@ -91,7 +91,7 @@ def make_axes(
     timeout_s: float,
     make: Callable[[Any, Sequence[int]], AxisCollectives],
 ) -> dict[str, AxisCollectives]:
-    """This worker's collectives along each axis, without those along which it is alone; all call it alike."""
+    """This worker's collectives along each axis on which it is not alone; all workers call it alike."""
     found: dict[str, AxisCollectives] = {}
     for name, shape in axes.items():
         for ranks in shape.lists(num_workers) if shape.size > 1 else ():

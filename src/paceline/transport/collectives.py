@@ -21,8 +21,8 @@ _REMEDY = (
     "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
     " (`paceline algorithms --tolerates kill`)."
 )
-SLICE = timedelta(seconds=0.5)  # how often a waiting worker looks whether another one has given up
-_BETWEEN_QUERIES_S = 20e-6  # of an operation on a GPU: asking costs a microsecond
+SLICE = timedelta(seconds=0.5)  # how often a waiting worker checks whether another one has given up
+_BETWEEN_QUERIES_S = 20e-6  # between polls of a GPU operation: a poll costs a microsecond
 
 # The names since PyTorch 2.13, where the old ones warn.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -32,22 +32,22 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class DistributedCollectives:
     """Implements `Collectives`. Operations run in the group's own threads, in the order in which they were started.
 
-    Sums are made in the vectors' own type; only `all_reduce_mean` adds up half types in float32, twice the bytes. They are the
-    same bits on every worker, as each component is added up along the ring once and then passed on; the order of addition is
-    the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an all-reduce,
-    which sends twice as much, so the pieces go straight to their owners, which add them up.
+    Sums use the vectors' own dtype; only `all_reduce_mean` adds up half types in float32, which takes twice the bytes. Every
+    worker gets the same bits, because each component is added up along the ring once and then passed on; the order of
+    addition is the ring's, not that of the ids. A reduce-scatter on the CPU adds up in the order of the ids: Gloo's own is an
+    all-reduce, which sends twice as much, so the pieces go straight to their owners, which add them up.
 
-    A worker that is killed closes its connections, and its neighbours' operations over Gloo fail at once; NCCL's do not fail,
-    so there a killed worker is given up as one that hangs is, after `timeout_s`. A worker that fails says so in the store; the
-    others look there while they wait, say that they are there, and stop as well. One that has said nothing is missing.
+    A killed worker closes its connections, so its neighbours' Gloo operations fail at once. NCCL's do not fail: there a killed
+    worker is given up after `timeout_s`, like one that hangs. A worker that fails says so in the store; the others check the
+    store while they wait, report that they are present, and stop as well. A worker that reports nothing is missing.
 
     Args:
         group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
-        store: where workers tell each other that they give up; a prefix of its own.
+        store: where workers announce that they give up; has its own prefix.
         worker_id: this worker, its rank in the group.
         num_workers: workers in the group.
         timeout_s: how long one operation may take.
-        counts: messages and bytes sent are added here: those of ring algorithms, as both backends use for large vectors.
+        counts: sent messages and bytes are added here, counted as for ring algorithms (both backends' for large vectors).
 
     Attributes:
         counts: as given.
@@ -138,24 +138,24 @@ class DistributedCollectives:
         self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
 
     def somebody_gave_up(self) -> bool:
-        """Whether a worker has, after an operation along any axis, so that nobody need be waited for; or the store is gone."""
+        """Whether a worker has given up, in an operation along any axis, or the store is gone: waiting is then pointless."""
         return self._roll_call.somebody_gave_up()
 
     def end(self) -> None:
-        """Says that this worker's program has ended: workers that wait for its part in a round need not go on."""
+        """Says that this worker's program has ended, so that others stop waiting for its part in a round."""
         if not self._has_ended:
             self._has_ended = True
             self._say("ended", self._num_started)
 
     def leave(self) -> None:
-        """Says that this worker's loop has ended: workers that wait for it after this need not look further."""
+        """Says that this worker's loop has ended, so that others stop waiting for it."""
         self.end()
         self._say("left", 1)
 
     def _say(self, what: str, number: int) -> None:
         try:
             self._store.set(f"{what}/{self._worker_id}", str(number))
-        except RuntimeError:  # the store's holder has left before: then nobody asks
+        except RuntimeError:  # the store's holder has already left, so no worker asks
             return
 
     def _count(self, num_passes: int, vector: torch.Tensor) -> None:
@@ -176,7 +176,7 @@ class DistributedCollectives:
         return _GroupOperation(self, work, label, finish, in_slices=vector.device.type == "cpu")
 
     def wait_for(self, work: Any, label: str, *, in_slices: bool) -> None:
-        """Waits for one operation, with an eye on the store."""
+        """Waits for one operation while watching the store."""
         begun_s = time.perf_counter()
         try:
             while True:
@@ -205,7 +205,7 @@ class DistributedCollectives:
             return True
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
-        """Tells the others, hears which are there, and names those that are not."""
+        """Gives up, collects which workers are present, and names the missing ones."""
         answers = self._roll_call.give_up()
         if answers is None:
             return WorkerLostError(
@@ -224,8 +224,6 @@ class DistributedCollectives:
 
 
 class _GroupOperation:
-    """An operation that has been started."""
-
     def __init__(
         self,
         collectives: DistributedCollectives,
@@ -248,7 +246,7 @@ class _GroupOperation:
 
 
 def has_failed(work: Any) -> bool:
-    """Whether an operation whose wait for a slice has raised is over, and not well; it may end just after its slice."""
+    """Whether an operation whose wait has raised has really failed; it may also complete just after its slice."""
     if not work.is_completed():
         return False
     try:
@@ -259,9 +257,9 @@ def has_failed(work: Any) -> bool:
 
 
 def _is_done_soon(work: Any, *, in_slices: bool) -> bool:
-    """Waits for an operation for a slice of time; Gloo says by an error that it is not done.
+    """Waits one slice of time for an operation; Gloo raises an error if it is not done by then.
 
-    NCCL's own wait returns at once, as only the stream waits, and its deadline ends the process: so it is asked instead.
+    NCCL's own wait blocks only the stream, and its deadline ends the process, so NCCL operations are polled.
     """
     if in_slices:
         work.wait(SLICE)
@@ -276,5 +274,5 @@ def _is_done_soon(work: Any, *, in_slices: bool) -> bool:
 
 
 def _first_line(why: object) -> str:
-    """Gloo's messages begin with a place in its source, and end with advice."""
+    """The message proper: Gloo's errors begin with a source location and end with advice."""
     return str(why).strip().split("\n")[0].rpartition("] ")[2].split(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Further programs of one worker, as threads."""
+"""Background programs of one worker, as threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ThreadConcurrency", "TimedLock"]
 
 
 class TimedLock:
-    """A mutual exclusion lock that knows how long the thread that made it has waited for it.
+    """A mutex that measures how long the thread that made it has waited for it.
 
     Costs: taking a free one reads no clock.
     """
@@ -40,7 +40,7 @@ class TimedLock:
 
 
 class _Program:
-    """One program under way: the `Joinable` that `start` returns."""
+    """A running program: the `Joinable` that `start` returns."""
 
     def __init__(
         self, program: Callable[[], None], name: str, around: Callable[[], AbstractContextManager[Any]]
@@ -70,11 +70,11 @@ class _Program:
 
 
 class ThreadConcurrency:
-    """Starts programs as daemon threads without gradients, beside the worker's own thread.
+    """Starts programs as daemon threads without gradients, besides the worker's own thread.
 
     Attributes:
-        around: makes what every program runs inside of, such as the GPU's stream that its worker computes on: a lock orders
-            what its holders give to one stream, and nothing where each has a stream of its own.
+        around: makes the context managers in which programs run, such as one for the GPU stream on which the worker computes:
+            locks order work only if their holders use the same stream.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class ThreadConcurrency:
 
     @property
     def waited_s(self) -> float:
-        """How long the threads that made locks have waited for them; what further programs wait is not a worker's waiting."""
+        """How long the threads that made locks have waited for them; background programs' waiting does not count."""
         return sum(lock.waited_s for lock in self._locks)
 
     @waited_s.setter

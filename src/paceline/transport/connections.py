@@ -1,4 +1,4 @@
-"""What a mailbox knows of its peers: addresses, connections, and which of them can be reached.
+"""A mailbox's peers: their addresses, their connections, and which of them can be reached.
 
 Two workers know each other once both have dialled. Each says hello on the connection that it opened, and answers the other's
 hello with a welcome on it; a peer is `here` when both its hello and its welcome have come, so both directions work. The end of
@@ -26,9 +26,9 @@ from paceline.transport.wire import Sort, pack
 
 __all__ = ["WINDOW", "Dialler", "Peer", "hello_vector", "read_hello"]
 
-WINDOW = 32  # messages to one peer that it has not said to have taken in
+WINDOW = 32  # unacknowledged messages to one peer
 _MOST_BYTES = 1024  # of a hello's vector
-_HANDSHAKE_S = 1.0  # what a connection that comes about at all needs at most, nearly always
+_HANDSHAKE_S = 1.0  # nearly every connection that succeeds does so within this time
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Peer:
     """One other worker."""
 
     worker_id: int
-    incarnation: int = -1  # the highest that was heard of
+    incarnation: int = -1  # the highest known
     endpoint: str = ""
     outgoing: zmq.Socket | None = None  # the connection that this worker opened
     dial_number: int = 0
@@ -49,7 +49,7 @@ class Peer:
     ended: bool = False  # its incarnation has said bye
     why_left: str = ""
     sent: int = 0  # messages on the connection that this worker opened
-    taken: int = 0  # how many of those the peer has taken in, as far as it has said
+    taken: int = 0  # how many of those the peer has acknowledged
     received: int = 0  # messages on the connection that the peer opened
     unsaid: deque[tuple[bytes, memoryview | None]] = field(default_factory=deque)  # until the connection stands
 
@@ -60,19 +60,19 @@ class Peer:
 
     @property
     def takes_more(self) -> bool:
-        """Whether it can be sent a message now."""
+        """Whether `put` can send it a message now."""
         return self.here and self.sent - self.taken < WINDOW
 
     def heard(self, identity: bytes, connection: int) -> None:
-        """Its hello came on this connection."""
+        """Notes that its hello came on this connection."""
         self.identity, self.connection, self.received = identity, connection, 0
 
     def forget_incoming(self) -> None:
-        """The connection that it opened is gone."""
+        """Notes that the connection that it opened is gone."""
         self.identity, self.connection = b"", -1
 
     def close_outgoing(self) -> None:
-        """Closes the connection that this worker opened, with what is in it."""
+        """Closes the connection that this worker opened; drops its unsent messages."""
         if self.outgoing is not None:
             self.outgoing.close(linger=0)
         self.outgoing, self.welcomed = None, False
@@ -106,14 +106,14 @@ class Dialler:
         self._keys = keys
         self._peer_deadline_s = peer_deadline_s
         self.hello: torch.Tensor | None = None
-        self._waiting: set[int] = set()  # peers that something is yet to be said to
+        self._waiting: set[int] = set()  # peers with unsent messages
 
     def dial(self, peer: Peer) -> None:
-        """Opens a new connection in place of the last, and says hello as soon as it stands.
+        """Opens a new connection in place of the last, and says hello once it is established.
 
-        ZeroMQ must not reconnect by itself: what was under way when a connection broke would be lost without a word.
-        Nor may it keep messages for a connection that there is not (`IMMEDIATE`): closing a socket whose peer has just
-        gone would wait for them until its linger is over.
+        ZeroMQ must not reconnect by itself: messages under way when a connection breaks would be lost silently. Nor may it
+        queue messages for a connection that does not exist (`IMMEDIATE`): closing a socket whose peer has just gone would
+        wait for them until its linger is over.
         """
         peer.close_outgoing()
         peer.outgoing = socket = self._context.socket(zmq.DEALER)
@@ -133,13 +133,13 @@ class Dialler:
         self.say(peer, Sort.HELLO, Message("hello", peer.dial_number, x=self.hello))
 
     def say(self, peer: Peer, sort: Sort, message: Message) -> None:
-        """Sends one of the mailbox's own short messages, now or once the connection stands."""
+        """Sends one of the mailbox's own short messages, now or once the connection is established."""
         head, memory = pack(sort, message, self._worker_id, self._incarnation)
         peer.unsaid.append((head, memory))
         self._catch_up_with(peer)
 
     def catch_up(self, peers: Mapping[int, Peer]) -> bool:
-        """Says what can be said by now; whether more can be expected at once, since connections are just being made."""
+        """Sends what can be sent by now; returns whether more will follow soon, because connections are being established."""
         for worker_id in tuple(self._waiting):
             self._catch_up_with(peers[worker_id])
         now_s = time.monotonic() if self._waiting else 0.0

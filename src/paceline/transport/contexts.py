@@ -1,4 +1,4 @@
-"""A ZeroMQ context and its sockets, where signals may come at any instant."""
+"""Makes and ends ZeroMQ contexts and sockets safely when signals may arrive at any instant."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _END_MARGIN_S = 2.0
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Within, signals to this thread wait, as they must while sockets are bound, connected or watched, and a context ends.
+    """Blocks signals to this thread, as is necessary while sockets are bound, connected or monitored, and a context ends.
 
-    What a handler interrupts is an error of ZeroMQ's that pyzmq does not try again; and a context whose end it interrupts is
-    taken for ended, and keeps its threads and descriptors for good. PyTorch's loaders install a handler of SIGCHLD.
+    If a handler interrupts one of these calls, ZeroMQ returns an error and pyzmq does not retry; a context whose termination
+    is interrupted counts as ended and keeps its threads and descriptors for good. PyTorch's loaders handle SIGCHLD.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -29,10 +29,10 @@ def uninterrupted() -> Iterator[None]:
 
 
 def end_context(context: zmq.Context, linger_s: float) -> None:
-    """Ends a context whose sockets are closed; waits for what is under way, but not much longer than their `linger_s`.
+    """Ends a context whose sockets are closed; waits for unsent messages, but not much longer than their `linger_s`.
 
-    Where a peer was killed at an unlucky instant, libzmq 4.3.5 has been seen to wait for ever. Its threads are then left to
-    the end of the process.
+    After a peer is killed at an unlucky instant, libzmq 4.3.5 sometimes waits forever. Its threads then stay until the
+    process ends.
     """
     ending = threading.Thread(target=_end, args=(context,), name="mailbox-end", daemon=True)
     ending.start()

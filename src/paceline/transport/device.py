@@ -1,8 +1,8 @@
-"""Vectors on a GPU: their copies to and from pinned memory, and the ports of a worker whose parameters lie there.
+"""Vectors on a GPU: copies to and from pinned memory, and the ports of a worker whose parameters lie there.
 
-A copy to or from a GPU runs beside the computation only from pinned memory and on a stream of its own. The first is slow
-to allocate, so buffers are kept; the second knows nothing of other streams, so every copy says what it waits for and what
-waits for it.
+A copy to or from a GPU overlaps with computation only if it uses pinned memory and its own stream. Pinned memory is slow to
+allocate, so buffers are kept; streams are not ordered among themselves, so every copy says what it waits for and what waits
+for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Copy(Protocol):
     def is_done(self) -> bool: ...
 
     def precede(self) -> None:
-        """Lets what this thread's current stream is given from now on wait for it; returns at once."""
+        """Makes later work on this thread's current stream wait for the copy; returns at once."""
         ...
 
 
@@ -37,7 +37,7 @@ class DeviceCopies(Protocol):
     """Copies between one device and the host, each way on a stream of its own.
 
     Attributes:
-        device_name: the device's own, that no other has.
+        device_name: unique to the device.
     """
 
     device_name: str
@@ -47,23 +47,23 @@ class DeviceCopies(Protocol):
         ...
 
     def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
-        """Begins copying `x` (n,) of the device, as what its current stream has been given so far leaves it."""
+        """Begins copying the device's `x` (n,), after all work that its current stream has so far."""
         ...
 
     def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
-        """Begins copying to a new vector (n,) of the device, which may be used after `Copy.precede`."""
+        """Begins copying to a new vector (n,) on the device, which may be used after `Copy.precede`."""
         ...
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function whose context managers make the stream that is current now another thread's, too."""
+        """A function that returns context managers, which make the stream that is current now current in another thread."""
         ...
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:
-    """How vectors of this device travel; None: they are the host's own.
+    """The copies for vectors on this device; None: it is the CPU.
 
     Raises:
-        UsageError: neither CPU nor CUDA.
+        UsageError: the device is neither CPU nor CUDA.
     """
     if device.type == "cpu":
         return None
@@ -75,7 +75,7 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
 
 
 class CudaCopies:
-    """Implements `DeviceCopies` for a GPU, on two streams beside the one that computes."""
+    """Implements `DeviceCopies` for a GPU, on two streams besides the computing one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -88,7 +88,7 @@ class CudaCopies:
             return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
-        """Begins copying `x` (n,), as what the current stream has been given so far leaves it."""
+        """Begins copying `x` (n,), after all work that the current stream has so far."""
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             pinned.copy_(x, non_blocking=True)
@@ -96,21 +96,21 @@ class CudaCopies:
         return _CudaCopy(self._down.record_event(), x)
 
     def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
-        """Begins copying to a new vector (n,); the current stream is not waited for, as nothing there knows the vector."""
+        """Begins copying to a new vector (n,), without waiting for the current stream, which does not use it yet."""
         with torch.cuda.stream(self._up):
             x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self._device)
             x.copy_(pinned, non_blocking=True)
         return x, _CudaCopy(self._up.record_event(), x)
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function whose context managers make the stream that is current now, and its GPU, another thread's, too."""
+        """A function that returns context managers, which make the current stream and GPU current in another thread."""
         stream = torch.cuda.current_stream(self._device)
         return lambda: torch.cuda.stream(stream)
 
 
 @dataclass
 class _CudaCopy:
-    """A copy that has been given to a stream."""
+    """A copy enqueued on a stream."""
 
     event: Any  # torch.cuda.Event, which its type stubs give two names
     x: torch.Tensor | None  # the vector on the GPU, until it is known which stream uses it
@@ -133,9 +133,9 @@ class _CudaCopy:
 class StagedMailbox:
     """A mailbox for vectors of a device, over one for vectors of the host; implements `Mailbox`.
 
-    Costs per vector: one copy over the bus and one in the host's memory. What comes is copied beside the computation. `send`
-    returns when the vector has left the device, for which the host waits until the current stream has done all that it was
-    given before: a program that holds a lock meanwhile holds up those that want it. What comes lies on the device.
+    Costs per vector: one copy over the bus and one in host memory. Incoming vectors are copied to the device while it
+    computes. `send` returns when the vector has left the device, so the host waits for all earlier work on the current
+    stream: a program should not hold a lock meanwhile.
     """
 
     def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:

@@ -1,4 +1,4 @@
-"""Where the mailboxes of a run find each other: in a store, which others may write in and which may be gone later."""
+"""How the mailboxes of a run find each other: through a store, which others may write and which may be gone later."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _MOST_DIGITS = 9  # of an incarnation, which has 32 bits in a message
 
 
 class Entry(NamedTuple):
-    """What the store says of a peer."""
+    """A peer's entry in the store."""
 
     incarnation: int = -1  # of the process at the endpoint
-    endpoint: str = ""  # empty: nothing was asked, or is said that may be dialled
-    ended: int = -1  # the highest incarnation that is known to have ended
+    endpoint: str = ""  # empty: not asked for, or none that may be dialled
+    ended: int = -1  # the highest incarnation known to have ended
 
 
 class Directory:
-    """What one worker reads and writes in the run's store.
+    """One worker's entries in the run's store, and its view of the others'.
 
     Args:
         store: a `torch.distributed.Store`, or one like it.
@@ -36,10 +36,10 @@ class Directory:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._is_local = is_local
-        self._elsewhere: set[int] = set()  # peers that have come to where no worker of this run can be
+        self._elsewhere: set[int] = set()  # peers at addresses where no worker of this run can be
 
     def enter(self, endpoint: str) -> None:
-        """Says where this worker is."""
+        """Publishes this worker's endpoint."""
         self._store.set(f"peer/{self._worker_id}", f"{self._incarnation} {endpoint}")
 
     def leave(self) -> None:
@@ -47,11 +47,11 @@ class Directory:
         mark_ended(self._store, self._worker_id, self._incarnation)
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Releases the store."""
         self._store = None
 
     def look_up(self, worker_id: int, *, endpoint: bool) -> Entry:
-        """What is said of a peer; `endpoint`: whether also where it is.
+        """The entry of a peer; `endpoint`: whether to look up its endpoint, too.
 
         Raises:
             RuntimeError: the store is gone.
@@ -67,11 +67,11 @@ class Directory:
         return self._store.get(key) if self._store.check([key]) else b""
 
     def may_dial(self, endpoint: str) -> bool:
-        """Whether none but a worker of this run can answer there: the kernel, or the key, keeps all others out."""
+        """Whether only a worker of this run can answer there, because the kernel or the key keeps all others out."""
         return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
 
     def why_missing(self, missing: Collection[int], dialled: Collection[int]) -> str:
-        """The peers that have not come, and those that have but do not answer; `dialled`: whose endpoint is known."""
+        """Names the peers that have not come, and those that do not answer; `dialled`: peers with a known endpoint."""
         silent = sorted(self._elsewhere.union(dialled).intersection(missing))
         absent = sorted(set(missing).difference(silent))
         parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []
@@ -82,17 +82,17 @@ class Directory:
 
 
 def mark_ended(store: Any, worker_id: int, incarnation: int) -> None:
-    """Lets those that have not met this incarnation know from the store that it will never answer: it has ended, or died."""
+    """Records in the store that this incarnation has ended or died, so that no new peer waits for its answer."""
     store.set(f"ended/{worker_id}", str(incarnation))
 
 
 def read_peer(value: bytes) -> tuple[int, str] | None:
-    """Incarnation and endpoint from what a worker said in the store; None where it is malformed: others may write there."""
+    """Incarnation and endpoint from a worker's entry; None if it is malformed, since others may write the store."""
     incarnation, _, endpoint = value.decode("ascii", "replace").partition(" ")
     number = read_incarnation(incarnation)
     return (number, endpoint) if number is not None and is_endpoint(endpoint) else None
 
 
 def read_incarnation(text: str) -> int | None:
-    """What was said of an incarnation; None where it is none."""
+    """An incarnation from text; None if malformed."""
     return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS else None

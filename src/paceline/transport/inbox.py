@@ -17,7 +17,7 @@ from paceline.transport.wire import Sort, sort_of
 
 __all__ = ["HANDSHAKE_DEADLINE_S", "Frames", "Inbox", "Lost", "limit"]
 
-HANDSHAKE_DEADLINE_S = 5.0  # then an unfinished connection is closed, and the peer dialled again
+HANDSHAKE_DEADLINE_S = 5.0  # after this, an unfinished connection is closed, and the peer is dialled again
 _LONGEST_S = 1e6  # ZeroMQ counts milliseconds in 32 bits
 _MAX_MESSAGE_BYTES = 1 << 32
 
@@ -31,18 +31,18 @@ class Frames(NamedTuple):
     identity: bytes  # of the connection: a name that its other end chose for it
     head: bytes  # the first frame
     memory: memoryview | None  # the second frame, if there is one
-    connection: int  # which connection; told of hellos only
+    connection: int  # which connection; set for hellos only
     well_formed: bool = True
 
 
 class Lost(NamedTuple):
-    """A connection has ended, with or without a word before."""
+    """A connection has ended, with or without a bye."""
 
     connection: int
 
 
 def limit(socket: zmq.Socket, peer_deadline_s: float) -> None:
-    """What both ends of every connection have: heartbeats, and a deadline for shaking hands.
+    """Sets what both ends of every connection need: heartbeats, and a deadline for the handshake.
 
     ZeroMQ's own thread sends and answers the heartbeats, so that a worker in a long computation does not look dead. A
     silent peer is lost after one timeout, or up to one interval (a quarter of it) later.
@@ -67,7 +67,7 @@ class Inbox:
     Args:
         context: whose sockets these are.
         host: address to listen on, at a port that the system chooses; None: only this user's processes on this machine get in.
-        keys: let in only those that have the same ones; needed with `host`.
+        keys: that a peer must have to get in; needed with `host`.
         peer_deadline_s: silence after which a connection counts as lost.
     """
 
@@ -79,7 +79,7 @@ class Inbox:
         self._router = context.socket(zmq.ROUTER)
         limit(self._router, peer_deadline_s)
         self._authenticator = Authenticator(context, self._router, keys) if keys is not None else None
-        # Without an end, as ZeroMQ's thread waits where there is none: strangers, each of which is an event, would stop it.
+        # Unlimited: ZeroMQ's thread blocks on a full queue, and each connection attempt by a stranger is an event.
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._router.monitor(_MONITOR, zmq.EVENT_DISCONNECTED | _REFUSALS)
@@ -117,7 +117,7 @@ class Inbox:
             lost = self._lost_connections()
             if lost:
                 found += self._read_all()
-                fresh = {one.identity for one in found if _is_hello(one)}  # these may have got a lost one's number
+                fresh = {one.identity for one in found if _is_hello(one)}  # these may reuse a lost connection's number
                 before = [one for one in found if one.identity not in fresh]
                 return [*before, *lost, *(one for one in found if one.identity in fresh)]
         return [*found]
@@ -127,7 +127,7 @@ class Inbox:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Takes no more connections."""
+        """Stops listening."""
         self._router.disable_monitor()
         for socket in (self._router, self._monitor):
             socket.close(linger=0)
@@ -151,7 +151,7 @@ class Inbox:
         if sort_of(head) == Sort.HELLO:
             try:
                 connection = int(first.get(zmq.SRCFD))
-            except zmq.ZMQError:  # a peer that speaks ZMTP 1.0, as no worker does, has no descriptor
+            except zmq.ZMQError:  # only a peer that speaks ZMTP 1.0, which is no worker, has no descriptor
                 well_formed = False
         return Frames(identity, head, memory, connection, well_formed)
 

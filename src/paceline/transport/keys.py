@@ -1,4 +1,4 @@
-"""The key that all workers of a run share where messages leave the machine (ZeroMQ CURVE), in a file of the user's."""
+"""The key that all workers of a run share if messages leave the machine (ZeroMQ CURVE), in a user's file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all wo
 
 
 class Keys(NamedTuple):
-    """One key pair for every worker of a run: a process that has it may join, and proves it on both ends of a connection."""
+    """One key pair for all workers of a run; both ends of a connection must prove that they have it."""
 
     public: bytes  # Z85, 40 characters
     secret: bytes
 
-    def __repr__(self) -> str:  # logs and errors show it, also as a part of other objects
+    def __repr__(self) -> str:  # logs and errors show it, also as part of other objects
         return f"Keys(public={self.public!r}, secret=...)"
 
 
 def new_keys() -> Keys:
-    """Makes a new key pair, which is nowhere but in this process."""
+    """Makes a new key pair in this process's memory only."""
     return Keys(*zmq.curve_keypair())
 
 
@@ -51,10 +51,10 @@ def create_keys(path: Path) -> Keys:
 
 
 def load_keys(path: Path | Keys) -> Keys:
-    """Reads what `create_keys` wrote; keys that came another way are what they are."""
+    """Reads what `create_keys` wrote; returns `Keys` unchanged."""
     if isinstance(path, Keys):
         return path
-    if path.exists() and not path.is_file():  # of a pipe, nobody knows the end
+    if path.exists() and not path.is_file():  # reading a pipe might never end
         raise UsageError(f"The key file {path} is no file: name what `paceline key` wrote.")
     try:
         with path.open("rb") as file:
@@ -74,12 +74,12 @@ def load_keys(path: Path | Keys) -> Keys:
 
 
 def own_keys() -> Keys:
-    """This user's key on this machine, for runs that do not leave it; the first process to ask makes it.
+    """This user's key for runs on this machine only; the first process to ask makes it.
 
-    It lies in $XDG_RUNTIME_DIR, or, where that is not a folder of the user's alone, in one for temporary files that is.
+    It lies in $XDG_RUNTIME_DIR, or, if others can use that folder, in a private folder for temporary files.
 
     Raises:
-        UsageError: that folder is somebody else's, or nothing can be written there.
+        UsageError: another user owns that folder, or it cannot be written.
     """
     path = _own_folder() / "paceline.key"
     if not path.exists():
@@ -87,7 +87,7 @@ def own_keys() -> Keys:
         create_keys(new)
         try:
             path.hardlink_to(new)
-        except FileExistsError:  # another was as quick
+        except FileExistsError:  # another process was faster
             pass
         except OSError as error:
             raise UsageError(f"Cannot write the key file {path}: {error.strerror}. {_REMEDY}") from None
@@ -112,7 +112,7 @@ def _own_folder() -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether it is a folder, and no link to one, that only this user may use."""
+    """Whether it is a folder, not a link, that only this user may use."""
     try:
         about = folder.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Sockets of one user's processes on one machine: the kernel lets in nobody else, and no kill leaves them behind."""
+"""Sockets between one user's processes on one machine: the kernel keeps others out, and a kill leaves no files behind."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _PROBE_S = 2.0
 
 
 class LocalSocket:
-    """A Unix socket that is reached by a descriptor of this process's: `/proc/PID/fd/N`.
+    """A Unix socket that is reached through a descriptor of this process: `/proc/PID/fd/N`.
 
-    Its file, in a folder of mode 0700, is removed as soon as the descriptor is there. From then on the kernel lets in
-    those that may look into this process: the same user's processes, and root's. When the process ends, however it does,
-    nothing is left.
+    Its file, in a folder of mode 0700, is removed as soon as the descriptor is open. From then on the kernel lets in only
+    processes that may inspect this one: the same user's, and root's. However the process ends, no file is left.
 
-    Where a sandbox does not let sockets be reached like this, the file and its folder stay until `close`.
+    If a sandbox does not allow such access, the file and its folder stay until `close`.
 
     Attributes:
         endpoint: its address, for `connect`.
 
     Raises:
-        OSError: there is no folder for files that are soon removed, or no descriptor is left.
+        OSError: there is no folder for temporary files, or no descriptor is left.
     """
 
     def __init__(self, listener: zmq.Socket) -> None:
@@ -53,7 +52,7 @@ class LocalSocket:
             raise
 
     def close(self) -> None:
-        """Removes what there is; in a fork, which the folder does not belong to, only the fork's descriptor."""
+        """Closes the descriptor and removes the folder, except in a fork, which does not own the folder."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -67,7 +66,7 @@ class LocalSocket:
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether a socket can be asked to connect to it, without asking a name server; nobody need be there."""
+    """Whether the text is an address to which a socket can connect without a name server; it need not be in use."""
     scheme, _, where = text.partition("://")
     if scheme == "ipc":
         return where.startswith("/") and len(where) < 108
@@ -78,7 +77,7 @@ def is_endpoint(text: str) -> bool:
 
 
 def is_own(endpoint: str) -> bool:
-    """Whether it is a socket of this user's on this machine, as a worker of the same run has it."""
+    """Whether it is this user's socket on this machine, as a worker of the same run would have."""
     scheme, _, where = endpoint.partition("://")
     try:
         return scheme == "ipc" and Path(where).stat().st_uid == os.geteuid()
@@ -87,7 +86,7 @@ def is_own(endpoint: str) -> bool:
 
 
 def is_heard(endpoint: str) -> bool:
-    """Whether a process listens there; the kernel of its machine knows. On this one, a process too busy to answer counts."""
+    """Whether a process listens there, as the kernel of its machine says. A local process too busy to accept counts."""
     scheme, _, where = endpoint.partition("://")
     try:
         if scheme == "ipc":
@@ -106,7 +105,7 @@ def is_heard(endpoint: str) -> bool:
 
 @functools.cache
 def _descriptors_lead_to_sockets() -> bool:
-    if not is_own("ipc:///proc/self/stat"):  # this process may not be looked into, not even by its own user's
+    if not is_own("ipc:///proc/self/stat"):  # not even this user's own processes may inspect this one
         return False
     with (
         tempfile.TemporaryDirectory(prefix="pl-", dir=socket_folder()) as folder,

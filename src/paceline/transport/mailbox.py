@@ -25,8 +25,8 @@ from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unp
 
 __all__ = ["ZmqMailbox"]
 
-_TICK_S = 0.25  # how often the mailbox looks after its connections while nobody calls it
-_MOST_PENDING = 64  # messages that are taken in while nobody asks for them; more of them wait at their senders
+_TICK_S = 0.25  # how often the mailbox maintains its connections while no thread calls it
+_MOST_PENDING = 64  # messages read before a `receive` asks for them; further ones wait at their senders
 _LOOK_UP_S = 0.05
 _LINGER_S = 10.0
 _PAUSE_S = 0.002
@@ -35,11 +35,11 @@ _PAUSE_S = 0.002
 class ZmqMailbox:
     """The `Mailbox` of one worker; safe to use from several threads.
 
-    Workers find each other through a store of torch.distributed, once: later it may be gone. The caller does the work on
-    the sockets, so that nothing is handed over between threads; a further thread looks after connections every 0.25 s.
+    Workers find each other once, through a torch.distributed store, which may be gone later. The calling thread works on the
+    sockets, so that no message changes threads; a background thread maintains the connections every 0.25 s.
 
-    Costs: one copy of a vector at `send`, none of long ones at `receive`. A message must not be longer than what the network
-    carries in `peer_deadline_s`, or it looks like silence.
+    Costs: one copy of a vector at `send`, none of long ones at `receive`. A message must not take the network longer than
+    `peer_deadline_s`, or the peer seems silent.
 
     Args:
         store: a `torch.distributed.Store` of this run alone (a `PrefixStore`, if others use it too).
@@ -47,16 +47,16 @@ class ZmqMailbox:
         num_workers: of the run.
         incarnation: how many times this worker has been started before.
         host: address of this machine, by which others reach it; None: all workers are processes of one user on one
-            machine, whose kernel lets in nobody else.
-        keys: file made by `create_keys`, or what is in it, the same for all workers;
-            encrypts, and keeps strangers out. Needed with `host`.
+            machine, whose kernel keeps out all other processes.
+        keys: file made by `create_keys`, or its contents, the same for all workers;
+            encrypts and authenticates. Needed with `host`.
         counts: where messages and bytes are counted.
-        peer_deadline_s: a peer without a sign of life for so long has left.
+        peer_deadline_s: a peer that is silent for this long has left.
         send_deadline_s: how long `send` waits for a peer that takes no more messages. `close` waits as long, but 10 s at most,
-            for what is under way.
+            for messages under way.
 
     Attributes:
-        dropped: messages that no worker of this run can have sent, thrown away.
+        dropped: discarded messages that no worker of this run can have sent.
 
     Raises:
         UsageError: `host` or `keys` is wrong.
@@ -118,15 +118,15 @@ class ZmqMailbox:
         return self._inbox.refused
 
     def connect(self, timeout_s: float, *, needs_all: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Waits until all peers can be reached that have not ended; those that come later are told of by `PeerBack`.
+        """Waits until all peers that have not ended can be reached; `PeerBack` reports those that come later.
 
         Args:
             timeout_s: how long at most.
-            needs_all: whether it is an error if some cannot be reached by then.
-            stopped: whether the run is being stopped: those that are missing will not come.
+            needs_all: whether to raise if some cannot be reached by then.
+            stopped: whether the run is being stopped: missing peers will not come.
 
         Raises:
-            WorkerLostError: the message names them.
+            WorkerLostError: peers are missing; the message names them.
             RunStopped: the run was stopped meanwhile.
         """
         until_s = time.monotonic() + timeout_s
@@ -196,13 +196,13 @@ class ZmqMailbox:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
     def close(self) -> None:
-        """Says bye, waits until everything sent is under way (`send_deadline_s`, but 10 s at most), and frees everything."""
+        """Says bye, waits for unsent messages (`send_deadline_s`, but 10 s at most), and frees everything."""
         linger_s = min(self._send_deadline_s, _LINGER_S)
         with self._changed:
             if self._closed.is_set():
                 return
             self._closed.set()
-            with contextlib.suppress(RuntimeError):  # the store is gone: who has not met this worker by now never will
+            with contextlib.suppress(RuntimeError):  # the store is gone, so no further peer can find this worker
                 self._directory.leave()
             self._inbox.wake()
             self._changed.notify_all()
@@ -227,7 +227,7 @@ class ZmqMailbox:
     # Reading: one thread at a time, without the lock while it waits
 
     def _read_or_wait(self, timeout_s: float | None) -> None:
-        """Takes in what comes, or waits while another thread does that; the lock is held before and after."""
+        """Reads messages, or waits while another thread does; the lock is held before and after."""
         if self._dialler.catch_up(self._peers):
             timeout_s = _PAUSE_S if timeout_s is None else min(timeout_s, _PAUSE_S)
         if self._reading:
@@ -272,7 +272,7 @@ class ZmqMailbox:
                 self._hello(peer, one, received)
 
     def _parcel(self, frames: Frames) -> Parcel | None:
-        """What was sent; None where no peer of this run can have sent it on this connection."""
+        """The parsed message; None if no peer of this run can have sent it on this connection."""
         if not frames.well_formed:
             return None
         try:
@@ -336,7 +336,7 @@ class ZmqMailbox:
                     peer.forget_incoming()
 
     def awaited(self) -> set[int]:
-        """Peers that are not here and may yet come: some run so short that they end before others have met them."""
+        """Peers that are not here and may yet come, unlike those that have already ended."""
         with self._changed:
             return {peer.worker_id for peer in self._peers.values() if not peer.here and not peer.ended}
 
@@ -356,7 +356,7 @@ class ZmqMailbox:
                 self._dialler.dial(peer)
 
     def _keep(self) -> None:
-        """What must happen while nobody sends or receives: hellos are answered, losses noticed, lost peers dialled."""
+        """Answers hellos, notices losses and redials lost peers while no thread sends or receives."""
         try:
             while not self._closed.wait(_TICK_S):
                 with self._changed:

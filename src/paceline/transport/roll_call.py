@@ -1,4 +1,4 @@
-"""Who is there when an operation of several workers has failed: who gives up says so in a store, and the others answer."""
+"""A roll call after a failed collective operation: a worker that gives up says so in a store, and the others answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 __all__ = ["RollCall"]
 
 _BETWEEN_LOOKS_S = 0.01
-_GAPS = 16  # between operations, of which the longest is what a worker may compute for
-_MOST_S = 60.0  # of waiting for answers: such a time may be an evaluation's
+_GAPS = 16  # recent gaps between operations; the longest bounds how long a worker may compute
+_MOST_S = 60.0  # longest wait for answers; a long gap may have been an evaluation
 
 
 class RollCall:
-    """One worker's part of it.
+    """One worker's side of the roll call.
 
-    A worker that waits looks now and then whether another one has given up, and gives up, too; whoever has said nothing is
-    missing. Who is still computing says nothing yet, and is waited for as long as others have lately been.
+    A waiting worker checks regularly whether another one has given up, and then gives up, too; a worker that does not answer
+    is missing. A worker that is still computing cannot answer yet, so the wait allows for the longest recent computation.
 
     Args:
-        store: of torch.distributed, where workers tell each other; a prefix of its own.
+        store: a torch.distributed store with its own prefix, where workers announce themselves.
         worker_id: this worker.
-        num_workers: that ought to answer.
+        num_workers: of the group, this worker included.
         answer_s: how long a worker that gives up waits for the others' answers; twice the longest time between the ends of
             two of its last operations, if that is longer, up to a minute.
     """
@@ -36,21 +36,21 @@ class RollCall:
         self._gaps_s: deque[float] = deque(maxlen=_GAPS)
 
     def operation_ended(self) -> None:
-        """An operation with the others has succeeded."""
+        """Notes that an operation with the others has succeeded."""
         now_s = time.monotonic()
         if self._ended_s is not None:
             self._gaps_s.append(now_s - self._ended_s)
         self._ended_s = now_s
 
     def somebody_gave_up(self) -> bool:
-        """Whether a worker has, or the store is gone."""
+        """Whether a worker has given up, or the store is gone."""
         try:
             return self._store.check(["gave up"])
         except RuntimeError:
             return True
 
     def give_up(self) -> tuple[set[int], set[int]] | None:
-        """Tells the others; returns who is there, and who is not since its program had ended. None: the store is gone."""
+        """Tells the others; returns the present workers, and those that had ended before. None: the store is gone."""
         everyone = range(self._num_workers)
         present, left = {self._worker_id}, set[int]()
         answer_s = max(self._answer_s, min(_MOST_S, 2 * max(self._gaps_s, default=0.0)))

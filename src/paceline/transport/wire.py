@@ -34,7 +34,7 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _NO_VECTOR = 0
 
-_SHORT_BYTES = 4096  # up to here a further frame costs more than a further copy
+_SHORT_BYTES = 4096  # up to this size a second frame costs more than a copy
 
 
 class MalformedFrameError(Exception):
@@ -46,16 +46,16 @@ class Sort(IntEnum):
 
     MESSAGE = 0
     HELLO = 1  # the first on every connection
-    WELCOME = 2  # a hello has been heard
-    BYE = 3  # the last on every connection that is closed in good order
-    TAKEN = 4  # how many messages have been taken in: as many more may be sent
+    WELCOME = 2  # acknowledges a hello
+    BYE = 3  # the last on every connection that is closed cleanly
+    TAKEN = 4  # acknowledges messages by their count: as many more may be sent
 
 
 _SORTS = {sort.value: sort for sort in Sort}
 
 
 class Parcel(NamedTuple):
-    """What came, read."""
+    """A parsed message."""
 
     sort: Sort
     received: Received
@@ -106,7 +106,7 @@ def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) ->
 
 
 def sort_of(head: bytes) -> int:
-    """The sort of a message from its first frame, or -1 where that is too short to have one; nothing else is checked."""
+    """The sort of a message from its first frame, or -1 if that is too short; checks nothing else."""
     return head[5] if len(head) >= HEADER_BYTES else -1
 
 
@@ -114,7 +114,7 @@ def unpack(head: bytes, memory: memoryview | None) -> Parcel:
     """Reads what `pack` wrote; a long vector keeps using `memory`, which must be writable.
 
     Raises:
-        MalformedFrameError: one of the two is not what it writes.
+        MalformedFrameError: `pack` cannot have written these frames.
     """
     if len(head) < HEADER_BYTES or (len(head) > HEADER_BYTES and memory is not None):
         raise MalformedFrameError(f"a first frame of {len(head)} bytes")

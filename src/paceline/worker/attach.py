@@ -55,52 +55,55 @@ def attach(
     layout: AnyLayout | str | None = None,
     example_inputs: torch.Tensor | None = None,
 ) -> Worker:
-    """Lets a training loop take part in a run: `with paceline.attach(model, optimizer) as worker:`.
+    """Runs a training loop as one worker of a run: `with paceline.attach(model, optimizer) as worker:`.
 
-    Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` does what the algorithm says.
-    On exit, which waits for workers that still train, model and optimizer are as before, with the run's last values, or with
-    what worker 0's loop has put into its model after its last step. Without a launcher the loop is plain PyTorch: nothing is
-    replaced, hooked or flattened, whatever the algorithm, except for `sequential(delay=...)`.
+    Inside, the model's parameters live in memory that all workers share, and `optimizer.step()` applies the algorithm. The
+    exit waits for workers that still train. Afterwards model and optimizer are as before, with the run's last values, or with
+    those that worker 0's loop loaded into its model after its last step. Without a launcher the loop is plain PyTorch: nothing
+    is replaced, hooked or flattened under any algorithm except `sequential(delay=...)`.
 
-    Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI where MASTER_ADDR and MASTER_PORT are
-    set, meet at that address. All start with worker 0's model; buffers then stay each worker's own, and worker 0's are the
-    run's. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach, lockstep methods save every epoch's beginning,
-    and start from the newest complete one if there is any: so `torchrun --max-restarts` resumes. What a loop prints for epochs
-    that are behind it, it does again. A worker that hangs is given up after PACELINE_DEADLINE_S (600).
+    Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI with MASTER_ADDR and MASTER_PORT set,
+    meet at that address. All start with worker 0's model; each worker then keeps its own buffers, and worker 0's are the
+    run's. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach, lockstep methods save at every epoch's
+    beginning, and start from the newest complete checkpoint if there is one, so that `torchrun --max-restarts` resumes. The
+    loop then passes through the finished epochs again, and repeats their output. A worker that hangs is given up after
+    PACELINE_DEADLINE_S (600).
 
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
-    `paceline.membership.elastic`. The algorithm is then `ad-psgd` unless one is named, and a process joins once.
+    `paceline.membership.elastic`. The default algorithm is then `ad-psgd`, and a process joins once.
 
-    With `all-reduce`, gradients are the mean of all workers when `backward` returns, and clipping acts on the mean. Elsewhere
-    it acts on the worker's own gradient; a `ClippingWarning` says so once where an update is the mean of several. Where one
-    worker's scaled gradients overflow, all skip that step if they make one update together; else this worker does.
+    With `all-reduce`, gradients are the mean of all workers when `backward` returns, and clipping acts on the mean. Otherwise
+    it acts on the worker's own gradient; if an update is the mean of several, a `ClippingWarning` says so once. If one
+    worker's scaled gradients overflow, all skip that step if they make one update together; else only this worker does.
     A parameter without a gradient on any worker that takes part in the update makes no step: no weight decay, no state.
-    A loop may fetch its batches by itself. Its samples are then those that the model, or its first part, is called with.
+    A loop may fetch its own batches. Its samples are then counted by the inputs of the model, or of its first part.
 
-    Workers that are seeded alike would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU
-    and on the model's GPU) with the same state on all workers gets another one on each but worker 0, and on a replaced one.
-    Threads share one, which stays. Other generators are the loop's: equal first inputs on all workers are warned of.
+    Workers with equal seeds would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU and on
+    the model's GPU) with the same state on all workers gets a different one on each worker but 0, and on replaced workers.
+    Threads share one generator, which stays. Other generators are up to the loop: equal first inputs on all workers cause a
+    warning.
 
     Costs per step: 20 to 60 us by processor, besides the algorithm's own cost; without a launcher nothing.
 
     Args:
-        model: its parameters that require gradients are trained; all of one floating-point type, on the CPU, or
-            on one CUDA GPU where workers share no memory; the loop then uses one stream, and recorded times are the host's.
+        model: its parameters that require gradients are trained; all of one floating-point dtype, on the CPU, or
+            on one CUDA GPU if workers share no memory; the loop then uses one stream, and recorded times are the host's.
             A tuple of models, such as (generator, discriminator), has the parameters of all.
-        optimizer: any torch.optim optimizer over them; LBFGS for `lockstep` and `all-reduce`. Of a list each steps once, and
-            then a step of the run is over, made with one gradient. Where models are a tuple, too, they step in turn, each with
-            its own gradient: every step of one is a step of the run, in which the others' parameters have none, and all-reduce
-            averages as it steps. Several are for `hogwild`, `locked`, `leashed`, `lockstep`, whole `all-reduce`, `local-sgd`.
-        algorithm: how the workers agree; None: what the launcher or PACELINE_ALGORITHM says, else Hogwild!, or all-reduce
-            under a launcher that is not ours.
-        evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. It is what
-            a target accuracy of `launch` and `simulate` is judged by, and called only by these, if the run has a target or a
-            limit, or is written to a folder: with a copy of the model, in evaluation mode and without gradients, that has the
-            run's newest parameters (the mean of all workers' models where each has its own).
-        same_random: the workers are meant to draw the same: all generators stay as they are.
+        optimizer: any torch.optim optimizer over them; LBFGS for `lockstep` and `all-reduce`. With a list, a step of the run
+            consists of one step of each, all with one gradient. If models are a tuple, too, the optimizers step in turn, each
+            with its own gradient: each of these is a step of the run, in which the other parameters have no gradient, and
+            all-reduce averages in `step`. Lists are for `hogwild`, `locked`, `leashed`, `lockstep`, whole `all-reduce`,
+            `local-sgd`.
+        algorithm: how the workers agree; None: the launcher's choice or PACELINE_ALGORITHM, else Hogwild!, or all-reduce
+            under another launcher.
+        evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. Only
+            `launch` and `simulate` call it, if the run has a target or a limit, or is written to a folder; it decides whether
+            a target accuracy is reached. It gets a copy of the model, in evaluation mode and without gradients, with the run's
+            newest parameters (the mean of all workers' models if each has its own).
+        same_random: keeps all generators as they are, so that workers can draw the same.
         layout: how the model is divided, as `hybrid(groups=2)` or `tensor(line=4)`; None: every worker has all of it.
-        example_inputs: what the model is called with for a worker's batch (samples, ...), as long on all workers: by it a
-            layout's `groups=auto` is chosen.
+        example_inputs: the model's inputs for a worker's batch (samples, ...), equally long on all workers; used to choose a
+            layout's `groups=auto`.
 
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
@@ -133,7 +136,7 @@ class Worker(WholeRun):
     """One worker of a run, as the user's loop sees it; a context manager.
 
     Attributes:
-        worker_id: 0 to num_workers - 1; where workers join a run, known inside the `with`, as is the next.
+        worker_id: 0 to num_workers - 1; if workers join a run, known only inside the `with`, like `num_workers`.
         num_workers: workers of the run.
     """
 
@@ -183,7 +186,7 @@ class Worker(WholeRun):
         return entry.join(self._model, self.algorithm, states, self._evaluate)
 
     def _draw_apart(self, device: torch.device) -> None:
-        """Lets generators that are in the same state on all workers go on elsewhere, but for those of the first worker 0."""
+        """Reseeds random generators that start in the same state on every worker, except for the first worker 0's."""
         run = self._membership
         rows = run.tables.random_states() if run.random_states else None
         self._randomness = common_randomness(device, rows, run.random_states)
@@ -237,17 +240,17 @@ class Worker(WholeRun):
             self._undo.append(replica.run_ahead())
         replica.awaited = StepsAwaited(parameters)
         if run.deals_batches or self.num_workers > 1:
-            # HACK: PyTorch's schedulers warn when they step before the optimizer did, which they rightly do in an epoch that a
-            # resumed run skips, or in which others had all the batches. They ask this attribute; without it, they warn.
+            # HACK: PyTorch's schedulers warn if they step before the optimizer. That is right in an epoch that a resumed run
+            # skips, or in which others had all the batches. The schedulers read this attribute, and warn without it.
             for one in members:
                 one._opt_called = True  # type: ignore[attr-defined]
 
     def _restore(self, run: Membership) -> int:
-        """Gives the optimizer, and the model, what the run goes on from; returns the batches taken so far."""
+        """Restores optimizer and model from the checkpoint, if any; returns the batches taken so far."""
         return run.restore(self._optimizer)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
-        """A loop that the run's end met while it waited goes on after its `with`, as those do that find no more batches."""
+        """Leaves the run. If the run ended while the loop waited, execution continues after the `with`."""
         is_cut = kind is not None and issubclass(kind, RunStopped)
         failed = kind is not None and not (is_cut or exits_in_order(details[0]))
         if not (failed or is_cut) and isinstance(self._optimizer, SeveralOptimizers):
@@ -294,9 +297,10 @@ class Worker(WholeRun):
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.
 
-        Asynchronous algorithms give the next batch to whoever is free; lockstep ones deal in rounds. Each iteration is the
-        next epoch; what is left at a `break` others get. All workers need the same loader: a `DataLoader`, a sequence of
-        batches, or another iterable, which all read as a whole. With `own`, as where ranks divided the data, it gets all.
+        Asynchronous algorithms give the next batch to any free worker; lockstep ones deal in rounds. Each iteration is the
+        next epoch; other workers get what is left after a `break`. All workers need the same loader: a `DataLoader`, a
+        sequence of batches, or another iterable, which each worker reads as a whole. With `own`, the worker gets all of the
+        loader's batches, as is right if ranks have divided the data.
 
         Raises:
             UsageError: when iterated: the workers' data differ, or cannot be shared.
@@ -308,14 +312,14 @@ class Worker(WholeRun):
         return deferred
 
     def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
-        """Tells the run this step's loss, for its curves and targets, and to end it as diverged when it is not finite.
+        """Reports this step's loss, for curves and targets; ends the run as diverged if the loss is not finite.
 
-        Call it before or after `optimizer.step()`, until the next batch is asked for, or the model is called again.
+        Call it before or after `optimizer.step()`, but before the next batch is fetched or the model is called again.
 
         Args:
             loss: of this step.
-            samples: of this step, where they are not told by what the model is called with; from before `step()` on they are
-                its weight in means, too (under all-reduce from before `backward()`).
+            samples: of this step, if the model's inputs do not show them. If told before `step()` (under all-reduce before
+                `backward()`), they are also the step's weight in means.
 
         Raises:
             DivergedError: the loss is not finite.
@@ -332,8 +336,8 @@ class Worker(WholeRun):
     def accumulate(self) -> Iterator[None]:
         """Marks micro-batches whose backward pass only adds to the gradients: `with worker.accumulate(): loss.backward()`.
 
-        Methods that average gradients send them during backward: without this in every pass, as right and more communication.
-        A step whose passes were all marked sends everything when the optimizer steps.
+        Methods that average gradients send them during backward; without this they do so in every pass, which is correct but
+        costs more communication. A step whose passes were all marked sends everything when the optimizer steps.
         """
         self._replica.accumulates = True
         try:
@@ -344,7 +348,7 @@ class Worker(WholeRun):
     def summary(self) -> dict[str, Any]:
         """This worker's own figures once the `with` has ended, as `result.json` names them, and `consensus_distance`.
 
-        Where a supervisor records the run (`launch`), its result has the figures of all workers; here there are none.
+        Empty if a supervisor records the run (`launch`): its result has the figures of all workers.
         """
         records = self._membership.own_records()
         if records is None:
@@ -356,7 +360,7 @@ class Worker(WholeRun):
     # Parameters at the beginning and at the end
 
     def _newest(self) -> torch.Tensor:
-        """A private copy of the newest parameters, for whatever the loop does outside its steps."""
+        """A private copy of the newest parameters, for the loop's use outside its steps."""
         x = self._copy if self._copy is not None else self._membership.binding.zeros()
         self._copy = x
         self._membership.snapshot(x)
@@ -369,14 +373,14 @@ class Worker(WholeRun):
             self._replica.outside.take(idle=True, whole=True)
 
     def _left_by_loop(self) -> LeftWeights | None:
-        """What worker 0's loop has put into its model after its last step; None: nothing."""
+        """The weights that worker 0's loop has loaded into its model after its last step; None: none."""
         if self.worker_id or self._replica is None:
             return None
         has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
         return left_weights(self._membership.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
-        """The run's model (P,). Once the run is over nobody waits for a lock; but its holder is about to give it back."""
+        """The run's model (P,). Retries when a lock is taken: after the run's end waits for locks raise `RunStopped`."""
         until_s = time.monotonic() + _LOCK_DEADLINE_S
         while True:
             try:
@@ -390,7 +394,7 @@ class Worker(WholeRun):
                 time.sleep(_BETWEEN_TRIES_S)
 
     def _load_final(self, left: LeftWeights | None) -> None:
-        """Leaves the model with the run's result, not with what its last gradient was computed at."""
+        """Loads the run's result into the model."""
         final, mean = self._final_model(left)
         self._consensus_distance = mean.consensus_distance if mean is not None else None
         self._membership.binding.rebind(final)

@@ -1,4 +1,4 @@
-"""The batches that a loop under `attach` gets: one epoch after the other, shared with the other workers."""
+"""The batches of a loop under `attach`: one epoch after the other, shared with the other workers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _TWO_AT_ONCE = (
 
 
 class Batches:
-    """A loader's batches for one worker: each iteration is the run's next epoch, also after one that was left at a `break`.
+    """A loader's batches for one worker: each iteration is the run's next epoch, also after a `break`.
 
-    In lockstep every worker gets as many batches as the one with the most: one that has none left gets its last batch again,
-    whose gradient weighs nothing. Elsewhere the length is the epoch's, of which a worker may get most. Other attributes, such
-    as `dataset`, are the loader's.
+    In lockstep every worker gets as many batches as the one with the most: a worker that has none left gets its last batch
+    again, with gradient weight 0. In asynchronous runs the length is the whole epoch's, of which one worker may get most.
+    Other attributes, such as `dataset`, are the loader's.
 
     Args:
         loader: the user's.
@@ -70,7 +70,7 @@ class Batches:
         return self._shared.length(self._loader, own=self._own)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as what copies and pickles are made with, before there is a loader
+        if name.startswith("__"):  # such as those that copy and pickle look up before there is a loader
             raise AttributeError(name)
         return getattr(self.__dict__["_loader"], name)
 
@@ -79,17 +79,17 @@ class WorkerBatches:
     """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
 
     Args:
-        membership: the worker's in the run.
+        membership: the worker's.
         algorithm: how the workers agree.
-        replica: whose steps begin.
+        replica: the worker's; each batch begins one of its steps.
         optimizer: the user's, whose state is saved.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
-        progress: is told what is handed out.
+        progress: counts what is handed out.
         bind_newest: binds the model to a copy of the newest parameters.
         randomness: makes an epoch's random states, equal on all workers.
 
     Attributes:
-        deferred: for a loop that fetches ahead: of each batch handed out, its number of samples, and a function that begins
+        deferred: for a loop that fetches ahead: for each batch handed out, its number of samples, and a function that begins
             its step. None: a step begins when its batch is handed out.
     """
 
@@ -126,7 +126,7 @@ class WorkerBatches:
         self._share: BatchShare | None = None
         self._rounds: OwnRounds | None = None
         self._claims: WorkerClaims | None = None
-        self._processes: tuple[Any, LoaderProcesses] | None = None  # of the loader that was used last
+        self._processes: tuple[Any, LoaderProcesses] | None = None  # of the last loader
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
         self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
@@ -134,12 +134,12 @@ class WorkerBatches:
 
     @property
     def given(self) -> Given:
-        """What the loop was given by a counter that it shares with the other workers, or has claimed ahead and left."""
+        """The batches that the loop got from a shared counter, or claimed ahead and left."""
         ahead = self._claims.num_given_back if self._claims is not None else 0
         return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches:
-        """The loader's batches as the workers share them."""
+        """The loader's batches in the form that workers share."""
         if self._known is None or self._known[0] is not loader:
             self._replica.shares = self._shares
             batches = shared_batches(loader, self._membership.seed, self._shares)
@@ -161,7 +161,7 @@ class WorkerBatches:
         )
 
     def length(self, loader: Any, *, own: bool = False) -> int:
-        """The rounds of an epoch in lockstep; elsewhere the most batches that a worker can get.
+        """The rounds of an epoch in lockstep; otherwise the most batches that a worker can get.
 
         Raises:
             TypeError: the loader has no length.
@@ -216,7 +216,7 @@ class WorkerBatches:
             if self._epoch != epoch + 1 and not self._membership.stopped():
                 raise UsageError(_TWO_AT_ONCE)
         self._tell_end()
-        # What the loop does between two epochs, such as to evaluate, it does on a copy that nobody else writes.
+        # Between two epochs the loop, for example in an evaluation, uses a copy that no other worker writes.
         if self._replica.idle:
             self._bind_newest()
         if self._replica.num_begun == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
@@ -233,12 +233,12 @@ class WorkerBatches:
             self.deferred.append((samples, partial(self._replica.begin, started_s, number, samples)))
 
     def _tell_end(self) -> None:
-        """The loop has had all batches of an epoch."""
+        """Notes that the loop has had all batches of an epoch."""
         if self._replica.awaited is not None:
             self._replica.awaited.came_to_end = True
 
     def _handed_out(self, claims: WorkerClaims, epoch: int) -> Generator[tuple[int, Callable[[], Any]]]:
-        """Numbers of the batches that the loop gets, or ABSENT, and what each is fetched by."""
+        """Number of each batch for the loop, or ABSENT, and a function that fetches it."""
         first = True
         with closing(self._claimed(claims)) as source:
             while not self._membership.stopped():
@@ -260,14 +260,14 @@ class WorkerBatches:
                 yield number, fetch
 
     def _check_same(self, batches: LoaderBatches, epoch: int) -> None:
-        """Compares the epoch's data with the other workers'; where processes fetch, the first epoch's only."""
+        """Compares the epoch's data with the other workers'; if processes fetch, only in the first epoch."""
         processes = self._membership.has_own_process and getattr(batches.loader, "num_workers", 0) > 0
         if self._membership.num_workers > 1 and not (processes and epoch):
             own = batches.fingerprint(in_processes=processes)
             check_same(own, self._get_share().counts.agree(epoch, own.numbers))
 
     def _claimed(self, claims: WorkerClaims) -> Generator[tuple[int, Callable[[], Any]]]:
-        """By the loader's own processes, if it has some and this worker a process to itself; else in this process."""
+        """Fetches in the loader's own processes, if it has some and this worker has its own process; else in this process."""
         is_stream = isinstance(claims.batches, StreamBatches)
         processes = self._processes_of(claims.batches.loader) if not is_stream else None
         if processes is None:
@@ -278,7 +278,7 @@ class WorkerBatches:
             yield from source
 
     def _processes_of(self, loader: Any) -> LoaderProcesses | None:
-        """None: the loader has none, and pins no memory, or nothing may be fetched ahead."""
+        """None: the loader has no processes and pins no memory, or batches must not be fetched ahead."""
         run = self._membership
         if not isinstance(loader, DataLoader) or not run.fetches_ahead:
             return None
@@ -321,7 +321,7 @@ class WorkerBatches:
         self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
 
     def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
-        """Counts them, as long as the loop leaves no epoch before its end, and goes on, and epochs are equally long."""
+        """Counts the batches given, as long as the loop leaves no epoch early and goes on, and epochs are equally long."""
         num_batches = batches.epoch_numbers
         if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
             self._given = Given(-1)
@@ -332,7 +332,7 @@ class WorkerBatches:
             self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def taken_at_end(self, *, is_cut: bool) -> int:
-        """Batches that it has taken; a resumed run hands out the last one again if the run's end has cut its step short."""
+        """Batches taken; a resumed run hands out the last one again if the run's end has cut its step short."""
         if is_cut and self._claims is not None and self._replica.is_under_way:
             self._claims.take_back(self._replica.batch)
         return self._claims.taken if self._claims is not None else self._taken
@@ -342,7 +342,7 @@ class WorkerBatches:
         return self._share
 
     def _claims_for(self, batches: LoaderBatches) -> WorkerClaims:
-        """The claims on one data set; a second data set of another size would need counts of its own."""
+        """The claims on one data set; a second data set of another size would need its own counts."""
         if self._claims is None:
             self._claims = WorkerClaims(
                 batches,
@@ -361,7 +361,7 @@ class WorkerBatches:
         return self._claims
 
     def _own(self, loader: Any) -> Iterator[Any]:
-        """A loader whose samples no other worker has."""
+        """The batches of a loader whose samples no other worker has."""
         if not self.algorithm.lockstep:
             yield from self._whole(loader, iter(loader))
         else:

@@ -42,12 +42,12 @@ class CutWorker(Worker):
     """One worker of a run whose model is cut, as its loop sees it.
 
     Inside the `with`, cut layers' parameters have the shapes of the worker's shards; afterwards model and optimizer are whole
-    again on all workers. What worker 0's loop puts into its model after its last step is not the run's result here.
+    again on all workers. Weights that worker 0's loop loads after its last step do not become the run's result here.
 
     Args:
         layout: how the model is cut.
-        example_inputs: of a worker's batch, by which `groups=auto` is chosen, and the model is tried before it is cut.
-        others: as of `Worker`.
+        example_inputs: of a worker's batch; used to choose `groups=auto`, and to try the model before it is cut.
+        others: as in `Worker`.
 
     Attributes:
         layout: with its groups chosen.
@@ -82,7 +82,7 @@ class CutWorker(Worker):
                 "A layout needs all of its workers from the first step to the last: start them with paceline.launch or"
                 " torchrun, not with --join or in a simulation."
             )
-        # What is wrong is said before anybody is waited for.
+        # Report errors before waiting for other workers.
         if isinstance(layout, Tensor):
             if example_inputs is not None:
                 raise UsageError("example_inputs are what hybrid(groups=auto) is chosen by: leave them out.")
@@ -95,7 +95,7 @@ class CutWorker(Worker):
 
     def _checked(self, layout: Hybrid, model: nn.Module, example_inputs: torch.Tensor | None) -> Hybrid:
         if self.num_workers == 1:
-            layout = replace(layout, groups=1)  # as outside any launcher, where a loop is tried alone
+            layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
         elif example_inputs is not None:
             layout = _chosen(layout, model, example_inputs, self.num_workers)
         plan = plan_cuts(model, layout, self.num_workers)
@@ -104,7 +104,7 @@ class CutWorker(Worker):
         return layout
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
-        join: Any = entry.join  # each of the memberships that are left takes a layout
+        join: Any = entry.join  # each of the remaining memberships takes a layout
         run: Membership = join(self._model, self.algorithm, states, self._evaluate, layout=self.layout)
         self._undo.append(self._part_of(run).remove)
         return run
@@ -142,12 +142,12 @@ class CutWorker(Worker):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """As of `Worker`; under `hybrid` every pass sends its gradients: cut layers weigh the rows of each pass by itself."""
+        """As in `Worker`; under `hybrid` every pass sends its gradients: cut layers weight each pass's rows separately."""
         with contextlib.nullcontext() if isinstance(self.layout, Hybrid) else super().accumulate():
             yield
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """As of `Worker`: every parameter of the model counts once, on whichever worker it is."""
+        """As in `Worker`: every parameter of the model counts once, whichever worker holds it."""
         if self.algorithm.splits_update and self._replica.has_handed_out:
             raise UsageError(SEES_A_PART)
         norm = self._part_of(self._membership).clip(max_norm)
@@ -155,7 +155,7 @@ class CutWorker(Worker):
         return norm
 
     def _saves_model_as_left(self) -> bool:
-        return False  # what is saved are this worker's parts, of the optimizer's state, too
+        return False  # saves only this worker's parts, also of the optimizer's state
 
     def _left_by_loop(self) -> LeftWeights | None:
         return None
@@ -164,14 +164,14 @@ class CutWorker(Worker):
         """Leaves model and optimizer whole."""
         run, part = self._membership, self._part_of(self._membership)
         if not run.stopped():
-            with contextlib.suppress(RunStopped):  # then it stays what this worker has of it
+            with contextlib.suppress(RunStopped):  # then it keeps this worker's part
                 part.make_state_whole(self._optimizer)
         super()._load_final(left)
         run.make_whole(part)
 
 
 def _chosen(layout: Hybrid, model: nn.Module, inputs: torch.Tensor, num_workers: int) -> Hybrid:
-    """What the chooser finds fastest; nothing is measured, so that all workers come to the same."""
+    """The layout that the chooser predicts to be fastest; it measures nothing, so all workers choose the same."""
     link = Cluster()
     return chosen_layout(
         layout,

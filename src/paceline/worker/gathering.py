@@ -1,4 +1,4 @@
-"""Values that all workers bring and all get: what `worker.sum` and `worker.mean` are made of."""
+"""Gathers a value from every worker on all workers, for `worker.sum` and `worker.mean`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
     "total_of",
 ]
 
-_ARCHIVE = b"PK"  # what a tensor begins with; a number is JSON
+_ARCHIVE = b"PK"  # the first bytes of a tensor; a number is JSON
 _DEADLINE_S = 600.0
 _LOOK_EVERY_S = 0.05
 _LOOK_IN_STORE_EVERY_S = 0.005
 
 
 class Call(NamedTuple):
-    """What waits for the other workers, and what they must do: for the message that some did not come."""
+    """The waiting call, and what the other workers must do: for the message that some did not come."""
 
     name: str
     remedy: str
@@ -49,7 +49,7 @@ _SUM = Call("worker.sum or worker.mean", "all workers must call it, so not under
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker brings to its call of that number, as bytes: multiprocessing would share a tensor's memory."""
+    """A worker's value for its call of that number, as bytes: multiprocessing would share a tensor's memory."""
 
     number: int
     value: bytes
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """The answer to a worker's call of that number: what those who took part brought, in the order of their ids."""
+    """The answer to a worker's call of that number: the participants' values, in the order of their ids."""
 
     number: int
     values: tuple[bytes, ...]
@@ -65,18 +65,18 @@ class Parts:
 
 @dataclass(frozen=True)
 class Left:
-    """The worker's loop has ended: nobody waits for its parts any more."""
+    """The worker's loop has ended: the others no longer wait for its parts."""
 
 
 class Gatherer(Protocol):
     """A worker's side."""
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """What all workers brought that are still in their loops, in the order of their ids.
+        """The values of all workers that are still in their loops, in the order of their ids.
 
         Args:
             value: a number or a tensor.
-            call: what waits here, for messages.
+            call: the waiting call, for messages.
 
         Raises:
             RunStopped: the run is being stopped.
@@ -85,12 +85,12 @@ class Gatherer(Protocol):
         ...
 
     def leave(self) -> None:
-        """This worker comes no more."""
+        """Says that this worker gathers no more."""
         ...
 
 
 class Gathering:
-    """The supervisor's side: answers once all have come that still run.
+    """The supervisor's side: answers once all running workers have sent their parts.
 
     Args:
         workers: of the run.
@@ -102,14 +102,14 @@ class Gathering:
         self._left: set[tuple[int, int]] = set()
 
     def hear(self, worker: WorkerState, message: Part | Left) -> None:
-        """A worker has come, or comes no more."""
+        """Takes a worker's part, or notes that it has left."""
         if isinstance(message, Part):
             self._parts[worker.worker_id] = message
         else:
             self._left.add((worker.worker_id, worker.incarnation))
 
     def settle(self) -> None:
-        """Answers, if nobody is missing; call it after all news."""
+        """Answers if no part is missing; call it after every message."""
         if not self._parts:
             return
         for one in self._workers:
@@ -127,10 +127,10 @@ class Gathering:
 
 
 class SupervisedGatherer:
-    """Through the supervisor.
+    """Gathers through the supervisor.
 
     Args:
-        connection: to it.
+        connection: to the supervisor.
         stopped: whether the run is being stopped.
         deadline_s: how long to wait for the others.
     """
@@ -142,7 +142,7 @@ class SupervisedGatherer:
         self._number = 0
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """As of `Gatherer`."""
+        """As in `Gatherer`."""
         self._number += 1
         self._connection.send(Part(self._number, _packed(value)))
         until_s = time.monotonic() + self._deadline_s
@@ -156,13 +156,13 @@ class SupervisedGatherer:
         raise _nobody_came(call, "some workers", self._deadline_s)
 
     def leave(self) -> None:
-        """As of `Gatherer`."""
+        """As in `Gatherer`."""
         with contextlib.suppress(OSError):
             self._connection.send(Left())
 
 
 class StoreGatherer:
-    """Through the store of workers that another launcher started.
+    """Gathers through the store of workers that another launcher started.
 
     Args:
         store: of the run.
@@ -179,7 +179,7 @@ class StoreGatherer:
         self._number = 0
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """As of `Gatherer`; costs a trip to the store for each worker, and the values as text."""
+        """As in `Gatherer`; costs a trip to the store for each worker, and sends the values as text."""
         self._number += 1
         self._store.set(self._key(self._worker_id), _packed(value).hex())
         missing, gone = list(range(self._num_workers)), set[int]()
@@ -187,20 +187,20 @@ class StoreGatherer:
         while missing:
             gone |= {one for one in missing if self._store.check([f"left sums/{one}"])}
             missing = [one for one in missing if not self._store.check([self._key(one)])]
-            if all(one in gone for one in missing):  # those had left before this worker looked for their parts
+            if all(one in gone for one in missing):  # the missing ones left before this worker looked for their parts
                 break
             if time.monotonic() > until_s:
                 raise _nobody_came(call, name_workers([one for one in missing if one not in gone]), self._deadline_s)
             time.sleep(_LOOK_IN_STORE_EVERY_S)
         here = [one for one in range(self._num_workers) if one not in missing]
         values = [_unpacked(bytes.fromhex(self._store.get(self._key(one)).decode())) for one in here]
-        if self._number > 1:  # all have come here, and so have read what they were told before
+        if self._number > 1:  # all have come this far, and so have read the values of the last call
             self._store.delete_key(self._key(self._worker_id, self._number - 1))
         return values
 
     def leave(self) -> None:
-        """As of `Gatherer`."""
-        with contextlib.suppress(RuntimeError):  # whoever holds the store has left before
+        """As in `Gatherer`."""
+        with contextlib.suppress(RuntimeError):  # the store's holder has already left
             self._store.set(f"left sums/{self._worker_id}", "1")
 
     def _key(self, worker_id: int, number: int | None = None) -> str:
@@ -208,18 +208,18 @@ class StoreGatherer:
 
 
 class NoGatherer:
-    """A lone worker's."""
+    """Gathers for a lone worker."""
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """As of `Gatherer`."""
+        """As in `Gatherer`."""
         return [value]
 
     def leave(self) -> None:
-        """As of `Gatherer`."""
+        """As in `Gatherer`."""
 
 
 def total_of(values: list[Any]) -> Any:
-    """Their sum in their order, made in float32 where they are of half types.
+    """The sum of the values in their order, computed in float32 for half types.
 
     Raises:
         UsageError: tensors of different shapes, or tensors and numbers.
@@ -238,7 +238,7 @@ def total_of(values: list[Any]) -> Any:
 
 
 def _packed(value: Any) -> bytes:
-    """Nothing is pickled: a store that asks for no key may hold what a stranger has put there."""
+    """Encodes a value without pickle, since strangers may write to a store that asks for no key."""
     if isinstance(value, torch.Tensor):
         return bytes(tensors_to_bytes({"value": value}))
     number = value.item() if hasattr(value, "item") else value  # NumPy's numbers have one

@@ -1,4 +1,4 @@
-"""Servers as threads of worker 0, where another launcher started the workers and nobody starts servers."""
+"""Servers as threads of worker 0, for launchers that start workers but no servers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["HostedServers"]
 
 
 class HostedServers:
-    """The servers of a run, in this process. They end with it: nobody takes their place.
+    """The servers of a run, in this process. They end with it and have no successors.
 
     Args:
-        algorithm: whose servers they are.
+        algorithm: that needs the servers.
         arena: this worker's; its vector is the run's.
         store: where the members of the run meet.
         seed: of the run.
         host: address of this machine by which the workers reach it; None: they are on this machine.
-        key: the run's key file, or what is in it; needed with `host`.
+        key: the run's key file, or its contents; needed with `host`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HostedServers:
             self._errors.append(error)
 
     def close(self) -> None:
-        """Ends them, once no worker needs them any more; raises what one of them raised."""
+        """Ends the servers once no worker needs them; raises the error of a server that failed."""
         self._ending.set()
         for thread in self._threads:
             thread.join()

@@ -77,7 +77,7 @@ class LoneWorker(Worker):
         return self._samples.in_steps()
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
-        """As of `Worker`; without `samples_per_step` the scheduler steps with its optimizer."""
+        """As in `Worker`; without `samples_per_step` the scheduler steps with its optimizer."""
         optimizer = unwrapped_optimizer(getattr(scheduler, "optimizer", members_of(self._optimizer)[-1]))
         begun_at, num_steps = self._samples.in_steps() if samples_per_step is not None else 0, 0
 

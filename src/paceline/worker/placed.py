@@ -1,4 +1,4 @@
-"""A worker of a placed model: `attach` was given a part of it."""
+"""A worker of a placed model, whose loop attaches a part of it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 def worker_of_part(
     part: Any, optimizer: Any, chosen: Algorithm, environment: WorkerEnvironment | None, evaluate: Any
 ) -> PlacedWorker:
-    """What `attach` returns where it is given a part of a placed model, or the launcher a plan.
+    """The worker that `attach` returns if it gets a part of a placed model, or the launcher a plan.
 
     Raises:
-        UsageError: only one of the two.
+        UsageError: only one of the two is given.
     """
     if not isinstance(part, Part) or not isinstance(chosen, Placed):
         raise UsageError(
@@ -56,14 +56,14 @@ def worker_of_part(
 class PlacedWorker(Worker):
     """One worker of a placed model, as its loop sees it.
 
-    Checkpoints are by the names of parameters: what each worker saves of its part, with its optimizer's state, is found again
-    by whoever has that part in the run that goes on, with another plan and other workers.
+    Checkpoints go by parameter names: each worker saves its part with its optimizer's state, and a resumed run may divide the
+    model by another plan and among other workers.
 
     Args:
-        part: what it holds.
+        part: of the model, held by this worker.
         optimizer: of the part's parameters.
-        environment: who it is; None: nobody launched it.
-        evaluate: as of `attach`; it is called with the whole model.
+        environment: this worker's; None: it was not launched.
+        evaluate: as in `attach`; called with the whole model.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class PlacedWorker(Worker):
             self._replica.on_progress.append(self._restore_options)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """As of every worker, where a plan has one; with several it would be of a part."""
+        """As in `Worker`, if the plan has one worker; with several it would see only a part's gradients."""
         if self._part.plan.workers > 1:
             raise UsageError(_CHANGED)
         return super().clip_grad_norm_(max_norm)
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
-        """As of every worker. What a resumed schedule has made of the settings comes before what its checkpoint says."""
+        """As in `Worker`; after a resume, the scheduler steps before the checkpoint's settings are restored."""
         followed = super().follow(scheduler, samples_per_step=samples_per_step)
         if self._saved:
             calls = self._replica.on_progress
@@ -117,7 +117,7 @@ class PlacedWorker(Worker):
         return followed
 
     def _restore_options(self) -> None:
-        """At the first batch: what the loop has gone through until here has made its own settings."""
+        """Restores optimizer settings at the first batch, after the loop has made its own."""
         if self._saved:
             self._options.restore(self._saved)
             self._saved = {}
@@ -131,7 +131,7 @@ class PlacedWorker(Worker):
             exchange.recorder.write(environment.checkpoint.parent, self._part.plan)
 
     def _restore(self, run: Membership) -> int:
-        """Loads this part from whatever parts the checkpoint has; returns the batches that its workers had taken."""
+        """Loads this part from all parts of the checkpoint; returns the batches that its workers had taken."""
         if self._resume is None:
             return super()._restore(run)
         taken, self._calls, self._saved = _load_part(self._resume, self._part, self._optimizer, run)
@@ -175,7 +175,7 @@ def _check(part: Part, environment: WorkerEnvironment | None) -> None:
 
 
 def _is_sound(program: dict[str, Any], part: Part) -> bool:
-    """Whether a worker's part of a checkpoint has tensors of this model's, by their names, and whole numbers."""
+    """Whether a worker's part of a checkpoint holds this model's tensors by name, and valid counts."""
     values, trained, calls = program.get("values"), program.get("trained"), program.get("calls")
     began = program.get("options_began", [])
     if not (isinstance(values, dict) and isinstance(trained, list) and type(calls) is int and calls >= 0):
@@ -190,7 +190,7 @@ def _is_sound(program: dict[str, Any], part: Part) -> bool:
 
 
 def _settings(saved: dict[str, Any]) -> _Settings:
-    """By parameter, what its group began with and what it had at the checkpoint; nothing where an earlier version wrote it."""
+    """By parameter, its group's initial settings and those at the checkpoint; empty for checkpoints of earlier versions."""
     program, groups = saved["program"], saved["optimizer"]["param_groups"]
     names, found = iter(program["trained"]), _Settings()
     for began, group in zip(program.get("options_began", []), groups, strict=False):

@@ -1,4 +1,4 @@
-"""A worker's life, from its first breath to its goodbye: what runs inside the process (or thread) that `launch` starts."""
+"""A worker's life from start to end: what runs inside the process (or thread) that `launch` starts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _KINDS = {DivergedError: "diverged", WorkerLostError: "worker-lost", UsageError:
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker names what it wants to train; all must want the same.
+    """A worker describes what it wants to train, which must be the same for all.
 
-    `untrained` has the name, the bytes and the digest of each frozen parameter and of each buffer that is no dense tensor.
+    `untrained` has the name, the bytes and the digest of each frozen parameter and of each buffer that is not a dense tensor.
     """
 
     algorithm: str
@@ -54,7 +54,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The supervisor's answer: the memory's plan (its descriptor follows), or why not."""
+    """The supervisor's answer: the memory's plan (its descriptor follows), or why it refuses the worker."""
 
     plan: ArenaPlan | None
     initialise: bool = False
@@ -63,7 +63,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has mapped the memory (and initialised it, if it was asked to)."""
+    """The worker has mapped the memory (and initialised it, if asked)."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def join_run(
         hello: what it wants to train.
         initial: writes the initial parameters into a flat vector, and the model's other tensors into the arena; called in
             worker 0.
-        tell: writes what all shall know of each other when they begin; called in every worker.
+        tell: writes what the workers tell each other at the start; called in every worker.
 
     Raises:
         UsageError: the workers disagree, or the supervisor cannot run this.
@@ -140,19 +140,19 @@ def run_worker(target: Callable[[], Any], environment: SupervisedEnvironment) ->
             if environment.own_process:
                 _prepare_process(environment)
             with _tagged(environment):
-                target()  # what it returns stays here: a model's memory would go with this process
-        except BaseException as error:  # whatever the user's code raises, `sys.exit` too
+                target()  # its return value stays here: a model's memory would go with this process
+        except BaseException as error:  # the user's code may raise anything, also by `sys.exit`
             message = _ending(error)
         finally:
             set_environment(None)
-        with contextlib.suppress(OSError):  # the supervisor is gone: there is nobody left to tell
+        with contextlib.suppress(OSError):  # the supervisor is gone
             connection.send(message)
         for call in at_end:
             call()
 
 
 def _ending(error: BaseException) -> Done | Failure:
-    """What the supervisor is told of a function that has raised this: with a traceback, unless the error is Paceline's own."""
+    """The report to the supervisor about a function that raised this, with a traceback unless the error is Paceline's own."""
     if isinstance(error, RunStopped) or exits_in_order(error):
         return Done()
     if isinstance(error, PacelineError):
@@ -161,7 +161,7 @@ def _ending(error: BaseException) -> Done | Failure:
 
 
 def _tagged(environment: SupervisedEnvironment) -> contextlib.AbstractContextManager[None]:
-    """What one of several workers prints says whose it is."""
+    """Tags the worker's output with its id, if there are several workers."""
     is_one_of_several = environment.own_process and 1 < environment.num_workers > environment.worker_id
     return tagged_output(f"[{environment.worker_id}] ") if is_one_of_several else contextlib.nullcontext()
 
@@ -180,10 +180,10 @@ def _prepare_process(environment: SupervisedEnvironment) -> None:
 
 
 def _end_with_supervisor(connection: Connection) -> None:
-    """Ends this process at once when the supervisor has died, however it died; nothing of a run outlives it.
+    """Ends this process at once when the supervisor dies in any way; no process of a run outlives it.
 
-    The fork server is no help: it lives as long as its workers do. What tells is the connection, whose other end the kernel
-    closes; a thread waits for that and for nothing else, so that messages stay for those who expect them.
+    The fork server does not help: it lives as long as its workers do. The kernel closes the supervisor's end of the
+    connection; a thread waits for only that, and reads no messages.
     """
 
     def watch() -> None:
@@ -197,14 +197,14 @@ def _end_with_supervisor(connection: Connection) -> None:
 
 
 def _keep_freed_memory(*, one_arena: bool) -> None:
-    """Tells malloc to keep what is freed: activations are allocated again in the next step.
+    """Tells malloc to keep freed memory: the next step allocates its activations again.
 
-    By default glibc returns large blocks to the kernel, which then clears every page anew; that cost 3 to 7 % of a step of
+    By default glibc returns large blocks to the kernel, which then clears every page again; that cost 3 to 7 % of a step of
     mnist-mlp.
 
     Args:
-        one_arena: all threads share what is freed. A server's gradients are allocated by ZeroMQ's thread and its answers by
-            its own, and each would keep the most that it ever had. Must come before the process's second thread.
+        one_arena: all threads share freed memory. ZeroMQ's thread allocates a server's gradients and the server's own thread
+            its answers, and each would keep its peak. Call this before the process starts a second thread.
     """
     m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
     with contextlib.suppress(AttributeError):  # another C library
@@ -219,8 +219,8 @@ def process_main(connection: Connection) -> None:
     """Entry point of a worker's process: the supervisor sends what to run."""
     leave_to_supervisor()
     pickled, environment, num_handles, start_method = connection.recv()
-    # What the loop starts, such as a DataLoader's processes, starts as in a program of its own: not by a fork server, which
-    # could not take functions without a name, and would load PyTorch for each; and a daemon may not have children.
+    # Processes that the loop starts, such as a DataLoader's, start as in a program of their own: not from a fork server, which
+    # could not take unnamed functions and would load PyTorch for each. And a daemon may not have children.
     multiprocessing.set_start_method(start_method, force=True)
     multiprocessing.current_process().daemon = False
     handles = tuple(reduction.recv_handle(connection) for _ in range(num_handles))

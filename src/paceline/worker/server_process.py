@@ -37,9 +37,9 @@ class Restored:
     """A server has taken a dead one's place.
 
     Args:
-        shard_id: whose.
-        first_lost: version of the first update that is lost.
-        last_lost: of the last one; below `first_lost` where none is.
+        shard_id: the shard.
+        first_lost: version of the first lost update.
+        last_lost: version of the last lost update; below `first_lost` if none is lost.
     """
 
     shard_id: int
@@ -49,25 +49,25 @@ class Restored:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """To a second copy: its server is dead, and it is that server now, in this incarnation."""
+    """Tells a second copy that its server is dead, and that it now is that server, in this incarnation."""
 
     incarnation: int
 
 
 @dataclass(frozen=True)
 class TookOver:
-    """The answer."""
+    """The answer to `TakeOver`."""
 
     shard_id: int
 
 
 @dataclass(frozen=True)
 class ServerMain:
-    """What a server runs, or the second copy of one, as data that can be sent to a process.
+    """The main function of a server, or of its second copy, as data that can be sent to a process.
 
     Args:
         algorithm: its spec.
-        snapshots: folder for what a successor goes on from; None: there will be none.
+        snapshots: folder for snapshots, from which a successor resumes; None: there will be none.
     """
 
     algorithm: str
@@ -108,7 +108,7 @@ class ServerMain:
 
 
 def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> ServerPorts | None:
-    """The dead server's ports, once the supervisor has said so; `arena` is its view of the run's memory."""
+    """The dead server's ports, once the supervisor has sent `TakeOver`; `arena` is its view of the run's memory."""
     if not connection.poll():
         return None
     message = connection.recv()
@@ -135,7 +135,7 @@ class _Meeting:
             self._peers.close()
 
     def ports(self, arena: Arena, incarnation: int) -> ServerPorts:
-        """What the member of this arena's id is given; it is reached under that id, and no longer under another."""
+        """The ports for the member with this arena's id; from now on it is reached under that id only."""
         if self._peers is not None:
             self._peers.close(wait=False)
         ports = arena.server_ports(RealClock(), self._environment.seed)
@@ -154,9 +154,9 @@ class _Meeting:
 class ServerStorage:
     """A server's snapshots, and its part of the run's checkpoints; implements `Storage`.
 
-    A snapshot is copied at once and written by a thread, under another name and renamed: a kill at any instant leaves the last
-    one whole. While one is being written, no other is begun. What cannot be written is told to the supervisor, and tried again
-    when the next one's time has come.
+    A snapshot is copied at once; a thread writes it under another name and renames it, so that a kill at any instant leaves
+    the last snapshot whole. Only one is written at a time. A failure to write is reported to the supervisor, and the write is
+    tried again when the next snapshot is due.
 
     Args:
         shard_id: this server's.
@@ -164,7 +164,7 @@ class ServerStorage:
         snapshots: folder; None: none are kept.
         every_s: at most one snapshot in this time.
         folder: the run's `checkpoint` folder, or None.
-        resume: the checkpoint that the run goes on from, or None.
+        resume: the checkpoint from which the run resumes, or None.
         tell: takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
     """
 
@@ -189,7 +189,7 @@ class ServerStorage:
         self._tried_version = -1
         self._tried_at_s = -math.inf
         self._has_one = False
-        self._failed = ""  # why the last one could not be written, until that has been told
+        self._failed = ""  # why the last one could not be written, until that is reported
         self._writer: threading.Thread | None = None
         self._due = threading.Event()
         self._idle = threading.Event()
@@ -197,10 +197,10 @@ class ServerStorage:
         self._state: dict[str, Any] | None = None
 
     def begin(self, *, restarted: bool, is_copy: bool = False) -> tuple[int, int] | None:
-        """Finds what to go on from; a successor also takes over the parameters. A second copy gets all from its server.
+        """Finds the state to resume from; a successor also takes over the parameters. A second copy gets all from its server.
 
         Returns:
-            the versions of the first and last update that were lost; None where nobody died.
+            the versions of the first and last update that were lost; None unless a server died.
         """
         if restarted:
             assert self._path is not None
@@ -217,21 +217,21 @@ class ServerStorage:
         return None
 
     def restore(self) -> dict[str, Any] | None:
-        """What `begin` found."""
+        """The state that `begin` found."""
         return self._restored
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
-        """Begins a snapshot if there is something new, the last one is written, and its time has come; the first at once."""
+        """Begins a snapshot if there are updates, the last one is written, and the next is due; the first at once."""
         if self._path is None or not self._idle.is_set():
             return
         if self._failed:
             self._tell_failure()
-            self._tried_version = -1  # it is tried again, also where nothing has changed since
+            self._tried_version = -1  # it is tried again, even if nothing has changed since
         now_s = time.monotonic()
         if version == self._tried_version or now_s - self._tried_at_s < self._every_s:
             return
         self._tried_version, self._tried_at_s = version, now_s
-        if not self._has_one:  # before the first update is applied there must be something to go on from
+        if not self._has_one:  # a snapshot must exist before the first update is applied
             self._write(state())
             return
         if self._writer is None:
@@ -252,7 +252,7 @@ class ServerStorage:
                 self._tell(NotSaved(str(error), number))
 
     def close(self) -> None:
-        """Ends the thread that writes."""
+        """Ends the writing thread."""
         if self._writer is not None:
             self._idle.wait()
             self._state = None
@@ -269,7 +269,7 @@ class ServerStorage:
                 return
             try:
                 self._write(self._state)
-            except Exception as error:  # such as a lack of memory: the next one may succeed
+            except Exception as error:  # such as a lack of memory: the next write may succeed
                 self._failed = f"{type(error).__name__}: {error}"
             self._state = None
             self._idle.set()
@@ -284,5 +284,5 @@ class ServerStorage:
 
     def _tell_failure(self) -> None:
         why, self._failed = self._failed, ""
-        with contextlib.suppress(OSError):  # the supervisor is gone: so will this process be
+        with contextlib.suppress(OSError):  # the supervisor is gone, and this process will end, too
             self._tell(NotSaved(why, is_snapshot=True))

@@ -88,17 +88,17 @@ class ElasticMembership(Membership):
         self._claims: JoinedClaims | None = None
 
     def batches(self) -> BatchShare:
-        """As of `Membership`: the next batch number of all workers."""
+        """As in `Membership`: the next batch number of all workers."""
         assert self._memory.peers is not None
         self._claims = self._run.claims(self._memory.peers.mailbox)
         return BatchShare(self._claims, is_late=True)
 
     def has_updates(self) -> bool:
-        """As of `Membership`: memory of its own says nothing of models that the others have."""
+        """As in `Membership`: memory of its own says nothing of models that the others have."""
         return False
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         self.snapshot(out)
         if self._run.leaves:
             return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
@@ -108,7 +108,7 @@ class ElasticMembership(Membership):
         return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else Given(-1), left)
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         if mean is not None:
             if self._folder is not None:  # every worker has the same model
                 write_end(self._folder, self.worker_id, self._records.array(), model)
@@ -116,7 +116,7 @@ class ElasticMembership(Membership):
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
     def close(self, *, failed: bool) -> None:
-        """As of `Membership`; raises what a signal has left to be raised. Of a model that has diverged the records stay."""
+        """As in `Membership`; raises what a signal has left to be raised. Of a model that has diverged the records stay."""
         error = sys.exc_info()[1]
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)

@@ -152,17 +152,17 @@ class LaunchedMembership(Membership):
         return memory
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        """As of `Membership`."""
+        """As in `Membership`."""
         return self._storage.load_worker(optimizer, self.ports.shared, sizes=not self._algorithm.splits_update)
 
     def batches(self) -> BatchShare:
-        """As of `Membership`."""
+        """As in `Membership`."""
         return BatchShare(self._run.claims())
 
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:
-        """As of `Membership`; every epoch is saved, if any is."""
+        """As in `Membership`; every epoch is saved, if any is."""
         if epoch and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
@@ -179,16 +179,16 @@ class LaunchedMembership(Membership):
         return lambda: whole
 
     def complete_checkpoint(self) -> None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         if self._incomplete is not None and self._storage.complete(self._incomplete, self.num_workers):
             self._incomplete = None
 
     def has_updates(self) -> bool:
-        """As of `Membership`; memory of its own says nothing of models that the others have."""
+        """As in `Membership`; memory of its own says nothing of models that the others have."""
         return not self._algorithm.gossip and self.ports.shared.version > self._first_version
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         self.snapshot(out)
         mean = None
         if self.ports.num_servers:
@@ -204,7 +204,7 @@ class LaunchedMembership(Membership):
         return mean
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
-        """As of `Membership`; worker 0's buffers are the run's."""
+        """As in `Membership`; worker 0's buffers are the run's."""
         folder = self._environment.out
         if folder is not None:
             write_end(folder, self.worker_id, self._records.array(), model if self.worker_id == 0 else None)
@@ -215,7 +215,7 @@ class LaunchedMembership(Membership):
             write_state(folder, self.worker_id, 0, "ended", **figures)
 
     def close(self, *, failed: bool) -> None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         self._memory.close()
         self._run.close(failed=failed)
         if self._servers is not None:

@@ -1,4 +1,4 @@
-"""What a loop and its program need of the run that they take part in, however it was started."""
+"""The interface between a loop, with its program, and its run, however that was started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BatchShare", "Membership"]
 
 
 class BatchShare(NamedTuple):
-    """What `WorkerClaims` is told of a run's batches: where they are claimed, and which a resumed run leaves out."""
+    """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones a resumed run skips."""
 
     counts: EpochClaims
     first: int = 0
@@ -31,29 +31,29 @@ class BatchShare(NamedTuple):
 
 
 class Membership(Protocol):
-    """One worker's part in a run, from joining to leaving; what a way of running has nothing to do with, it inherits.
+    """One worker's part in a run, from joining to leaving; implementations inherit defaults for what does not concern them.
 
     Attributes:
         worker_id: 0 to num_workers - 1.
         num_workers: of the run.
         incarnation: how many processes of this worker have taken part before this one.
         seed: of the run.
-        ports: what the worker's program is given.
+        ports: for the worker's program.
         binding: the model's parameters as one vector.
-        tables: what the workers tell each other beside their gradients.
+        tables: what the workers tell each other besides their gradients.
         gatherer: brings values of all workers together.
-        random_states: digests of the generators' states as the workers compare them; empty where nobody does.
-        resumed_from: name of the checkpoint that the run goes on from; empty: of none.
+        random_states: digests of the generators' states as the workers compare them; empty if they do not.
+        resumed_from: name of the checkpoint from which the run resumes; empty: none.
         done_before: steps and samples of the run's earlier part.
         deals_batches: whether the run deals out the loader's batches; else the loader is the loop's own.
-        has_own_process: whether it is this worker's alone: a fork of one whose threads go on may inherit locks that nobody
-            gives back.
-        streams: iterators that workers share which are threads of one process, by epoch; None: each has its own.
+        has_own_process: whether the worker has a process to itself: a fork of a process with other threads may inherit locks
+            that are never released.
+        streams: iterators that workers in threads of one process share, by epoch; None: each has its own.
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).
         part: of the model that this worker has, under a layout; None: all of it.
-        replica: makes the replica whose gradients the loop makes, for its optimizer.
+        replica: makes the loop's replica, given its optimizer.
     """
 
     worker_id: int = 0
@@ -83,14 +83,14 @@ class Membership(Protocol):
 
     @property
     def draws_as(self) -> int:
-        """As which worker it draws random numbers; those of a mesh draw the same."""
+        """The worker id for drawing random numbers; the workers of a mesh draw the same."""
         return self.part.dealt[0] if self.part is not None and self.part.keeps_random_alike else self.worker_id
 
     def tell_epoch(self, samples: int, /) -> None:
-        """The loop says about how many samples an epoch has."""
+        """Notes about how many samples an epoch has."""
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        """Loads the optimizer's state, and the worker's own model, from what the run goes on from.
+        """Loads the optimizer's state, and the worker's own model, from the checkpoint from which the run resumes.
 
         Returns:
             the batches that the worker has taken so far.
@@ -104,7 +104,7 @@ class Membership(Protocol):
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:
-        """The loop is about to get its first batch of an epoch: the worker saves its part of a checkpoint, if one is wanted.
+        """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.
 
         Args:
             epoch: its number.
@@ -121,18 +121,18 @@ class Membership(Protocol):
         """Saves the worker's part of the run's last checkpoint, if there are any."""
 
     def has_updates(self) -> bool:
-        """Whether a worker has made an update, as far as this one, which has made none, can know."""
+        """Whether any worker is known to have made an update, given that this one has made none."""
         ...
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """Copies what the run ends with into `out` (P,), for a worker whose program has ended: the same for all workers.
+        """Copies the run's result into `out` (P,), for a worker whose program has ended: the same for all workers.
 
-        That is what worker 0's loop has `left` in its model, if it has. Else it is the run's newest parameters after
-        everybody's last update; where workers have models of their own, the mean of all, each of which tells how many batches
-        it was `given`. Buffers are then worker 0's, but without a supervisor only if it has left something.
+        The result is the weights that worker 0's loop has `left` in its model, if any. Otherwise it is the run's newest
+        parameters after all updates, or, if workers have their own models, the mean of all, for which each tells how many
+        batches it was `given`. Buffers are then worker 0's, but without a supervisor only if it has left weights.
 
         Returns:
-            what is known of that mean; None where there is none.
+            the mean and its statistics; None if there is no mean.
 
         Raises:
             WorkerLostError: another worker, whose part is needed, does not come within the deadline.
@@ -140,16 +140,16 @@ class Membership(Protocol):
         ...
 
     def make_whole(self, part: LayoutPart) -> None:
-        """Gives the cut layers all their elements, with what the run ends with."""
+        """Makes the cut layers whole, with the run's result."""
         part.make_whole()
 
     def own_records(self) -> np.ndarray | None:
-        """This worker's records, where no supervisor has them."""
+        """This worker's records, if no supervisor has them."""
         return None
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
-        """The model has the run's result: writes down what whoever started the worker wants to know of its end."""
+        """Writes the worker's final state for its launcher, once the model has the run's result."""
 
     def close(self, *, failed: bool) -> None:
-        """Leaves the others, and gives the model memory of its own again."""
+        """Leaves the run, and gives the model its own memory again."""
         ...

@@ -1,4 +1,4 @@
-"""A worker's model, the arena that its parameters lie in, and what its program is given of that."""
+"""A worker's model, the arena that holds its parameters, and the ports that its program gets."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ __all__ = ["WorkerMemory", "copies_of", "own_arena"]
 
 
 class WorkerMemory:
-    """What a worker holds of the memory in which it trains: the run's, or its own.
+    """The memory in which a worker trains: the run's, or its own.
 
     Args:
         binding: the model's parameters.
-        buffers: the model's dense ones, by name.
+        buffers: the model's dense buffers, by name.
         algorithm: how the workers agree.
         arena: the memory.
         seed: of the run.
         incarnation: of the worker.
-        storage: of the program; None: nothing outlives it.
-        recorder: takes the records; None: nobody reads them.
+        storage: of the program; None: it saves nothing.
+        recorder: takes the records; None: they are not kept.
         slow: how many times as long gradients take.
         copies: to and from the GPU that the model is on; None: it is on the CPU.
 
     Attributes:
-        ports: what the worker's program is given.
-        peers: the other workers, once met.
+        ports: for the worker's program.
+        peers: the other workers, once connected.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WorkerMemory:
         self.stopped = self._rounds.stopped
 
     def aborted(self) -> bool:
-        """Whether the run is being stopped in the middle of a round, where nobody waits for another worker."""
+        """Whether the run is being stopped in the middle of a round, so that no worker waits for another."""
         return self.arena.load("abort") != 0
 
     def snapshot(self, out: torch.Tensor) -> int:
@@ -98,7 +98,7 @@ class WorkerMemory:
     def meet(
         self, store: Any, host: str | None = None, key: Path | None = None, *, patience_s: float | None = None
     ) -> None:
-        """Meets the other workers, and the servers, in a store; `patience_s`: in place of the algorithm's."""
+        """Connects to the other workers and the servers through a store; `patience_s` overrides the algorithm's."""
         peers = Peers(
             store,
             self.ports.worker_id,
@@ -114,7 +114,7 @@ class WorkerMemory:
         self.has_met(peers, self._incarnation)
 
     def has_met(self, peers: Peers, incarnation: int) -> None:
-        """From now on the program talks to these; `incarnation`: as which it does."""
+        """Makes the program talk to these peers from now on, as this `incarnation`."""
         self.peers = peers
         mailbox: Any = peers.mailbox
         if self.copies is not None:
@@ -123,7 +123,7 @@ class WorkerMemory:
         self.ports = replace(self.ports, mailbox=mailbox, concurrency=peers.concurrency, incarnation=incarnation)
 
     def base_arguments(self) -> dict[str, Any]:
-        """What `BaseReplica` needs."""
+        """Arguments for `BaseReplica`."""
         needs, peers = self.algorithm.needs, self.peers
         return {
             "binding": self.binding,
@@ -150,7 +150,7 @@ class WorkerMemory:
         ports, buffers = self.ports, [one.detach() for one in self.buffers.values()]
         if out.is_cpu or self.peers is None:
             return take_final_mean(ports, out, deadline_s, given, buffers, left)
-        host = out.cpu()  # who collects has all models at once, for which a GPU may be too small
+        host = out.cpu()  # the collector has all models at once, for which a GPU may be too small
         if left is not None:
             left = LeftWeights(left.x.cpu(), [one.cpu() for one in left.buffers])
         ports = replace(ports, mailbox=self.peers.mailbox)
@@ -181,7 +181,7 @@ def copies_of(
     """Copies to and from the GPU that the model is on; None: it is on the CPU.
 
     Raises:
-        UsageError: the algorithm's kind of parameters is none of the `kinds` that may lie on a GPU.
+        UsageError: the algorithm's kind of parameters is not among the `kinds` that may lie on a GPU.
     """
     copies = device_copies(binding.device)
     if copies is not None and algorithm.needs.kind not in kinds:
@@ -201,15 +201,15 @@ def own_arena(
     worker_id: int = 0,
     version: int = 0,
 ) -> Arena:
-    """Memory of this worker's own, with the model's parameters: what others get is sent.
+    """This worker's own memory, with the model's parameters; other workers get only messages.
 
     Args:
         binding: the model's parameters.
         algorithm: how the workers agree.
-        is_private: whether the parameters are a plain vector where the model is, which needs no atomic operations: on a GPU,
-            and where there are no other workers.
-        num_workers: that are to have places in it: all, where servers have the vector.
-        worker_id: which of these is this worker's.
+        is_private: whether the parameters are a plain vector on the model's device, without atomic operations: on a GPU, or
+            without other workers.
+        num_workers: that have places in it: all, if servers hold the vector.
+        worker_id: this worker's place.
         version: of the parameters.
     """
     plan = plan_arena(

@@ -1,4 +1,4 @@
-"""A worker of `launch` or `train`: processes of ours, or threads, on one shared memory, and a supervisor that watches them."""
+"""A worker of `launch` or `train`: a process or thread on shared memory, watched by a supervisor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from paceline.worker.storage import WorkerStorage
 
 __all__ = ["SupervisedMembership"]
 
-_STOPPED_DEADLINE_S = 20.0  # for the others, once the run is being stopped
+_STOPPED_DEADLINE_S = 20.0  # longest wait for the others once the run is being stopped
 _LOOK_EVERY_S = 1e-3
 
 
@@ -51,14 +51,14 @@ class SupervisedMembership(Membership):
     keeps its own, and worker 0's are the run's.
 
     Args:
-        environment: who this worker is.
+        environment: this worker's.
         model: its trainable parameters become views of the shared vector.
         algorithm: how the workers agree.
-        random_states: of the generators; threads share these, so that nobody compares them.
-        evaluate: the loop's; worker 0 starts who calls it, where the launcher wants evaluations.
+        random_states: of the generators; not compared between threads, which share them.
+        evaluate: the loop's; worker 0 starts the evaluator that calls it, if the launcher wants evaluations.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
         is_evaluated_elsewhere: the supervisor's side evaluates, and needs no `evaluate`.
-        layout: by which the model is divided among workers; None: it is not.
+        layout: how the model is divided among workers; None: it is not.
 
     Attributes:
         arena: the run's memory.
@@ -167,7 +167,7 @@ class SupervisedMembership(Membership):
         return ring if self.part is None or self.part.is_recorded else WithoutSamples(ring)
 
     def _axes(self) -> dict[str, SharedMemoryCollectives]:
-        """Of a layout that cuts nothing, all workers are replicas of the model, whose collectives are everybody's."""
+        """Collectives along the layout's axes; if it cuts nothing, all workers are replicas and share one set."""
         if self.arena.axes is not None:
             return self.arena.axes.along
         return {REPLICAS: self.arena.collectives} if self.arena.collectives is not None else {}
@@ -213,13 +213,13 @@ class SupervisedMembership(Membership):
             optimizer.state[parameter][key] = self.arena.extra(name)
 
     def restore(self, optimizer: torch.optim.Optimizer, expect: Callable[[int], None] = lambda _: None) -> int:
-        """As of `Membership`; `expect` is called before, with how many parameters the first group had."""
+        """As in `Membership`; first calls `expect` with the number of parameters that the first group had."""
         return self._environment.taken + self._storage.load_worker(
             optimizer, self.arena.shared, expect, sizes=not self._algorithm.splits_update
         )
 
     def batches(self) -> BatchShare:
-        """As of `Membership`."""
+        """As in `Membership`."""
         first, done = self.arena.load("next_batch"), self._environment.batches_done
         return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
 
@@ -228,7 +228,7 @@ class SupervisedMembership(Membership):
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         if epoch and self._environment.checkpoint is not None:
             self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             self.save_epoch(epoch, first_batch, optimizer, taken, parameters=leads)
@@ -249,7 +249,7 @@ class SupervisedMembership(Membership):
                     self.ports.mailbox.send(self.num_workers + server, Message("save", number))
 
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
-        """As of `Membership`; the supervisor saves the parameters."""
+        """As in `Membership`; the supervisor saves the parameters."""
         if self._environment.checkpoint is not None:
             self._storage.save(None, optimizer, taken, self._own_model)
 
@@ -260,14 +260,14 @@ class SupervisedMembership(Membership):
     # The end
 
     def has_updates(self) -> bool:
-        """As of `Membership`; versions of models of their own count averages, too."""
+        """As in `Membership`; versions of workers' own models count averages, too."""
         shared = self.arena.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > self.arena.load("initial_version")
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """As of `Membership`.
+        """As in `Membership`.
 
-        Nobody waits for workers that have died and are not replaced; once the run is being stopped, for none longer than 20 s.
+        Does not wait for dead workers without a replacement; once the run is being stopped, waits at most 20 s.
         """
         arena, until_s = self.arena, float("inf")
 
@@ -281,9 +281,9 @@ class SupervisedMembership(Membership):
                 time.sleep(_LOOK_EVERY_S)
 
         if not self.ports.num_servers:
-            # Servers write their last checkpoint when all have left, with what is the run's by then.
+            # Servers write their last checkpoint when all workers have left, with the run's result.
             self._memory.close_peers()
-        arena.mark_lost(self.worker_id)  # who waits in a round for this worker need not go on waiting
+        arena.mark_lost(self.worker_id)  # workers that wait in a round for this one stop waiting
         arena.mark_ended(self.worker_id)
         wait_for(arena.all_ended)
         if left is not None:
@@ -296,13 +296,13 @@ class SupervisedMembership(Membership):
                 buffer.copy_(arena.extra(name))
         is_common = self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip
         if is_common and arena.plan.sharding is None:
-            arena.shared.model(0, out)  # worker 0's: in a run that was stopped, another may have made an update more
+            arena.shared.model(0, out)  # worker 0's: in a stopped run, another may have made one more update
         else:
             self.snapshot(out)
         return None
 
     def make_whole(self, part: LayoutPart) -> None:
-        """As of `Membership`: from shared memory, also where the run was stopped between two workers' updates."""
+        """As in `Membership`: from shared memory, even if the run was stopped between two workers' updates."""
         if self.arena.plan.sharding is not None:
             whole = torch.empty(self.arena.plan.num_elements, dtype=self.binding.dtype)
             self.arena.shared.snapshot(whole)
@@ -316,7 +316,7 @@ class SupervisedMembership(Membership):
                     self.arena.extra(place).copy_(value)
 
     def close(self, *, failed: bool = False) -> None:
-        """As of `Membership`; the shared memory goes when its last user does."""
+        """As in `Membership`; the shared memory is freed with its last user."""
         self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
         self.arena.store("delay", self.ports.counts.delay)
         self._memory.close()

@@ -1,4 +1,4 @@
-"""What a worker without a supervisor writes for whoever started it: who it is, how it ended, its records, the run's model."""
+"""The files of a worker without a supervisor, for its launcher: its id, how it ended, its records, the run's model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["write_end", "write_state"]
 
 
 def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **figures: Any) -> None:
-    """Writes `worker-<id>-<incarnation>.json`: what is known of the worker in a state, "started", "ended" or "diverged"."""
+    """Writes `worker-<id>-<incarnation>.json`: the worker's state, "started", "ended" or "diverged", and its figures."""
     about = {"worker": worker_id, "incarnation": incarnation, "pid": os.getpid(), "state": state, **figures}
     with _or_warning():
         write_json(folder / f"worker-{worker_id}-{incarnation}.json", about)
 
 
 def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None) -> None:
-    """Writes its records, and the model where it is the run's."""
+    """Writes the worker's records, and the model if it is the run's."""
     with _or_warning():
         write_events(folder / f"events-{worker_id}.jsonl", records)
         if model is not None:
@@ -37,7 +37,7 @@ def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Modul
 
 @contextlib.contextmanager
 def _or_warning() -> Iterator[None]:
-    """Where something cannot be written, the user's program goes on all the same: it may have a model to save."""
+    """Turns a failed write into a warning, so that the user's program goes on: it may have a model to save."""
     try:
         yield
     except NotWrittenError as error:
