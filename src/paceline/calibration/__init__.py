@@ -1,1 +1,1 @@
-"""This machine, or those of a launcher, measured as a cluster to simulate."""
+"""Measures this machine, or those of a launcher, as a cluster to simulate."""

@@ -1,7 +1,7 @@
 """`paceline calibrate` under a launcher: all workers measure, worker 0 gathers.
 
-First the steps of all workers, at the same time; then memory, by one worker of each machine; then links, pair by pair in
-rounds in which no machine has two of them. Messages go over the mailbox that training uses, encrypted between machines.
+The steps of all workers come first, at the same time; then memory, by one worker of each machine; then links, pair by pair
+in rounds in which each machine has at most one pair. Messages use the training mailbox, encrypted between machines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["measure_together", "meet_others"]
 _MOST_ROUNDS = 64
 _MOST_STEPS_SENT = 2000
 _LOOK_EVERY_S = 2.0
-_ANSWER_S = 600.0  # the least that slow steps are waited for; a worker's death is noticed at once
+_ANSWER_S = 600.0  # minimum wait for slow steps; a worker's death is noticed at once
 _LINK = Effort(repeats=50, large_repeats=6, large_bytes=(250_000, 1_000_000, 4_000_000))
 _QUICK_LINK = Effort(repeats=20, large_repeats=4, large_bytes=(250_000, 1_000_000))
 
@@ -57,10 +57,10 @@ class _Membership:
 
 @contextlib.contextmanager
 def meet_others(environment: WorkerEnvironment) -> Iterator[WorkerGroup]:
-    """Meets the other workers of the launcher that started this one, and is connected to all of them.
+    """Connects to all other workers of the launcher that started this one.
 
     Raises:
-        WorkerLostError: one did not come within the environment's deadline; the message names it.
+        WorkerLostError: a worker did not come within the environment's deadline; the message names it.
     """
     assert isinstance(environment, Invitation | LaunchedEnvironment)
     place = _invited(environment) if isinstance(environment, Invitation) else _launched(environment)
@@ -90,7 +90,7 @@ def _launched(environment: LaunchedEnvironment) -> _Membership:
 
 
 def _invited(invitation: Invitation) -> _Membership:
-    """A worker with a join point: it is numbered as it comes."""
+    """A worker with a join point: it gets its number when it joins."""
     meeting = Meeting(invitation.address, invitation.key, invitation.deadline_s)
     try:
         num_workers = num_places(meeting, invitation.of, own=1)
@@ -134,14 +134,14 @@ def measure_together(
     quick: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> MeasuredCluster | None:
-    """What all workers of `group` measure, for worker 0; None for the others. Arguments as of `calibration.measure`.
+    """The measurements of all workers of `group`, for worker 0; None for the others. Arguments as of `calibration.measure`.
 
-    Takes as long as `calibration.measure` and at most a minute or so more for links: of the rounds of pairs, at most 64 are
-    measured, evenly spread.
+    Takes as long as `calibration.measure` plus about a minute at most for links: at most 64 rounds of pairs, evenly spaced,
+    are measured.
 
     Raises:
-        UsageError: no such task or data on a worker, a batch larger than the data set, or workers that were asked different
-            things.
+        UsageError: no such task or data on a worker, a batch larger than the data set, or workers with different
+            arguments.
         WorkerLostError: a worker left, or did not answer; the message names it.
     """
     effort = QUICK if quick else Effort()
@@ -165,7 +165,7 @@ def measure_together(
         "update_s": asdict(Quartiles.of(steps.update_s)),
     }
     told = group.gather(mine, lambda _, said: words.measured_worker(said))
-    group.tell()  # no worker computes any more
+    group.tell()  # all workers have stopped computing
 
     group.what = "measuring memory"
     memory, codecs = None, {}
@@ -197,7 +197,7 @@ def measure_together(
 
 
 def _machines(hellos: list[dict[str, str]]) -> list[int]:
-    """Each worker's machine, numbered in the order of workers; empty where this worker is not told."""
+    """Each worker's machine, numbered in worker order; empty if this worker is not told."""
     for worker, hello in enumerate(hellos):
         if hello["asked"] != hellos[0]["asked"]:
             raise UsageError(
@@ -211,7 +211,7 @@ def _machines(hellos: list[dict[str, str]]) -> list[int]:
 def _link_trips_s(
     group: WorkerGroup, machines: list[int], effort: Effort, on_progress: Callable[[str], None]
 ) -> words.Trips:
-    """Round trips by message bytes to the peers that this worker measured, which are those with a higher number."""
+    """Round trips by message bytes to the peers that this worker measured: those with a higher number."""
     found: words.Trips = []
     rounds = sample(link_rounds(machines), _MOST_ROUNDS)
     for number, pairs in enumerate(rounds):
@@ -237,7 +237,7 @@ def _named(group: WorkerGroup) -> Iterator[None]:
 
 
 def _echo(group: WorkerGroup, peer: int) -> None:
-    """Sends messages back until the peer has measured its link."""
+    """Returns messages until the peer has measured its link."""
     kinds = ("there", probes.ENOUGH.kind)
     while isinstance(received := group.mailbox.receive(group.deadline_s, sender=peer, kind=kinds), Received):
         if received.message.kind == probes.ENOUGH.kind:

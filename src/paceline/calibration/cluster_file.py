@@ -1,4 +1,4 @@
-"""What several workers have measured, as a cluster for the simulator: the file's numbers, its comments, and plain data."""
+"""Measurements of several workers as a cluster for the simulator: the file's numbers, its comments, and plain data."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class MeasuredWorker:
     """One worker's own measurements.
 
     Attributes:
-        machine: 0, 1, ...: workers with the same one share it.
-        host: its name; written only where the user wants that.
-        about: its machine, as `system.machine` says.
+        machine: 0, 1, ...: shared by workers with the same number.
+        host: its name; written only if the user wants that.
+        about: its machine, from `system.machine`.
         compute_s: by batch size, a step without its update.
         steps_s: consecutive times of a step of the cluster's batch size, without its update.
         update_s: one plain SGD step of the optimizer.
-        memory: where this worker measured its machine's; one worker of each machine does.
-        codecs: by name, how fast one core of its machine codes and decodes, where this worker measured that.
+        memory: its machine's, if this worker measured it; one worker of each machine does.
+        codecs: by name, how fast one core of its machine encodes and decodes, if this worker measured that.
     """
 
     machine: int
@@ -61,20 +61,20 @@ class MeasuredWorker:
     codecs: dict[str, CodecRate] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
-        """Everything that it measured, by name."""
+        """All of its measurements, by name."""
         return named_quartiles(self.compute_s, self.update_s, self.memory)
 
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """What all workers have measured.
+    """The measurements of all workers.
 
     Attributes:
-        task: whose steps.
-        batch_size: of the step that the cluster gets.
+        task: the measured task.
+        batch_size: of the step that the cluster describes.
         vector_bytes: size of the task's parameters.
         workers: by worker id.
-        round_trips_s: by pair of workers, by message bytes; pairs that were not measured are not in it.
+        round_trips_s: by pair of workers, by message bytes; lacks pairs that were not measured.
     """
 
     task: str
@@ -84,23 +84,23 @@ class MeasuredCluster:
     round_trips_s: dict[tuple[int, int], dict[int, list[float]]]
 
     def links(self) -> dict[tuple[int, int], Link]:
-        """Of the pairs whose measurements mean something.
+        """The links with meaningful measurements.
 
         Raises:
-            PacelineError: of none of them.
+            PacelineError: there are none.
         """
         found, why = {}, ""
         for pair, trips_s in self.round_trips_s.items():
             try:
                 found[pair] = fit_link(trips_s)
-            except PacelineError as error:  # disturbed: a hundred other pairs are not to be measured again for that
+            except PacelineError as error:  # disturbed; no reason to measure a hundred other pairs again
                 why = str(error)
         if not found:
             raise PacelineError(why)
         return found
 
     def as_cluster(self) -> Cluster:
-        """The cluster that the measurements describe; what they did not measure has the simulator's defaults."""
+        """The cluster that the measurements describe; unmeasured fields have the simulator's defaults."""
         steps_s = [worker.steps_s for worker in self.workers]
         typical, slowness = slow_workers(steps_s)
         memories = [worker.memory.figures(self.vector_bytes) for worker in self.workers if worker.memory is not None]
@@ -130,7 +130,7 @@ class MeasuredCluster:
         }
 
     def summary(self, cluster: Cluster) -> list[str]:
-        """What a person wants to know first, a line each."""
+        """The most important results, one line each."""
         compute = cluster.compute_s
         if isinstance(compute, Recorded):
             how = f"a recorded trace of {len(compute.times_s)} steps, {compute.mean_s * 1e3:.3g} ms on average"
@@ -154,7 +154,7 @@ class MeasuredCluster:
         return lines
 
     def comments(self, cluster: Cluster, *, hosts: bool) -> list[str]:
-        """What a cluster file says about where its numbers come from; names of `hosts` only if wanted."""
+        """Comments on the sources of a cluster file's numbers; names of `hosts` only if wanted."""
         workers, num_pairs = self.workers, len(list(combinations(self.workers, 2)))
         lines = [
             f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",
@@ -185,7 +185,7 @@ class MeasuredCluster:
         return lines
 
     def _crowded(self) -> list[tuple[list[int], int]]:
-        """Workers of machines that have fewer cores than workers, and how many cores."""
+        """Workers of machines with fewer cores than workers, and the number of cores."""
         found = []
         for machine in sorted({worker.machine for worker in self.workers}):
             ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]

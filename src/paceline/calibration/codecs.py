@@ -1,4 +1,4 @@
-"""How fast this machine's one core codes and decodes: what `paceline calibrate` puts under `[codecs]`."""
+"""Encoding and decoding speed of one core of this machine: `[codecs]` in the file of `paceline calibrate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.system.machine import intra_op_threads
 __all__ = ["CodecRate", "codec_table", "measure_codecs"]
 
 NUM_ELEMENTS = 2**19  # 2 MB of float32: about a bucket of a gradient, and more than the caches next to a core
-_LEAST = 3  # times, of which the first is left out: it compiles
+_LEAST = 3  # repetitions; the first, which compiles, is not counted
 
 
 class CodecRate(NamedTuple):
@@ -31,12 +31,12 @@ class CodecRate(NamedTuple):
 def measure_codecs(
     for_s: float, *, num_elements: int = NUM_ELEMENTS, now_s: Callable[[], float] = time.perf_counter
 ) -> dict[str, CodecRate]:
-    """Each codec with its default arguments, coding a vector of normal numbers and decoding it; medians, one thread.
+    """Medians for each codec with default arguments, encoding and decoding a vector of normal numbers in one thread.
 
     `power` is left out: its time depends on the shapes of the matrices.
 
     Args:
-        for_s: that each codec is measured for, both ways, and at least three times.
+        for_s: time to measure each codec, in each direction; at least three repetitions.
         num_elements: of the vector.
         now_s: the clock.
     """

@@ -1,4 +1,4 @@
-"""What the measurements of many workers come to: which workers and links are slower than the others, and how steps scatter."""
+"""Evaluates the measurements of many workers: slow workers and links, and the distribution of steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLEARLY_SLOW_LINK = 1.2
 _MOST_BLOCKS, _LEAST_IN_BLOCK = 10, 4
 _CLEARLY_SHARE = 0.9
 _CONSTANT_WITHIN = 0.1  # of the median, from the tenth to the ninetieth percentile
-_CONSTANT_MEAN_WITHIN = 0.02  # and so near is the mean: rare long steps are no constant
+_CONSTANT_MEAN_WITHIN = 0.02  # of the median: with rare long steps a time is not constant
 _FITS_WITHIN = 0.08  # largest distance of the distribution functions
 _FITS_MEAN_WITHIN = 0.03
 _MOST_RECORDED = 400
@@ -30,9 +30,9 @@ _MOST_RECORDED = 400
 def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, float]]:
     """The median worker, and the factors of those that clearly differ from it, by worker.
 
-    A worker's time is the median of its steps; of an even number of workers, the faster one of the middle is the median.
-    Clearly: by more than 5 %, and of two blocks of steps, one of each worker's, the slower worker's took longer in nine cases
-    of ten, so that a disturbance of a few steps makes no worker slow. A worker that is clearly faster has a factor below 1.
+    A worker's time is the median of its steps; of an even number of workers, the faster of the middle two is the median.
+    Clearly: by more than 5 %, and in nine of ten pairs of blocks of steps, one of each worker, the slower worker's took
+    longer, so that a disturbance of a few steps makes no worker slow. A worker that is clearly faster has a factor below 1.
 
     Args:
         steps_s: of each worker, seconds per step in order.
@@ -52,16 +52,16 @@ def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, flo
 
 
 def _block_medians_s(steps_s: Sequence[float]) -> np.ndarray:
-    """Medians of consecutive steps: what disturbs one step often disturbs the next, too."""
+    """Medians of consecutive steps, as a disturbance of one step often affects the next, too."""
     number = max(1, min(_MOST_BLOCKS, len(steps_s) // _LEAST_IN_BLOCK))
     return np.array([np.median(block) for block in np.array_split(np.asarray(steps_s), number)])
 
 
 def compute_time(steps_s: Sequence[Sequence[float]], typical: int) -> float | ComputeTime:
-    """How long the median worker's step takes: a number where it is nearly constant, else a distribution.
+    """The time of the median worker's step: a number if it is nearly constant, else a distribution.
 
-    All workers' steps count, each divided by its own worker's median. A normal distribution or an exponential tail is taken
-    where it fits; else a trace of consecutive steps, the same number of each worker's.
+    Uses all workers' steps, each divided by its own worker's median. Returns a normal distribution or an exponential tail if
+    one fits; else a trace of consecutive steps, the same number from each worker.
     """
     scale_s = statistics.median(steps_s[typical])
     scaled = [np.asarray(one) / statistics.median(one) * scale_s for one in steps_s]
@@ -79,7 +79,7 @@ def compute_time(steps_s: Sequence[Sequence[float]], typical: int) -> float | Co
 
 
 def _fits(pooled: np.ndarray) -> list[Normal | ExponentialTail]:
-    """Distributions with the sample's quantiles: unlike its moments, a few long steps do not move these."""
+    """Distributions fitted to the sample's quantiles, which, unlike moments, are robust to a few long steps."""
     below_s, median_s, above_s, high_s = (float(one) for one in np.percentile(pooled, [15.866, 50, 84.134, 90]))
     found: list[Normal | ExponentialTail] = []
     if (deviation_s := (above_s - below_s) / 2) > 0:
@@ -92,7 +92,7 @@ def _fits(pooled: np.ndarray) -> list[Normal | ExponentialTail]:
 
 
 def _distance(model: Normal | ExponentialTail, pooled: np.ndarray) -> float:
-    """Of the distribution functions of model and sample, the largest (Kolmogorov and Smirnov)."""
+    """The largest distance of the distribution functions of model and sample (Kolmogorov-Smirnov)."""
     law = norm(model.average_s, model.deviation_s) if isinstance(model, Normal) else expon(model.least_s, model.tail_s)
     found: Any = ks_1samp(pooled, law.cdf, method="asymp")
     return float(found.statistic)
@@ -107,7 +107,7 @@ def typical_link(links: Mapping[tuple[int, int], Link]) -> Link:
 
 
 def slow_links(links: Mapping[tuple[int, int], Link], message_bytes: int) -> dict[tuple[int, int], float]:
-    """Factors of the links on which a message of so many bytes takes over 20 % longer than on a typical one, or shorter."""
+    """Factors of links on which a message of this size takes over 20 % longer, or less time, than on a typical link."""
     usual = typical_link(links)
     usual_s = usual.latency_s + message_bytes / usual.bandwidth_bytes_per_s
     factors = {}

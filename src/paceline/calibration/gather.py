@@ -1,4 +1,4 @@
-"""Workers that do something together: all tell worker 0, worker 0 tells all, and a lost worker is named to all."""
+"""Communication of a group of workers: all send to worker 0, worker 0 answers all, and all learn of a lost worker."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def _as_it_is(worker_id: int, words: Any) -> Any:
 class WorkerGroup:
     """One worker's part in a group; every worker must make the same calls in the same order.
 
-    A malformed message is its sender's error: it is thrown away, as the right one may follow. If none does within the
-    deadline, the error names the sender.
+    A malformed message is its sender's error: it is discarded, as the right one may follow. If none does within the deadline,
+    the error names the sender.
 
     Args:
         mailbox: connected to all others.
         worker_id: this worker.
-        num_workers: of all.
+        num_workers: the number of workers.
         deadline_s: how long worker 0 waits for an answer, and the others for worker 0.
-        what: they are doing, for messages; may be changed between calls.
+        what: the current activity, for messages; may be changed between calls.
 
     Raises:
         WorkerLostError: in all calls: a worker left, or did not answer within the deadline.
-        PacelineError: another worker failed; its own words.
+        PacelineError: another worker failed, with its message.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class WorkerGroup:
     ) -> None:
         self.mailbox, self.worker_id, self.num_workers = mailbox, worker_id, num_workers
         self.deadline_s, self.what = deadline_s, what
-        self._number = 0  # of calls; a quick worker may have made the next one already
+        self._number = 0  # of calls; a fast worker may have made the next one already
         self._left: dict[
             int, str
-        ] = {}  # workers that left after their answer, and why: an error once more is wanted of them
+        ] = {}  # workers that left after their answer, and why: an error if another answer is needed
         self._heard: PacelineError | None = None  # the error of another worker
 
     def gather(self, mine: Any, read: Callable[[int, Any], Any] = _as_it_is) -> list[Any]:
-        """What every worker has given, plain data, by worker id, for worker 0; nothing for the others.
+        """Returns every worker's value, plain data, in worker order, to worker 0; nothing to the others.
 
-        `read` makes something of each worker's words, also of one's own, and raises ValueError where they make no sense.
+        `read` converts each worker's value, including the own one, and raises ValueError if it is invalid.
         """
         self._number += 1
         if self.worker_id != 0:
@@ -87,7 +87,7 @@ class WorkerGroup:
         return [answers[worker] for worker in range(self.num_workers)]
 
     def tell(self, words: Any = None, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
-        """What worker 0 has given, plain data, for all; `read` as for `gather`."""
+        """Sends worker 0's value, plain data, to all; `read` as for `gather`."""
         self._number += 1
         if self.worker_id == 0:
             for other in range(1, self.num_workers):
@@ -107,13 +107,13 @@ class WorkerGroup:
                 wrong = " that makes sense"
 
     def meet(self) -> None:
-        """Returns when all have come here."""
+        """Returns when all have called it."""
         self.gather(None)
         self.tell()
 
     @contextlib.contextmanager
     def fail_together(self) -> Iterator[None]:
-        """An error in one worker becomes an error in all; of a lost worker all say the same, which is what worker 0 knows."""
+        """An error in one worker becomes an error in all; for a lost worker, all report what worker 0 knows."""
         try:
             yield
         except PacelineError as error:
@@ -141,7 +141,7 @@ class WorkerGroup:
             if arrival is None:
                 return None
             with contextlib.suppress(MalformedMessageError):
-                if isinstance(arrival, Received):  # and not an event; worker 0 may have left after it had said this
+                if isinstance(arrival, Received):  # not an event; worker 0 may have left after sending this
                     return _failure(arrival)
 
     def _checked(self, arrival: Received | PeerLeft | PeerBack) -> Received | None:
@@ -176,7 +176,7 @@ def _read(received: Received, read: Callable[[int, Any], Any] = _as_it_is) -> An
 
 
 def _failure(received: Received) -> PacelineError:
-    """Another worker's error, here."""
+    """Another worker's error, as this worker raises it."""
     match _read(received):
         case {"sentence": str(sentence), "usage": bool(usage), "of": int(of)}:
             if usage and of != 0:

@@ -1,7 +1,7 @@
 """`paceline calibrate` as a function: this machine, measured, as a cluster that the simulator reads.
 
-`measure` takes times, `as_cluster` says what they mean, `write` makes the file. Workers of several machines measure with the
-same pieces: `cluster.py`.
+`measure` takes times, `as_cluster` interprets them, `write` makes the file. Workers of several machines share these
+functions: `cluster.py`.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ __all__ = [
 ]  # fmt: skip
 
 _CONNECT_S = 60.0
-_LONG_TRIP_S = 1.0  # a link on which a message takes so long gets no longer one
+_LONG_TRIP_S = 1.0  # a link on which a message takes this long gets no longer messages
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured; times in seconds.
+    """Measurements; times in seconds.
 
     Attributes:
-        task: whose steps.
-        batch_size: of the step that the cluster gets.
+        task: the measured task.
+        batch_size: of the step that the cluster describes.
         vector_bytes: size of the task's parameters.
         compute_s: by batch size, a step without its update: input, forward, backward.
         update_s: one plain SGD step of the optimizer.
-        memory: what copies, atomic additions and wake-ups take.
+        memory: times of copies, atomic additions and wake-ups.
         round_trips_s: by message bytes, between two processes of this machine.
-        handed_copy_s: of the vector, by a process after another has written it and before that reads it.
-        cores: that processes may use; None: not measured, as in what follows.
+        handed_copy_s: copying the vector after another process has written it and before that process reads it.
+        cores: that processes may use; None: not measured, like the following.
         lone_step_s: a full step on a few samples, in one process.
-        crowded_steps_s: the same in as many processes as there are cores, all at once.
-        spin_s: how long a process waits for a word before it sleeps, where each worker has a core.
-        slice_s: what a process computes at a stretch where there is one more than cores.
+        crowded_steps_s: the same in as many processes as there are cores, concurrently.
+        spin_s: how long a process spins on a word before it sleeps, if each worker has a core.
+        slice_s: how long a process computes at a stretch if processes outnumber cores by one.
         cold_steps_s: full steps after pauses, in one process.
-        few_cold_steps_s: the same with batches of a quarter.
-        codecs: by name, how fast one core codes and decodes; empty: not measured.
+        few_cold_steps_s: the same with a quarter of the batch.
+        codecs: by name, how fast one core encodes and decodes; empty: not measured.
     """
 
     task: str
@@ -123,14 +123,14 @@ def measure(
 
     Args:
         task_reference: built-in name, or `path/to/file.py:function`.
-        batch_size: None: the task's; steps are also measured with a quarter of it and four times as much.
-        data: folder with data sets; None: what PACELINE_DATA names.
-        quick: in a few seconds, less exactly.
-        on_progress: told what is being measured.
+        batch_size: None: the task's; also measures steps with a quarter of it and four times as much.
+        data: folder with data sets; None: the folder in PACELINE_DATA.
+        quick: takes a few seconds and is less exact.
+        on_progress: called with the name of each measurement.
 
     Raises:
         UsageError: no such task or data, or a batch is larger than the data set.
-        PacelineError: a measurement failed, or was too disturbed to mean anything.
+        PacelineError: a measurement failed, or was too disturbed to be meaningful.
     """
     effort = QUICK if quick else Effort()
     task = load_task(task_reference)
@@ -165,7 +165,7 @@ def measure(
 def measure_steps(
     task: Task, train_set: Any, batch_size: int | None, effort: Effort, on_progress: Callable[[str], None]
 ) -> Steps:
-    """The part of `measure` that computes, in this process."""
+    """The part of `measure` that computes in this process."""
     chosen = batch_size or task.batch_size
     rows = {}
     for size in sorted({max(1, chosen // 4), chosen, 4 * chosen}):
@@ -179,7 +179,7 @@ def measure_steps(
 def measure_cold(
     task: Task, train_set: Any, steps: Steps, effort: Effort, on_progress: Callable[[str], None]
 ) -> tuple[ColdSteps, ColdSteps]:
-    """The part of `measure` that computes after pauses, in this process: batches of the usual size, and few samples."""
+    """The part of `measure` that computes after pauses, in this process: with usual batches, and with few samples."""
     on_progress(f"{task.name}: steps after pauses")
     after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
     return after_pauses(task, train_set, steps.batch_size), after_pauses(task, train_set, min(steps.compute_s))
@@ -261,7 +261,7 @@ def _round_trips_s(team: probes.ProcessTeam, effort: Effort) -> dict[int, list[f
 
 
 def measure_link(mailbox: Mailbox, peer: int, effort: Effort) -> dict[int, list[float]]:
-    """Round trips to a peer that sends messages back, by message bytes; a slow link gets no longer messages."""
+    """Round trips to a peer that returns messages, by message bytes; skips longer messages on a slow link."""
     trips_s = {SMALL_BYTES: probes.round_trips_s(mailbox, peer, SMALL_BYTES, effort.repeats)}
     for num_bytes in effort.large_bytes:
         if len(trips_s) > 2 and min(next(reversed(trips_s.values()))) > _LONG_TRIP_S:
@@ -271,11 +271,11 @@ def measure_link(mailbox: Mailbox, peer: int, effort: Effort) -> dict[int, list[
 
 
 def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
-    """The cluster that a calibration describes; what it did not measure has the simulator's defaults.
+    """The cluster that a calibration describes; unmeasured fields have the simulator's defaults.
 
-    A step is simulated as compute time, then `update_vectors` vectors of memory traffic; both medians are met exactly. What
-    moves are shared vectors, at the rate at which a core copies what another has written. The workers share the machine's
-    cores, where these were measured.
+    A step is simulated as compute time, then memory traffic of `update_vectors` vectors; both medians are reproduced exactly.
+    The traffic is of shared vectors, at the rate at which a core copies data that another has written. The workers share the
+    machine's cores, if these were measured.
     """
     link = fit_link(measured.round_trips_s)
     memory = measured.memory
@@ -306,12 +306,12 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
 
 
 def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
-    """Writes the cluster file, whole or not at all; a TOML file says in comments what was measured."""
+    """Writes the cluster file atomically; a TOML file describes the measurements in comments."""
     return write_file(cluster, _comments(measured), out)
 
 
 def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
-    """Writes a cluster file with comments at its head, if it is TOML; whole or not at all."""
+    """Writes a cluster file atomically, with comments at the top if it is TOML."""
     from paceline.simulator.cluster_file import as_text
 
     lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
@@ -320,7 +320,7 @@ def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
 
 
 def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any]:
-    """Everything as plain data."""
+    """The whole result as plain data."""
     from paceline.simulator.cluster_file import as_table
 
     return {

@@ -1,4 +1,4 @@
-"""What a calibration is made of: single times, links, steps and memory, and what they come to."""
+"""The parts of a calibration: single times, links, steps and memory, and their evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SMALL_BYTES = 100  # a message whose time is latency
-COOLING_S = np.geomspace(1e-4, 0.1, 61)  # which of them fits best is tried
+COOLING_S = np.geomspace(1e-4, 0.1, 61)  # candidates for the best fit
 
 ColdSteps = Mapping[float, Sequence[tuple[float, float]]]
 """By the seconds of a pause, pairs: what a step took after it, and one soon afterwards that followed another at once."""
@@ -40,7 +40,7 @@ ColdSteps = Mapping[float, Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Quartiles:
-    """Single measurements of one quantity: their median, and between which values the middle half lies."""
+    """Single measurements of one quantity: their median and quartiles."""
 
     median: float
     low: float
@@ -49,7 +49,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: Sequence[float] | np.ndarray) -> Quartiles:
-        """Of at least one value."""
+        """The quartiles of at least one value."""
         low, median, high = (float(one) for one in np.percentile(values, [25, 50, 75]))
         return cls(median, low, high, len(values))
 
@@ -62,19 +62,19 @@ class Link:
     bandwidth_bytes_per_s: float
 
     def without_copy(self, core_bytes_per_s: float) -> float:
-        """Its bytes per second without the sender's copy, a byte read and one written: a simulation has that by itself."""
+        """Its bytes per second without the sender's copy, a byte read and one written, which a simulation models itself."""
         s_per_byte = 1 / self.bandwidth_bytes_per_s
         return 1 / max(s_per_byte - 2 / core_bytes_per_s, s_per_byte / 10)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured."""
+    """The duration of measurements."""
 
     steps: int = 50  # at least, for each batch size
     steps_s: float = 2.0
     copies_s: float = 1.0
-    repeats: int = 200  # of what takes microseconds
+    repeats: int = 200  # of operations that take microseconds
     large_repeats: int = 20
     large_bytes: tuple[int, ...] = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
     slices_s: float = 1.0
@@ -95,7 +95,7 @@ class Steps:
 
     Attributes:
         task: its name.
-        batch_size: of the step that the cluster gets.
+        batch_size: of the step that the cluster describes.
         vector_bytes: size of its parameters.
         compute_s: by batch size, every step's time without its update, in order.
         update_s: one plain SGD step of the optimizer, each.
@@ -110,11 +110,11 @@ class Steps:
 
 @dataclass(frozen=True)
 class MemoryTimes:
-    """What the memory of one machine takes, in seconds.
+    """Memory times of one machine, in seconds.
 
     Attributes:
         copy_s: a copy of one vector, by one process alone.
-        crowded_copies_s: the same for each of several processes, all copying at once.
+        crowded_copies_s: the same for each of several processes that copy at once.
         atomic_s: one addition to a word that two processes add to.
         wake_s: from a word's change until a process that slept on it runs.
     """
@@ -125,7 +125,7 @@ class MemoryTimes:
     wake_s: Quartiles
 
     def figures(self, vector_bytes: int) -> dict[str, float]:
-        """What it makes of a `Cluster`, by the names of its fields."""
+        """Fields of a `Cluster` that follow from the times, by name."""
         rate = COPY_VECTORS * vector_bytes / self.copy_s.median
         crowded = sum(COPY_VECTORS * vector_bytes / one.median for one in self.crowded_copies_s)
         return {
@@ -147,17 +147,17 @@ class MemoryTimes:
 def named_quartiles(
     compute_s: Mapping[int, Quartiles], update_s: Quartiles, memory: MemoryTimes | None
 ) -> dict[str, Quartiles]:
-    """Everything that one worker measured by itself, by name."""
+    """All measurements of one worker on its own, by name."""
     steps = {f"step without update, batch {size}": times_s for size, times_s in compute_s.items()}
     return steps | {"update": update_s} | (memory.spreads() if memory is not None else {})
 
 
 def fit_cold(steps: ColdSteps, few: ColdSteps) -> Cold:
-    """What coming back from a pause costs: medians of the pairs' differences, by least squares over `COOLING_S`.
+    """The cost of coming back from a pause: medians of the pairs' differences, by least squares over `COOLING_S`.
 
     Args:
-        steps: of batches of the usual size.
-        few: of so few samples that their computing is over before they have made up for the pause.
+        steps: with batches of the usual size.
+        few: with so few samples that computing ends before the extra time of the pause is used up.
     """
     pauses_s = np.array(list(steps))
     longer_s = np.array([statistics.median(after_s - at_once_s for after_s, at_once_s in steps[one]) for one in steps])
@@ -173,10 +173,10 @@ def fit_cold(steps: ColdSteps, few: ColdSteps) -> Cold:
 
 
 def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
-    """Latency and bandwidth of a link from round trips by message bytes; the medians count.
+    """Latency and bandwidth of a link from median round trips by message bytes.
 
     Latency: half the round trip of the smallest message. Bandwidth: the slope of half the round trips of all others over their
-    bytes, as the median of the slopes between any two sizes, so that one disturbed size does not spoil it.
+    bytes, as the median of the slopes between any two sizes, so that one disturbed size has no effect.
 
     Raises:
         PacelineError: longer messages did not take longer.
@@ -192,7 +192,7 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
 
 
 def rounded(value: float) -> float:
-    """To six digits: more of them are noise."""
+    """Rounds to six digits; more are noise."""
     return float(f"{value:.6g}")
 
 

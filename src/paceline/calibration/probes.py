@@ -1,6 +1,6 @@
-"""What `paceline calibrate` measures: steps of a task, copies, atomic operations, wake-ups, messages. Seconds, one by one.
+"""The measurements of `paceline calibrate`: steps of a task, copies, atomic operations, wake-ups, messages, in seconds.
 
-Every function leaves out its warm-up and returns all single times; what they come to is decided in `machine.py`.
+Every function skips its warm-up and returns all single times; `machine.py` evaluates them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def steps(
 def cold_steps_s(
     task: Task, train_set: Any, batch_size: int, pauses_s: Sequence[float], *, at_least: int, for_s: float
 ) -> dict[float, list[tuple[float, float]]]:
-    """By pause, pairs: a full step after it, and the second step after that one, which comes without a pause."""
+    """By pause, pairs: a full step after it, and the second step after that one, without a pause in between."""
     pattern = [one for pause_s in pauses_s for one in (pause_s, 0.0, 0.0)]
     rows = steps(task, train_set, batch_size, at_least=at_least * len(pattern), for_s=for_s, pauses_s=pattern)
     took_s = dict(zip(rows["step"].tolist(), (rows["ended_s"] - rows["started_s"]).tolist(), strict=True))
@@ -130,15 +130,15 @@ def _step(
     return records.array()[warm_up:]
 
 
-# Several processes at the same time
+# Concurrent processes
 
 
 class ProcessTeam:
-    """Processes that do the same thing at the same instant.
+    """Processes that do the same work at the same time.
 
     Attributes:
-        segment: five words that all of them share, zero at first, each on a cache line of its own; then the vector.
-        store_at: where in it two of them find each other.
+        segment: five shared words, zero at first, each on its own cache line; then the vector.
+        store_at: the offset in it at which two processes find each other.
     """
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
@@ -162,7 +162,7 @@ class ProcessTeam:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for line in self._lines:
-            line.close()  # the end of a process's line is its own
+            line.close()  # the process closes its own end of the line
         for process in self._processes:
             process.join(_DEADLINE_S if error is None else 0.0)
             if process.exitcode is None:
@@ -172,14 +172,14 @@ class ProcessTeam:
         self.segment.close()
 
     def start(self, *jobs: Callable[..., Any], **arguments: Any) -> None:
-        """Lets the processes from the first on do one job each, all beginning at the same instant."""
+        """Starts one job in each process, from the first on, all at the same time."""
         begin_s = time.monotonic() + _START_TOGETHER_S
         for line, job in zip(self._lines, jobs, strict=False):
-            with contextlib.suppress(BrokenPipeError):  # its process has ended, which `results` hears
+            with contextlib.suppress(BrokenPipeError):  # its process has ended, which `results` detects
                 line.send((job, arguments, begin_s))
 
     def results(self, number: int) -> list[Any]:
-        """What the first so many processes have returned, once all have."""
+        """The results of the first `number` processes, once all have returned."""
         found = []
         for line in self._lines[:number]:
             if not line.poll(_DEADLINE_S):
@@ -191,7 +191,7 @@ class ProcessTeam:
         return found
 
     def together(self, job: Callable[..., Any], number: int, **arguments: Any) -> list[Any]:
-        """What the first so many processes return for the same job."""
+        """The results of the first `number` processes for the same job."""
         self.start(*[job] * number, **arguments)
         return self.results(number)
 
@@ -209,7 +209,7 @@ def _work(line: Connection, segment: Segment) -> None:
 
 
 def few_samples(train_set: Any, number: int) -> bytes:
-    """So many samples, to be sent to the processes of a team."""
+    """The given number of samples, for the processes of a team."""
     number = min(number, len(train_set))
     if type(train_set) is TensorDataset:
         return pickle.dumps(TensorDataset(*(one[:number].clone() for one in train_set.tensors)))
@@ -223,7 +223,7 @@ def steps_s(segment: Segment, task_reference: str, samples: bytes, batch_size: i
 
 
 def slices_s(segment: Segment, for_s: float) -> list[float]:
-    """Computes all the time; for how long at a stretch, between two times at which others had its core."""
+    """Computes continuously; returns the durations between two times at which others had its core."""
     times_s, until_s = [], time.perf_counter() + for_s
     last_s = began_s = 0.0  # the first stretch began before
     while last_s < until_s:
@@ -237,7 +237,7 @@ def slices_s(segment: Segment, for_s: float) -> list[float]:
 
 
 def spins_s(segment: Segment, repeats: int) -> list[float]:
-    """Waits for a word that does not change, without sleeping; seconds until a waiter with a core to itself goes to sleep."""
+    """Spins on a word that does not change; seconds until a waiter with its own core goes to sleep."""
     times_s = []
     for _ in range(repeats):
         begun_s = time.perf_counter()
@@ -247,7 +247,7 @@ def spins_s(segment: Segment, repeats: int) -> list[float]:
 
 
 def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:
-    """Copies a vector of so many bytes; seconds per copy, each the mean of some that take 0.1 ms together."""
+    """Copies a vector of `num_bytes`; seconds per copy, each the mean over about 0.1 ms of copies."""
     x, y = torch.ones(max(1, num_bytes // 4)), torch.zeros(max(1, num_bytes // 4))
     begun_s = time.perf_counter()
     for _ in range(3):
@@ -262,10 +262,10 @@ def copies_s(segment: Segment, num_bytes: int, for_s: float) -> list[float]:
 
 
 def handed_copies_s(team: ProcessTeam, num_bytes: int, repeats: int) -> list[float]:
-    """Two processes in turn copy the shared vector, which the other has just written, and write it; seconds per copy.
+    """Two processes take turns copying the shared vector that the other has just written, and writing it; seconds per copy.
 
-    That is what workers do with shared vectors: most of each comes from another core's cache, or has to be taken from it.
-    Once per team.
+    Workers access shared vectors like this: most of each is in another core's cache and has to be transferred.
+    Call it once per team.
     """
     team.start(*(partial(_take_turns, mine=mine) for mine in (0, 1)), num_bytes=num_bytes, repeats=repeats)
     return [one for times_s in team.results(2) for one in times_s[round(_WARM_UP * repeats) :]]
@@ -292,7 +292,7 @@ def _add(address: int, count: int) -> None:
 
 
 def atomics_s(segment: Segment, repeats: int) -> list[float]:
-    """Adds to a word that the whole team adds to; seconds per addition."""
+    """Adds to a word to which the whole team adds; seconds per addition."""
     times_s, address = [], segment.address + _CROWDED
     for _ in range(repeats):
         begun_s = time.perf_counter()
@@ -302,7 +302,7 @@ def atomics_s(segment: Segment, repeats: int) -> list[float]:
 
 
 def wake_ups_s(team: ProcessTeam, repeats: int) -> list[float]:
-    """From changing a word until a process that slept on it runs; once per team."""
+    """From changing a word until a process that slept on it runs; call it once per team."""
     team.start(_sleeper, _waker, repeats=repeats)
     woken_s, woke_s = team.results(2)
     return [after - before for after, before in zip(woken_s, woke_s, strict=True)][round(_WARM_UP * repeats) :]
@@ -338,7 +338,7 @@ ENOUGH = Message("enough")  # ends a peer's part
 
 
 def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> list[float]:
-    """How long messages of so many bytes take to a peer and back; the peer sends each back as it comes."""
+    """Round-trip times of messages of `num_bytes` to a peer that returns them."""
     x, times_s = torch.ones(max(1, num_bytes // 4)), []
     for number in range(repeats + max(1, round(_WARM_UP * repeats))):
         begun_s = time.perf_counter()
@@ -353,7 +353,7 @@ def round_trips_s(mailbox: Mailbox, peer: int, num_bytes: int, repeats: int) -> 
 
 
 def echo(segment: Segment, store_at: int) -> None:
-    """The other side of `round_trips_s`, until worker 0 ends."""
+    """The peer of `round_trips_s`, until worker 0 ends."""
     with ZmqMailbox(SharedStore(segment, store_at, 2), 1, 2) as mailbox:
         mailbox.connect(_DEADLINE_S)
         while isinstance(received := mailbox.receive(_DEADLINE_S), Received):

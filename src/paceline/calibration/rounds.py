@@ -1,4 +1,4 @@
-"""In which order pairs of workers measure their links, so that nothing carries two tests at once."""
+"""The order in which pairs of workers measure their links, so that tests never share a machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pair = tuple[int, int]
 
 
 def round_robin(num_machines: int) -> list[list[Pair]]:
-    """Rounds in which each pair of machines meets once, and no machine is in two pairs; the circle method.
+    """Rounds in which each pair of machines meets once, and each machine is in at most one pair; the circle method.
 
     One machine stays and the others move on by one place each round; with an odd number, one rests.
 
@@ -28,7 +28,7 @@ def round_robin(num_machines: int) -> list[list[Pair]]:
 
 
 def link_rounds(machines: Sequence[int]) -> list[list[Pair]]:
-    """Rounds in which each pair of workers meets once, and no machine has two pairs.
+    """Rounds in which each pair of workers meets once, and each machine has at most one pair.
 
     >>> link_rounds([0, 0, 1])
     [[(0, 1)], [(0, 2)], [(1, 2)]]
@@ -38,14 +38,14 @@ def link_rounds(machines: Sequence[int]) -> list[list[Pair]]:
     for meetings in round_robin(len(members)):
         at_once.append([[(min(p), max(p)) for p in product(members[a], members[b])] for a, b in meetings])
     rounds = []
-    for lines in at_once:  # each line one pair after the other, all lines at the same time
+    for lines in at_once:  # the pairs of each line one after the other, all lines at the same time
         for turn in range(max(map(len, lines), default=0)):
             rounds.append([line[turn] for line in lines if turn < len(line)])
     return rounds
 
 
 def sample(rounds: Sequence[list[Pair]], most: int) -> list[list[Pair]]:
-    """At most so many of the rounds, evenly spread."""
+    """At most `most` of the rounds, evenly spaced."""
     if len(rounds) <= most:
         return list(rounds)
     return [rounds[index * len(rounds) // most] for index in range(most)]

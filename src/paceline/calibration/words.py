@@ -1,6 +1,6 @@
-"""What workers that calibrate together tell each other: plain data, checked where it is read.
+"""Messages between workers that calibrate together: plain data, checked when it is read.
 
-Every function takes what has come and raises ValueError where no worker of this version says so.
+Every function parses an incoming message and raises ValueError if no worker of this version sends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Trips = list[tuple[int, dict[int, list[float]]]]
 
 
 def hello(words: Any) -> dict[str, str]:
-    """A worker's machine, and what it was asked to measure."""
+    """A worker's machine, and its arguments."""
     return {name: _of(str, words, name) for name in ("machine", "asked")}
 
 
@@ -49,7 +49,7 @@ def measured_worker(words: Any) -> MeasuredWorker:
 
 
 def memory(words: Any) -> MemoryTimes | None:
-    """A machine's memory; None from a worker that did not measure it."""
+    """A machine's memory times; None from a worker that did not measure them."""
     if words is None:
         return None
     crowded_s = [_quartiles(one, least=0.0) for one in _of(list, words, "crowded_copies_s")]
@@ -60,7 +60,7 @@ def memory(words: Any) -> MemoryTimes | None:
 
 
 def codec_rates(words: Any) -> dict[str, CodecRate]:
-    """By codec, bytes that one core codes and decodes in a second; empty from a worker that did not measure it."""
+    """By codec, bytes that one core encodes and decodes per second; empty from a worker that did not measure it."""
     found = {}
     for name, rates in _is(dict, words).items():
         if name not in probed_codecs() or len(_is(list, rates)) != 2:
@@ -70,7 +70,7 @@ def codec_rates(words: Any) -> dict[str, CodecRate]:
 
 
 def round_trips(words: Any, worker_id: int, num_workers: int) -> Trips:
-    """By peer, each above `worker_id`, and by message bytes."""
+    """Round trips by peer, each above `worker_id`, and by message bytes."""
     found = []
     for pair in _is(list, words):
         if len(_is(list, pair)) != 2:

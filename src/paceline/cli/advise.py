@@ -1,4 +1,4 @@
-"""`paceline advise`: what models say about training that has not happened yet; without a verb, what to train with."""
+"""`paceline advise`: predictions of models for training that has not happened yet; without a verb, what to train with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITHOUT_VERB = "training"
 
 
 class _Unnamed(typer.core.TyperCommand):
-    """The default verb, which help and errors do not name."""
+    """The default verb, which help and errors do not mention."""
 
     class context_class(typer.core.TyperCommand.context_class):  # noqa: N801
         @property
@@ -27,7 +27,7 @@ class _Unnamed(typer.core.TyperCommand):
 
 
 class _VerbsOrProgram(typer.core.TyperGroup):
-    """Takes what is no verb for a program to be advised on, so that `paceline advise train.py:train` needs none."""
+    """Takes an unknown verb for a program to advise on, so that `paceline advise train.py:train` works."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:

@@ -1,4 +1,4 @@
-"""`paceline advise backups`: how many backup workers a synchronous parameter server should have, before anything has run."""
+"""`paceline advise backups`: how many backup workers a synchronous parameter server should have, before any run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["NEAR", "backups", "near_text", "spec_of"]
 
 _TIMES, _WORTH = "The workers' times", "What a gradient is worth"
-NEAR = 0.02  # of the best: other numbers of backups that are worth naming
+NEAR = 0.02  # other numbers of backups are named if they are this close to the best
 _DRAWS = 2000
 _MEASURED_FOR_S = 2.0
 
@@ -108,7 +108,7 @@ def backups(
 
 
 def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
-    """A cluster's compute times as a law; one that is not known here by 2,000 draws."""
+    """A cluster's compute times as a law; an unknown distribution by 2,000 draws."""
     from paceline.planner import order_statistics as laws
     from paceline.simulator import compute as models
 
@@ -130,7 +130,7 @@ def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law
 
 
 def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law, str, int]:
-    """A task's steps without their update, on one core of this machine, for two seconds."""
+    """A task's steps without their update, measured on one core of this machine for two seconds."""
     from paceline.calibration import probes
     from paceline.planner.order_statistics import SampledLaw
     from paceline.tasks import load_task
@@ -170,12 +170,12 @@ def _as_json(plan: BackupPlan) -> dict[str, Any]:
 
 
 def spec_of(row: BackupOption) -> str:
-    """The algorithm with so many backups."""
+    """The algorithm with this number of backups."""
     return f"parameter-server(mode=sync(backups={row.backups}))" if row.backups else "parameter-server"
 
 
 def near_text(plan: BackupPlan) -> str:
-    """Which other numbers of backups are nearly as good."""
+    """Other numbers of backups that are nearly as good."""
     near = plan.within(NEAR)
     return f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["training"]
 
 _TARGET, _WHAT, _HAPPENS, _RUN = "What to reach", "What to choose from", "What will happen", "The advice"
-_MOST_SEEDS = 10**7  # runs and simulations count on from the first
+_MOST_SEEDS = 10**7  # runs and simulations count up from the first
 _KINDS = ("layers", "backups")
 
 
@@ -129,7 +129,7 @@ def training(
 
 
 def _check_program(program: str) -> None:
-    """A misspelt verb is taken for a program: say so."""
+    """Reports a misspelt verb, which is otherwise taken for a program."""
     if ".py" in program:
         return
     from paceline.specs.text import closest
@@ -144,7 +144,7 @@ def _check_program(program: str) -> None:
 
 
 def _specs(texts: list[str] | None) -> list[str] | None:
-    """The algorithms asked for, checked; None: all."""
+    """The requested algorithms, checked; None: all."""
     if texts is None:
         return None
     from paceline.algorithms import registry
@@ -161,7 +161,7 @@ def _cores() -> int:
 
 @contextlib.contextmanager
 def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal; elsewhere a line for each new thing. On stderr."""
+    """A bar on a terminal; elsewhere one line per stage. On stderr."""
     say(title)
     if err().is_terminal and not err().is_dumb_terminal:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -183,7 +183,7 @@ def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
 
 
 def _write(advice: Advice, folder: Path) -> Path:
-    """`advice.json` and `advice.html`, each complete or not there."""
+    """Writes `advice.json` and `advice.html`, each atomically."""
     from paceline.advice.as_json import as_json
     from paceline.advice.report import write_report
     from paceline.records.run_data import write_json
@@ -223,7 +223,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
 
 
 def _list(console: Any, title: str, lines: Any) -> None:
-    """Sentences, each a paragraph of its own that is wrapped with an indent."""
+    """Prints sentences as separate paragraphs, wrapped with an indent."""
     from rich.padding import Padding
     from rich.text import Text
 

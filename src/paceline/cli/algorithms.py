@@ -1,4 +1,4 @@
-"""`paceline algorithms`: what there is to choose from."""
+"""`paceline algorithms`: the available algorithms."""
 
 from __future__ import annotations
 

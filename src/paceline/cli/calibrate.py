@@ -52,7 +52,7 @@ def calibrate(
     options.check_numbers({"batch_size": batch_size, "workers": workers, "data": data})
     if not _launched():
         _check_file(file, replace=force)
-        fork_server_context()  # it loads PyTorch while this process does
+        fork_server_context()  # its server loads PyTorch while this process does
     from paceline.membership.environment import current_environment
 
     measure = {"batch_size": batch_size, "data": data, "quick": quick}
@@ -84,7 +84,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Found:
-    """Where results go, and what is said of them."""
+    """The destination of results, and the messages about them."""
 
     task: str | None
     file: Path
@@ -123,7 +123,7 @@ class _Found:
 
 @contextlib.contextmanager
 def _progress(told: bool) -> Iterator[Callable[[str], None]]:
-    """Says what is being measured, if that is to be told here."""
+    """Reports what is being measured, if this process should."""
     if not told:
         yield lambda _: None
         return
@@ -138,12 +138,12 @@ def _progress(told: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _launched() -> bool:
-    """Whether a launcher may have started this process; known before PyTorch is loaded."""
+    """Whether a launcher may have started this process; decided before PyTorch is loaded."""
     return "PACELINE_JOIN" in os.environ or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ)
 
 
 def _check_file(file: Path, *, replace: bool) -> None:
-    """Refuses a file that cannot be written, or that would replace another one, before anything is measured."""
+    """Rejects a file that cannot be written, or that would replace another one, before measuring."""
     if file.suffix not in (".toml", ".json"):
         raise UsageError(f"--out {file}: a cluster file is .toml or .json.")
     check_new_file(file, f"--out {file}")

@@ -52,7 +52,7 @@ def compare(
 
     Example: paceline compare --algorithm "hogwild,leashed(persistence=2)" --workers 1,2,4 --target-loss 0.2
     """
-    given = settings(locals())  # before anything else becomes a local name
+    given = settings(locals())  # before any other local name exists
 
     from paceline.specs.registry import split_specs
 
@@ -66,10 +66,10 @@ def compare(
     SEED.check("The last run's seed", given.get("seed", 0) + repeats - 1)
     options.check_out(out)
 
-    fork_server_context()  # it loads PyTorch while this process does
+    fork_server_context()  # its server loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
     options.tell_what_is_overridden(configs)
-    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once and leaves its files)
 
     runs, not_written = {}, []
     words = options.task_word(configs[0].task), "compare"
@@ -100,7 +100,7 @@ def _count(word: str) -> int:
 
 
 def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], repeats: int) -> list[TrainConfig]:
-    """Every distinct run, all checked before the first starts; an algorithm for fewer workers runs with what it can."""
+    """Every distinct run, all checked before the first starts; an algorithm for fewer workers runs with as many as it can."""
     from paceline.algorithms import registry
     from paceline.run.config import TrainConfig
 
@@ -130,7 +130,7 @@ def _named(configs: list[TrainConfig]) -> list[tuple[str, TrainConfig]]:
 
 
 def _one(config: TrainConfig, folder: Path) -> tuple[RunData, NotWrittenError | None]:
-    """One run of the comparison; an error of its own ends this run and not the others."""
+    """One run of the comparison; its error does not end the others."""
     from paceline.records.run_data import RunData
 
     not_written = None

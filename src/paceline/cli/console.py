@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, everything else to stderr; what is not ours is printed so that it controls nothing."""
+"""Output: results on stdout, everything else on stderr; untrusted text cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_COMPLAINT = 2000
 
 
 class _PlainConsole(Console):
-    """A console for names and texts of files, models and users: nothing in them is markup, or controls the terminal."""
+    """A console for names and texts of files, models and users: none of them is markup or controls the terminal."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -31,7 +31,7 @@ class _PlainConsole(Console):
 
 
 def out() -> Console:
-    """Standard output; made when asked for, so that it follows redirection."""
+    """Standard output; created on each call, so that it follows redirection."""
     return _PlainConsole()
 
 
@@ -41,12 +41,12 @@ def err() -> Console:
 
 
 def results(*, as_json: bool) -> Console:
-    """Where a verb's results are told to people: beside them, on stderr, where stdout's last line is the result as JSON."""
+    """A verb's results for people: on stdout, or on stderr if stdout's last line is the result as JSON."""
     return err() if as_json else out()
 
 
 def print_json(value: Any, *, allow_nan: bool = True) -> None:
-    """A result as JSON, in one line of stdout; without `allow_nan` it must not hold numbers that JSON does not know."""
+    """Prints a result as one line of JSON on stdout; without `allow_nan` it must not contain NaN or infinity."""
     print(json.dumps(value, allow_nan=allow_nan), flush=True)
 
 
@@ -56,7 +56,7 @@ def verbs(help: str, **named: Any) -> typer.Typer:
 
 
 def complain(message: str) -> None:
-    """What is wrong, on stderr, unbroken so that it can be copied; of very long ones, both ends."""
+    """Prints an error on stderr, unwrapped so that it can be copied; of a very long one, both ends."""
     if len(message) > _LONGEST_COMPLAINT:
         half = _LONGEST_COMPLAINT // 2
         message = f"{message[:half]} ... {message[-half:]}"
@@ -64,10 +64,10 @@ def complain(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """One line for people, on stderr, unbroken so that paths in it can be clicked."""
+    """Prints one line on stderr, unwrapped so that paths in it can be clicked."""
     err().print(message, soft_wrap=True)
 
 
 def page_about(page: str) -> str:
-    """The last line of a verb's help: which page of the documentation is about it."""
+    """The last line of a verb's help: the documentation page about it."""
     return f"More: docs/{page}.md, a page of the site that `make docs` builds."

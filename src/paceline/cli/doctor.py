@@ -1,4 +1,4 @@
-"""`paceline doctor`: what works on this machine, and if something does not, why and what to do."""
+"""`paceline doctor`: what works on this machine, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's: `remedy` says what to do, and is empty where there is nothing to do."""
+    """One line of the doctor's: `remedy` says what to do, and is empty if there is nothing to do."""
 
     name: str
     works: bool
@@ -56,7 +56,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON 
 
 
 def examine() -> list[Check]:
-    """Every check, in order; a check that raises is a finding."""
+    """Runs every check, in order; a check that raises is a finding."""
     examinations: dict[str, Callable[[], Check]] = {
         "cores": _cores,
         "NUMA nodes": _nodes,
@@ -73,7 +73,7 @@ def examine() -> list[Check]:
     }
     examinations |= {
         name: partial(Check, name, True, *found) for name, found in integrations().items()
-    }  # missing ones are no failure
+    }  # missing ones are not a failure
     return [_safely(name, examination) for name, examination in examinations.items()]
 
 
@@ -96,7 +96,7 @@ def _cores() -> Check:
 
 
 def _quota_cores() -> float | None:
-    """Cores' worth of time that a container may use, if it is limited."""
+    """A container's CPU limit in cores, if there is one."""
     path = Path("/sys/fs/cgroup/cpu.max")
     words = path.read_text().split() if path.is_file() else []
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
@@ -176,7 +176,7 @@ def _sparse_kernels() -> Check:
     started_s = time.monotonic()
     for kind in (np.float32, np.float64):
         for classes in (2, 3):
-            labels = np.arange(100_000) % classes  # as many as two threads begin at: they have kernels of their own
+            labels = np.arange(100_000) % classes  # enough for two threads, which have their own kernels
             model = HogwildClassifier(max_iter=5, tol=None, n_jobs=2, random_state=0)
             X = sparse.csr_matrix(np.eye(classes, dtype=kind))
             if model.fit(X[labels], labels).score(X, np.arange(classes)) != 1.0:

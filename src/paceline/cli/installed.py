@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["INTEGRATIONS", "integrations", "java"]
 
-#: What `doctor` calls it -> what is installed, what it is for, what to install.
+#: `doctor`'s name for it -> the package, its purpose, what to install.
 INTEGRATIONS: dict[str, tuple[str, str, str]] = {
     "Lightning": ("lightning", "its Trainer's strategy", "'paceline[lightning]'"),
     "notebooks": ("cloudpickle", "launching a notebook's functions", "'paceline[notebook]'"),
@@ -21,7 +21,7 @@ INTEGRATIONS: dict[str, tuple[str, str, str]] = {
 
 
 def integrations() -> dict[str, tuple[str, str]]:
-    """What `doctor` calls it -> what is found of it, and the remedy, or an empty text where nothing is missing."""
+    """`doctor`'s name for it -> the version found, and the remedy, empty if nothing is missing."""
     found: dict[str, tuple[str, str]] = {}
     for name, (package, purpose, needed) in INTEGRATIONS.items():
         try:
@@ -37,12 +37,12 @@ def integrations() -> dict[str, tuple[str, str]]:
 
 
 def java() -> str | None:
-    """Java's version, as its installation says; None: there is none, "of an unknown version": it does not say."""
+    """Java's version, from its installation; None: not installed; "of an unknown version": the installation does not say."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which("java", path=f"{home}/bin" if home else None)
     if program is None:
         return None
-    for folder in Path(program).resolve().parents[1:3]:  # a runtime may lie in `jre/` of its kit
+    for folder in Path(program).resolve().parents[1:3]:  # a runtime may be in `jre/` of a JDK
         if (folder / "release").is_file():
             for line in (folder / "release").read_text(errors="replace").splitlines():
                 if line.startswith("JAVA_VERSION="):

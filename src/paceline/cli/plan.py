@@ -1,4 +1,4 @@
-"""`paceline plan`: what to choose, from what a run has measured."""
+"""`paceline plan`: choices from a run's measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ plan = verbs("Choose from what a run has measured.", no_args_is_help=True)
 
 @plan.callback()
 def _about() -> None:
-    """A group, although it has one verb so far."""
+    """Makes this a group, although it has only one verb."""
 
 
 @plan.command()

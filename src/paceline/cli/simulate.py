@@ -71,13 +71,13 @@ def simulate(
 
     Example: paceline simulate --task digits-mlp --algorithm leashed --workers 16 --slow 0:100
     """
-    given = settings(locals())  # before anything else becomes a local name
+    given = settings(locals())  # before any other local name exists
     options.check_numbers(given)
     if parameters is not None:
         PARAMETERS.check("--parameters", parameters)
     options.check_out(out)
 
-    with uncollected():  # PyTorch takes a fifth less
+    with uncollected():  # saves a fifth of PyTorch's time
         from paceline.run.config import TrainConfig
         from paceline.run.simulate_task import simulate_task
 
@@ -106,7 +106,7 @@ def simulate(
 
 
 def _faults(kills: list[str]) -> Faults:
-    """What the command line says goes wrong."""
+    """The faults given on the command line."""
     from paceline.simulator import Faults
 
     faults = Faults()
@@ -118,7 +118,7 @@ def _faults(kills: list[str]) -> Faults:
 
 
 def described(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:
-    """The cluster of the file, or the default, with what the command line says about workers and links."""
+    """The cluster of the file, or the default, with the command line's options about workers and links."""
     from paceline.simulator import Cluster
 
     cluster = Cluster.load(path) if path is not None else Cluster()
@@ -137,7 +137,7 @@ def described(path: Path | None, workers: int | None, slow: list[str], slow_link
 
 @contextlib.contextmanager
 def _meant_by(option: str, what: str, form: str) -> Iterator[None]:
-    """Within, an error says which option is at fault."""
+    """Within, errors name the option that caused them."""
     try:
         yield
     except ValueError as error:

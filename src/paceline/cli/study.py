@@ -1,4 +1,4 @@
-"""`paceline study`: designed sets of runs, interrupted and resumed at will, and their table."""
+"""`paceline study`: designed sets of runs, which can be interrupted and resumed at any time, and their table."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(
 
     Example: paceline study run --algorithm "locked,hogwild,leashed" --workers 1,2 --seeds 5 --epochs 10 --out runs/first
     """
-    given = dict(locals())  # before anything else becomes a local name
+    given = dict(locals())  # before any other local name exists
 
     from paceline.study.study_file import study_from_table
 
@@ -125,11 +125,11 @@ study_app.command()(report)
 study_app.command()(compare)
 
 
-# What the options mean
+# Meaning of the options
 
 
 def _table(given: dict[str, Any]) -> dict[str, Any]:
-    """A study file's content: the file's, if there is one, with what the options say in its place."""
+    """A study file's content: the file's, if there is one, overridden by the options."""
     from paceline.study.study_file import read_study
 
     file = given["file"]
@@ -191,7 +191,7 @@ def _level(word: str) -> Any:
 
 
 def _default_folder(study: Study, file: Path | None) -> Path:
-    """`runs/<file's name>`, or one for each study that options alone describe: the same command finds it again."""
+    """`runs/<file's name>`, or one per study described by options alone, so that the same command finds it again."""
     import hashlib
 
     if file is not None:
@@ -200,11 +200,11 @@ def _default_folder(study: Study, file: Path | None) -> Path:
     return Path("runs") / f"study-{options.task_word(study.task)}-{digest}"
 
 
-# What is said
+# Messages
 
 
 class _Lines:
-    """A line now and then, on the trial that has just ended; before the first the title, of a study that does run."""
+    """Prints an occasional line about the last finished trial; before the first, the study's title."""
 
     def __init__(self, title: str) -> None:
         self._title = title

@@ -1,4 +1,4 @@
-"""`paceline study report` and `paceline study compare`: what a study has found, as a page and in the terminal."""
+"""`paceline study report` and `paceline study compare`: a study's results, as a page and in the terminal."""
 
 from __future__ import annotations
 

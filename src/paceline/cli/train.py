@@ -65,7 +65,7 @@ def train(
 
     Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4
     """
-    given = settings(locals())  # before anything else becomes a local name
+    given = settings(locals())  # before any other local name exists
     if slow:
         given["slow"] = slow_factors(slow)
     options.check_numbers(given)
@@ -74,7 +74,7 @@ def train(
     if out is not None and (resume is None or out.resolve() != resume.resolve()):
         options.check_out(out)
 
-    fork_server_context()  # it loads PyTorch while this process does
+    fork_server_context()  # its server loads PyTorch while this process does
     from paceline.run.config import TrainConfig
 
     if tensorboard:
@@ -94,7 +94,7 @@ def train(
     options.check_numbers(given)
     options.check_specs(config)
     options.tell_what_is_overridden([config])
-    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once, and leaves what is there)
+    import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once and leaves its files)
 
     words = options.task_word(config.task), config.algorithm.partition("(")[0]
     with options.out_folder(out or resume, *words) as folder:
@@ -109,7 +109,7 @@ def settings(arguments: dict[str, Any]) -> dict[str, Any]:
         "cluster", "slow", "slow_link", "kill", "timing_only", "parameters",
     )  # fmt: skip
     return {
-        key: getattr(value, "value", value)  # of an enumeration's member
+        key: getattr(value, "value", value)  # enum members become their values
         for key, value in arguments.items()
         if key not in others and value is not None
     }
@@ -118,7 +118,7 @@ def settings(arguments: dict[str, Any]) -> dict[str, Any]:
 def execute(
     config: TrainConfig, folder: Path, *, resume: Path | None = None, tensorboard: bool = False
 ) -> tuple[RunData, NotWrittenError | None]:
-    """Train into a folder, with live figures on stderr; returns the run, and what of its files could not be written."""
+    """Trains into a folder, with live figures on stderr; returns the run, and its error if some files were not written."""
     from paceline.observe.progress import LiveTable
     from paceline.run.train import train as run_training
 
@@ -140,7 +140,7 @@ def execute(
 def _with_curves(
     start: Callable[..., RunData], folder: Path, update: Callable[[Progress], None]
 ) -> tuple[RunData, NotWrittenError | None]:
-    """The same, with curves in the folder's `tensorboard/`."""
+    """Like `execute`, with curves in the folder's `tensorboard/`."""
     from paceline.integrations.tensorboard import TensorBoard
 
     with TensorBoard(folder / "tensorboard") as board:
@@ -155,7 +155,7 @@ def _with_curves(
 
 
 def finished(run: Callable[[], Run]) -> tuple[Run, NotWrittenError | None]:
-    """What a run comes to, and what of its files could not be written although it has come to its end."""
+    """A finished run, and the error if some of its files could not be written."""
     try:
         return run(), None
     except NotWrittenError as error:
@@ -165,9 +165,9 @@ def finished(run: Callable[[], Run]) -> tuple[Run, NotWrittenError | None]:
 
 
 def show(run: RunData, not_written: NotWrittenError | None, folder: Path, *, as_json: bool) -> None:
-    """The outcome, the figures and the files; with `as_json` also the result as stdout's last line.
+    """Prints the outcome, the figures and the files; with `as_json` also the result as stdout's last line.
 
-    Ends the command with code 1 where the run crashed, or a file of it is missing, which is said.
+    Exits with code 1 and a message if the run crashed or one of its files is missing.
     """
     from paceline.observe.tables import result_table
 
@@ -186,7 +186,7 @@ def show(run: RunData, not_written: NotWrittenError | None, folder: Path, *, as_
 
 
 def outcome_line(result: dict[str, Any]) -> Text:
-    """The outcome; a divergence or crash stands out and says at which step."""
+    """The outcome; a divergence or crash stands out and names the step."""
     from rich.text import Text
 
     outcome = result["outcome"]
@@ -197,17 +197,17 @@ def outcome_line(result: dict[str, Any]) -> Text:
 
 
 def read_result(run: RunData, folder: Path) -> dict[str, Any]:
-    """The run's result exactly as `result.json` has it: numbers that JSON cannot write are null there."""
+    """The run's result exactly as in `result.json`, where null replaces numbers that JSON does not have."""
     path = folder / "result.json"
     return json.loads(path.read_text()) if path.is_file() else run.result
 
 
 def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the run to go on with; what the user gave now replaces what it had."""
+    """The configuration of the run to resume; the user's options replace its values."""
     path = resume / "config.json"
     options.check_resumed(resume)
     saved = files.read_checked_json(path)
-    if "limit_samples" in saved:  # what launch writes, of a goal
+    if "limit_samples" in saved:  # `launch` writes it for a goal
         raise UsageError(
             f"--resume {resume} is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume {resume}`,"
             f" or in Python by launch(..., resume='{resume}')."

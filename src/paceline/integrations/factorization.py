@@ -26,14 +26,14 @@ __all__ = ["HogwildMatrixFactorization"]
 class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Factors of a matrix whose stored entries are known (ratings), learned by SGD on all cores.
 
-    Use as NMF or TruncatedSVD where absent entries are unknown and not zero. In a dense matrix every entry is known.
+    Use in place of NMF or TruncatedSVD if absent entries are unknown rather than zero. In a dense matrix every entry is known.
     Factors may be negative. A pass costs about `n_components` nanoseconds per entry.
 
     Args:
         n_components: rank.
         alpha: weight of the penalty on squared factors.
         biases: learn a bias of each row and column.
-        max_iter: passes at most.
+        max_iter: maximum number of passes.
         tol: stop when the root mean squared error falls by less than this fraction of the entries' standard deviation in
             `n_iter_no_change` passes; None makes `max_iter` passes.
         n_iter_no_change: see `tol`.

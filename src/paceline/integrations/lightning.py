@@ -1,4 +1,4 @@
-"""A strategy for Lightning's Trainer: the workers that a launcher has started train one model, agreeing as an algorithm says.
+"""A strategy for Lightning's Trainer: the workers that a launcher has started train one model with an algorithm.
 
 `Trainer(strategy=PacelineStrategy("ad-psgd"))` under `paceline launch`, `pl.launch` or torchrun; importing this module also
 registers the name, `Trainer(strategy="paceline")`. Needs the extra `paceline[lightning]`.
@@ -33,7 +33,7 @@ except ImportError as error:
 
 __all__ = ["PacelineStrategy"]
 
-# What a ModelCheckpoint knows of its files, which are worker 0's.
+# State of a ModelCheckpoint about its files, which are worker 0's.
 _OF_FILES = (
     "best_model_path",
     "best_model_score",
@@ -46,19 +46,19 @@ _UNSCALES = "_step_supports_amp_scaling"
 
 
 class PacelineStrategy(ParallelStrategy):
-    """Every worker runs the same `Trainer.fit`; their optimizer steps go through `attach`, their batches are one epoch's.
+    """Every worker runs the same `Trainer.fit`; optimizer steps go through `attach`, and workers divide each epoch's batches.
 
-    Training batches are divided by the workers, each sample once per epoch; validation and test run whole on every worker.
-    Under lockstep methods all workers have as many batches: one without a batch in the last round gets another one again,
-    with weight 0. Schedulers per step follow the run's steps, those per epoch are Lightning's. When `fit` returns, all workers
-    have the run's model. A worker that dies under a method that tolerates it does not end the others' `fit`.
+    Each training sample is used once per epoch; validation and test run completely on every worker. With lockstep methods
+    all workers have the same number of batches: a worker without a batch in the last round repeats one with weight 0.
+    Schedulers per step follow the run's steps; those per epoch are Lightning's. When `fit` returns, all workers have the
+    run's model. If a worker dies under a method that tolerates it, the others' `fit` continues.
 
-    `barrier`, `broadcast`, `reduce` and `all_gather` are of all workers, and so are metrics with `sync_dist=True`, metrics of
-    torchmetrics, and early stopping; but not between the first batch and the last of methods whose workers do not wait for
-    each other, nor where workers come and go (`--join`). Each worker then has its own value, and this is said once. Files are
-    worker 0's: a checkpoint of `ModelCheckpoint` during training has the parameters that worker 0 has then.
+    `barrier`, `broadcast`, `reduce` and `all_gather` cover all workers, and so do metrics with `sync_dist=True`, metrics of
+    torchmetrics, and early stopping. They do not between the first and the last batch of methods whose workers do not wait for
+    each other, nor in runs that workers join and leave (`--join`): each worker then has its own value, and a warning says so
+    once. Worker 0 writes files: a checkpoint of `ModelCheckpoint` during training has worker 0's current parameters.
 
-    Alone, without a launcher, Lightning trains as with its own strategy.
+    Without a launcher, Lightning trains as with its own strategy.
 
     Costs: those of the algorithm, and of `attach` per step.
     Not: several loaders of training batches at once, with several workers; more than one device per worker. Fabric takes
@@ -67,15 +67,15 @@ class PacelineStrategy(ParallelStrategy):
     Args:
         algorithm: a spec or an instance; None: what the launcher says.
         device: of this worker's model.
-        **base: `accelerator`, `checkpoint_io` and `precision_plugin`, as Lightning gives them.
+        **base: `accelerator`, `checkpoint_io` and `precision_plugin`, from Lightning.
 
     Raises:
-        UsageError: the extra is missing; or what `attach` refuses.
+        UsageError: the extra is missing, or `attach` rejects the run.
     """
 
     strategy_name = "paceline"
     _running: ClassVar[PacelineStrategy | None] = (
-        None  # of this process: what metrics ask, which are copied and pickled
+        None  # the strategy of this process, which metrics use; metrics themselves are copied and pickled
     )
 
     def __init__(
@@ -101,7 +101,7 @@ class PacelineStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self._root_device
 
     @property
@@ -111,37 +111,37 @@ class PacelineStrategy(ParallelStrategy):
 
     @property
     def local_rank(self) -> int:
-        """By which Lightning tells who prepares the data."""
+        """Lightning uses it to choose the worker that prepares the data."""
         return self._local_rank
 
     @property
     def world_size(self) -> int:
-        """How many workers the run has."""
+        """The number of workers."""
         return self._world_size
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are others, without whom `sync_dist` has nothing to do."""
+        """Whether there are other workers; otherwise `sync_dist` does nothing."""
         return self.world_size > 1
 
     def model_to_device(self) -> None:
-        """As every strategy's."""
+        """Moves the model to its device, like every strategy."""
         assert self.model is not None
         self.model.to(self.root_device)
 
     def connect(self, model: Any) -> None:
-        """As every strategy's; the workers meet later, once a checkpoint is loaded and the batches are known."""
+        """Like every strategy's; the workers connect later, once a checkpoint is loaded and the batches are known."""
         super().connect(model)
         self._trainer = trainer = model.trainer
-        trainer._accelerator_connector.use_distributed_sampler = False  # workers share the loader that there is
+        trainer._accelerator_connector.use_distributed_sampler = False  # workers share the existing loader
         if self.world_size > 1:
             PacelineStrategy._running = self
             # HACK: Lightning (2.5 and later) broadcasts before every batch, over the default group, whether worker 0 got a
-            # SIGTERM. Under torchrun that group is the run's, and workers that do not wait for each other would.
+            # SIGTERM. Under torchrun that is the run's group, so workers of asynchronous methods would wait for each other.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
     def setup(self, trainer: Any) -> None:
-        """As every strategy's; metrics and schedules are the run's from now on."""
+        """Like every strategy's; from now on metrics and schedules follow the run."""
         super().setup(trainer)
         module, loop = self.lightning_module, trainer.fit_loop
         assert module is not None
@@ -166,7 +166,7 @@ class PacelineStrategy(ParallelStrategy):
         return progress.steps if progress is not None else 0
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader of training batches as the workers share it; others as they are."""
+        """The training loader, shared by the workers; other loaders unchanged."""
         if not self._trainer.training or not self.optimizers:
             return dataloader
         if self._worker is None:
@@ -181,11 +181,11 @@ class PacelineStrategy(ParallelStrategy):
         assert isinstance(self.model, nn.Module)
         if len(self.optimizers) == 1:
             worker = attach(self.model, self.optimizers[0], self.algorithm)
-        else:  # each step of any of them is a step: that is right also where all step after one backward pass
+        else:  # a step of any optimizer is a step: this also holds if all of them step after one backward pass
             worker = attach((self.model,), self.optimizers, self.algorithm)
         self._worker = worker.__enter__()
         if getattr(self.precision_plugin, "scaler", None) is None:
-            for one in self.optimizers:  # Lightning refuses to clip where an optimizer says that it unscales gradients
+            for one in self.optimizers:  # Lightning does not clip if an optimizer says that it unscales gradients
                 if getattr(one, _UNSCALES, False) and one not in unscaling:
                     setattr(one, _UNSCALES, False)
         if self._is_alone:
@@ -193,7 +193,7 @@ class PacelineStrategy(ParallelStrategy):
         self._global_rank, self._world_size = worker.worker_id, worker.num_workers
         rank_zero_only.rank = self.global_rank
         worker._silence_schedules()
-        worker._leave_sums = _nothing  # this worker goes on taking part in what all do together
+        worker._leave_sums = _nothing  # this worker still takes part in operations of all workers
         self._deferred = worker._defer_steps()  # Lightning may fetch one batch ahead, to know which is the last
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -218,12 +218,12 @@ class PacelineStrategy(ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """As every parallel strategy's: Lightning marks backward passes that only add to the gradient."""
+        """Like every parallel strategy's: Lightning marks backward passes that only accumulate gradients."""
         with self._worker.accumulate() if self._worker is not None else nullcontext():
             yield
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """As every strategy's: the closure makes the gradient, then the algorithm and the optimizer step."""
+        """Like every strategy's: the closure computes the gradient, then the algorithm and the optimizer step."""
         try:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         except RunStopped:
@@ -236,14 +236,14 @@ class PacelineStrategy(ParallelStrategy):
     def _is_stopped(self) -> bool:
         return self._worker is not None and self._worker._membership.stopped()
 
-    # What all workers do together
+    # Operations of all workers
 
     def barrier(self, name: str | None = None) -> None:
         """Waits for all workers."""
         self._all("barrier", None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What worker `src` brings: tensors, numbers, strings and containers of them."""
+        """The value of worker `src`: tensors, numbers, strings and containers of them."""
         return self._all("broadcast", obj if src == self.global_rank else None, own=obj).get(src, obj)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -253,7 +253,7 @@ class PacelineStrategy(ParallelStrategy):
         return reduced(self._tensors("reduce", tensor), reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all workers say so, or one of them."""
+        """Whether all workers, or any of them, decide True."""
         votes = self._all("reduce_boolean_decision", bool(decision)).values()
         return min(votes) if all else max(votes)
 
@@ -261,7 +261,7 @@ class PacelineStrategy(ParallelStrategy):
         """The tensors of all workers, stacked.
 
         Raises:
-            UsageError: gradients are to flow through it.
+            UsageError: gradients should flow through it.
         """
         if self.world_size == 1:
             return tensor
@@ -274,11 +274,11 @@ class PacelineStrategy(ParallelStrategy):
 
     def _tensors(self, operation: str, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._has_common_moment()
-        value = tensor.detach().cpu().clone()  # a view would bring all that it is a view of
+        value = tensor.detach().cpu().clone()  # sending a view would send its whole storage
         return [one.to(tensor.device) for one in self._all(operation, value).values()]
 
     def _all(self, operation: str, value: Any, own: Any = None) -> dict[int, Any]:
-        """By worker; this worker's own, where there is no common moment."""
+        """All workers' values by worker; only this worker's own if they have no common moment."""
         alone = {self.global_rank: value if own is None else own}
         if self.world_size == 1 or self._meeting is None or self._races or self._is_stopped():
             return alone
@@ -292,7 +292,7 @@ class PacelineStrategy(ParallelStrategy):
             return alone
 
     def _has_common_moment(self) -> bool:
-        """Whether all workers come here; where they do not, a warning says so once."""
+        """Whether all workers get here together; if not, warns once."""
         if self._meeting is not None and not self._races:
             return True
         if not self._was_warned and self.is_global_zero:
@@ -307,12 +307,12 @@ class PacelineStrategy(ParallelStrategy):
     # The end
 
     def on_train_start(self) -> None:
-        """The first batch follows: methods whose workers do not wait have no common moment now."""
+        """The first batch follows: from now on, asynchronous methods have no common moment."""
         super().on_train_start()
         self._races = self._worker is not None and self.world_size > 1 and not self._worker.algorithm.lockstep
 
     def on_train_end(self) -> None:
-        """Waits for the workers that still train; all then know the files that worker 0 has written."""
+        """Waits for workers that still train; then all know the files that worker 0 has written."""
         super().on_train_end()
         self._races = False
         for callback in self._trainer.checkpoint_callbacks:
@@ -320,7 +320,7 @@ class PacelineStrategy(ParallelStrategy):
                 vars(callback).update(self.broadcast({name: getattr(callback, name) for name in _OF_FILES}))
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leaves the run as failed; an error of Paceline's names what a module's author writes."""
+        """Leaves the run as failed; rewords Paceline's errors for a module's author."""
         super().on_exception(exception)
         in_lightnings_words(exception)
         self._leave(exception)
@@ -331,7 +331,7 @@ class PacelineStrategy(ParallelStrategy):
         PacelineStrategy._running = None
         if self._trainer is not None:
             vars(self._trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
-        super(ParallelStrategy, self).teardown()  # whose own takes the launcher's variables out of the environment
+        super(ParallelStrategy, self).teardown()  # ParallelStrategy's own deletes the launcher's environment variables
 
     def _leave(self, failure: BaseException | None) -> None:
         worker = self._worker

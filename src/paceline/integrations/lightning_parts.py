@@ -1,4 +1,4 @@
-"""What the strategy for Lightning is made of: values of all workers, a schedule of the run's steps, a shared loader."""
+"""Parts of the strategy for Lightning: values of all workers, a schedule of the run's steps, a shared loader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEDY = "all workers must call it, so not under `if trainer.is_global_zero`."
 
 
 def bring_together(gatherer: Gatherer, operation: str, worker_id: int, value: Any) -> dict[int, Any]:
-    """What all workers brought to the same operation, by worker.
+    """The values of all workers for the same operation, by worker.
 
     Raises:
         UsageError: they call different operations, or a value is not made of tensors, numbers, strings and containers.
@@ -59,10 +59,10 @@ def reduced(values: list[torch.Tensor], operation: Any) -> torch.Tensor:
 
 
 class RunSchedule(FollowedScheduler):
-    """A scheduler that goes to where the run is when Lightning steps it, as long as Lightning does.
+    """A scheduler that follows the run's steps whenever Lightning steps it, as long as Lightning does.
 
     Args:
-        config: Lightning's, which has it from now on.
+        config: Lightning's, which uses this scheduler from now on.
         steps: of the run.
     """
 
@@ -72,22 +72,22 @@ class RunSchedule(FollowedScheduler):
         config.scheduler, config.frequency = self, 1
 
     def step(self, *ignored: Any) -> None:
-        """Goes on to where the run is."""
+        """Advances to the run's current step."""
         self.advance()
 
     def end(self) -> None:
-        """Lightning has its own scheduler back."""
+        """Gives Lightning its own scheduler back."""
         self._config.scheduler, self._config.frequency = self.scheduler, self._frequency
 
 
 class SharedLoader:
-    """This worker's batches of every epoch; what else it is asked for, such as `dataset`, is the loader's.
+    """This worker's batches of every epoch; other attributes, such as `dataset`, are the loader's.
 
     Args:
         loader: the module's.
-        worker: whose.
-        deferred: what begins the steps of batches that have been fetched.
-        stop: ends the training; called where the run is being stopped.
+        worker: whose batches.
+        deferred: functions that begin the steps of batches that have been fetched.
+        stop: ends the training; called when the run is being stopped.
     """
 
     def __init__(self, loader: Any, worker: Worker, deferred: deque[Any], stop: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Errors of a training loop in the words of a LightningModule, whose author writes neither `attach` nor `worker.batches`."""
+"""Errors of a training loop, reworded for a LightningModule, whose author writes neither `attach` nor `worker.batches`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.errors import PacelineError
 
 __all__ = ["in_lightnings_words"]
 
-# What our errors say, and what that is for a module; the longer ones come first.
+# Phrases of our errors, and their replacement for a module; longer ones come first.
 _WORDS = {
     "give attach all of the loop's optimizers as a list, or leave the `with` before another one takes over": (
         "return all optimizers from configure_optimizers"
@@ -75,7 +75,7 @@ _WORDS = {
 
 
 def in_lightnings_words(error: BaseException) -> None:
-    """Changes the error's sentence."""
+    """Rewords the error."""
     if isinstance(error, PacelineError) and error.args and isinstance(error.args[0], str):
         said = error.args[0]
         for ours, theirs in _WORDS.items():

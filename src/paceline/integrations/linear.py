@@ -1,4 +1,4 @@
-"""What Hogwild!'s linear estimators share: parameters with scikit-learn's names, and one model trained in passes."""
+"""The common part of Hogwild!'s linear estimators: scikit-learn's parameters, and one model trained in passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["HogwildLinear", "check_counts", "check_decay"]
 
 
 def check_counts(estimator: Any, *names: str) -> None:
-    """Refuses parameters that are no whole numbers, 1 or more."""
+    """Rejects parameters that are not positive integers."""
     for name in names:
         value = getattr(estimator, name)
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
@@ -38,16 +38,16 @@ def check_counts(estimator: Any, *names: str) -> None:
 
 
 def check_decay(estimator: Any) -> None:
-    """Refuses a factor of the step that is not above 0 and up to 1."""
+    """Rejects a decay factor outside (0, 1]."""
     if not 0 < estimator.decay <= 1:
         raise UsageError(f"decay must be above 0 and up to 1, not {estimator.decay!r}.")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
-    """What classifier and regressor share: their parameters, one model, passes until the loss stops falling.
+    """Base of classifier and regressor: their parameters, one model, passes until the loss stops falling.
 
-    scikit-learn reads the parameters from the signature of `__init__`, which the dataclass makes.
+    scikit-learn reads the parameters from the signature of `__init__`, which the dataclass generates.
     """
 
     _losses: ClassVar[tuple[str, ...]]
@@ -93,7 +93,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         )
 
     def plan(self, *, dense: bool, tracking: bool) -> PassPlan:
-        """The parameters, checked, as the kernels take them.
+        """The parameters, checked, in the form that the kernels take.
 
         Args:
             dense: whether the data is.
@@ -115,7 +115,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         balance: np.ndarray | None = None,
         stopping: bool = True,
     ) -> None:
-        """Make passes from the present coefficients, or from zero if `fresh`."""
+        """Makes passes from the current coefficients, or from zero if `fresh`."""
         self._check_numbers()
         if self.early_stopping and not stopping:
             raise UsageError(
@@ -223,7 +223,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
 
     @abstractmethod
     def _score(self, X: Any, targets: np.ndarray, weights: np.ndarray | None, chosen: np.ndarray) -> float:
-        """How good the present coefficients are on rows that were held out: the higher, the better."""
+        """The current coefficients' score on held-out rows; higher is better."""
 
     def _decide(self, X: Any) -> np.ndarray:
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_

@@ -1,6 +1,6 @@
-"""Runs in a notebook: their progress in the cell that trains, and what came of them as a cell's result.
+"""Runs in a notebook: progress in the training cell, and the outcome as a cell's result.
 
-`pl.launch` takes functions that a notebook defines, where the extra `paceline[notebook]` is installed.
+`pl.launch` takes functions defined in a notebook if the extra `paceline[notebook]` is installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CellProgress(Throttled):
         self._cell = _cell()
 
     def update(self, progress: Progress) -> None:
-        """Shows `progress`, unless another was shown just now; its message is kept."""
+        """Shows `progress`, unless the last update was too recent; its message is kept."""
         if progress.message:
             self._messages.append(progress.message)
         super().update(progress)
@@ -54,9 +54,9 @@ class CellProgress(Throttled):
 
 
 class CellReport:
-    """What came of a run, as the last line of a cell: the answer, the curve of the loss, the table of figures.
+    """A run's outcome, as the last line of a cell: the answer, the curve of the loss, the table of figures.
 
-    Not: the whole report, which a run with `out=` writes into its folder: figures of staleness and of what workers did when.
+    Not: the whole report, with staleness and worker timelines, which a run with `out=` writes into its folder.
 
     Args:
         run: from `launch`, `train`, `simulate` or a folder.
@@ -76,7 +76,7 @@ class CellReport:
 
 
 def _cell() -> Callable[[str], None]:
-    """What shows a piece of HTML in this cell, in place of the one before."""
+    """A function that shows HTML in this cell, replacing what it showed before."""
     try:
         from IPython.core.getipython import get_ipython  # pyright: ignore[reportMissingImports]
         from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]

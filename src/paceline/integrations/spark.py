@@ -37,15 +37,15 @@ _TAKEN = ("fetch", "push", "codec")  # of Downpour's arguments
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training came to.
+    """The result of a training.
 
     Args:
         updates: applied to the model, each once.
-        steps: gradients computed for them, as if nothing had been computed twice.
+        steps: gradients computed for them, not counting repeated work.
         samples: rows in the updates.
-        partitions: that had rows.
+        partitions: number of non-empty partitions.
         restarts: attempts at partitions beyond each one's first.
-        mean_staleness: updates applied between a worker's fetch and its own update; None: there was none.
+        mean_staleness: updates applied between a worker's fetch and its own update; None: there were no updates.
         sent_bytes: by the server, and by the last attempt at each partition.
         duration_s: from the start of Spark's job to its end.
     """
@@ -61,27 +61,27 @@ class Trained:
 
 
 class DeepDist:
-    """A master model that Spark's tasks train: Downpour-like SGD where the data lies.
+    """A master model that Spark's tasks train: Downpour-like SGD on the executors that hold the data.
 
-    Each task reads its partition once, keeps it in a file that is mapped into memory, and goes on from there for all epochs.
-    It has a copy of the model, fetches the master's parameters every `fetch` steps, and pushes the sum of its updates every
-    `push` steps; between two fetches it applies its own updates to its copy. The tasks are ordinary ones: Spark starts a dead
-    one again, and the new attempt goes on after its partition's last update at the master: every update counts once.
+    Each task reads its partition once into a memory-mapped file, which it uses for all epochs. It has a copy of the model,
+    fetches the master's parameters every `fetch` steps, and pushes the sum of its updates every `push` steps; between two
+    fetches it applies its own updates to its copy. The tasks are ordinary ones: Spark restarts a dead task, and the new
+    attempt continues after its partition's last update at the master: every update counts once.
 
-    The key is in the function that Spark sends to its executors, and nowhere else; what tasks and driver send each other are
-    vectors, never pickles. On one machine it does not leave the kernel; between machines it is encrypted.
+    The key is only in the function that Spark sends to its executors. Tasks and driver send each other vectors, never
+    pickles. On one machine, messages stay inside the kernel; between machines they are encrypted.
 
     Costs: per partition its own size on an executor's disk, a model, and up to two vectors; at the driver one more vector. All
     updates go through the driver's one thread.
-    Use when: data lies in Spark, and tasks may die or be unequally fast.
+    Use when: the data is in Spark, and tasks may die or have different speeds.
     Not: training in lockstep, for which Spark has TorchDistributor (`docs/launchers.md`); models beyond one machine's memory.
 
     Args:
-        model: the master; trained in place. Its buffers stay what they are, in every task.
-        algorithm: a `downpour`; of its arguments `fetch`, `push` and `codec`.
-        workers: partitions, and so tasks, at most; None: as many as Spark has slots. More partitions are put together.
+        model: the master; trained in place. Its buffers do not change, in any task.
+        algorithm: a `downpour` with any of the arguments `fetch`, `push` and `codec`.
+        workers: maximum number of partitions, and so of tasks; None: Spark's number of slots. More partitions are coalesced.
         host: address of the driver's machine by which executors reach it; None: `spark.driver.host`.
-        deadline_s: how long a task looks for the driver.
+        deadline_s: how long a task tries to reach the driver.
 
     Attributes:
         model: the master.
@@ -117,7 +117,7 @@ class DeepDist:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing is left to end: each `train` has ended its server."""
+        """Does nothing: each `train` has stopped its server."""
 
     def train(
         self,
@@ -134,21 +134,21 @@ class DeepDist:
 
         Args:
             dataframe: of Spark; its columns are the batches' names.
-            gradient: `gradient(model, batch)`, on executors: an update, as arrays by the names of the model's parameters
-                (those left out are zero) or one for each of them in their order; None: nothing. A batch is a dict from
-                columns to tensors (n,), (n, k) for lists of numbers, or lists of what else there is. `.grad` is
-                None before each call.
-            descent: `descent(model, update)`, at the driver, one after the other, without autograd: changes the model by an
-                update, a dict from all parameters' names to tensors; what it wants to keep, it keeps in the model. Also in the
+            gradient: `gradient(model, batch)`, on executors, returns an update: arrays by the names of the model's parameters
+                (missing ones count as zero) or one array per parameter in their order; None: no update. A batch is a dict from
+                columns to tensors (n,), (n, k) for lists of numbers, or lists of all other values. `.grad` is None before
+                each call.
+            descent: `descent(model, update)`, at the driver, sequentially and without autograd: applies an update, a dict
+                from all parameters' names to tensors, to the model; it must keep its state in the model. Also runs in the
                 tasks, on their copies, between two fetches.
-            epochs: passes over the rows, which each task has in another order each time.
-            batch_size: rows of a step; the last of an epoch has what is left.
-            seed: of that order.
-            on_progress: told how far it is, by another thread.
+            epochs: passes over the rows; each task shuffles its rows in every pass.
+            batch_size: rows of a step; the last step of an epoch has the remainder.
+            seed: of the shuffling.
+            on_progress: called with the progress, in another thread.
 
         Raises:
             UsageError: an argument is wrong, there are fewer slots than workers, or `spark.speculation` is on.
-            PacelineError: the first cause of what ended the training; the model is as the last update left it.
+            PacelineError: the first cause of the failure; the model is as the last update left it.
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
@@ -179,7 +179,7 @@ class DeepDist:
 
 
 def _checked(algorithm: Algorithm) -> Downpour:
-    """The algorithm, where a task can do what it says and `descent` leaves nothing of it without effect.
+    """The algorithm, if tasks support its arguments and `descent` does not make any of them ineffective.
 
     Raises:
         UsageError: otherwise.
@@ -201,7 +201,7 @@ def _checked(algorithm: Algorithm) -> Downpour:
 
 @contextlib.contextmanager
 def _served(master: Master, num_members: int, meeting: Meeting) -> Iterator[Master]:
-    """The master's server serves within; what ended it is raised at the end, in place of what follows from that."""
+    """Runs the master's server; the error that stopped it is raised at the end, in place of its consequences."""
     binding = master.updates.binding
     arena = own_arena(binding, master.algorithm, num_workers=num_members, worker_id=num_members - 1)
     master.bind(Arena(arena.segment, arena.plan, num_members).shared.x)

@@ -1,4 +1,4 @@
-"""What went wrong in Spark's tasks: told at the join point by each, and the first cause of it found by the driver."""
+"""Failures of Spark's tasks: each task reports its failure at the join point, and the driver finds the first cause."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Kind = Literal["raised", "died", "follows"]
 
 
 def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised") -> None:
-    """Tells the driver of a partition's first failure; an error takes the place of a death, or of what follows from others.
+    """Tells the driver of a partition's first failure; an error replaces a death, or a consequence of others' failures.
 
     Args:
         meeting: the join point.
         partition: whose task failed.
-        sentence: how, and that it was this partition.
-        kind: whether it raised an error, or its process died, or it says no more than that another worker has ended.
+        sentence: the failure, with the partition.
+        kind: whether it raised an error, its process died, or it only reports that another worker has ended.
     """
     with contextlib.suppress(MeetingLostError):
         number = meeting.add("failures", 1)
@@ -34,13 +34,13 @@ def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised")
 
 
 def make_good(meeting: Meeting, partition: int) -> None:
-    """What an attempt at the partition failed by is of no interest any more: another one has come to its end."""
+    """Clears the failure of earlier attempts at the partition: another one has succeeded."""
     with contextlib.suppress(MeetingLostError):
         meeting.set(_key(partition), "")
 
 
 def said(partition: int, error: BaseException) -> str:
-    """What went wrong, and where in the user's code."""
+    """The error, and its place in the user's code."""
     if isinstance(error, PacelineError):
         return f"partition {partition}: {first_line(error)}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -51,7 +51,7 @@ def said(partition: int, error: BaseException) -> str:
 
 
 def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
-    """Why Spark has ended a job, in one sentence."""
+    """The reason why Spark has ended a job, in one sentence."""
     if told := first_told(meeting, workers):
         return failed_in(told)
     text = str(error)
@@ -74,17 +74,17 @@ def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
 
 
 def failed_in(told: str) -> str:
-    """The sentence of what a task has told."""
+    """The sentence in a task's report."""
     return f"The training failed, first in {told}."
 
 
 def first_told(meeting: Meeting, workers: int, *kinds: Kind) -> str:
-    """The first of what the tasks have told, what follows from another worker's end last; empty: nothing.
+    """The first failure that the tasks have reported; consequences of another worker's end come last; empty: none.
 
     Args:
         meeting: the join point.
         workers: partitions.
-        kinds: of failures, that are looked for; none: all.
+        kinds: of failures to look for; none: all.
     """
     told = []
     with contextlib.suppress(MeetingLostError):

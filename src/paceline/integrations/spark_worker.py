@@ -1,4 +1,4 @@
-"""What one of Spark's tasks does under `pl.spark.launch`: keeps its rows in a file, and has the user's loop run beside it."""
+"""A Spark task under `pl.spark.launch`: keeps its rows in a file, and runs the user's loop in a process beside it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from paceline.worker.supervised import how_ended
 
 __all__ = ["WorkerTask"]
 
-_CAUSE_S = 30.0  # in which the worker whose end the others have met says why; all of it passes only where none does
+_CAUSE_S = 30.0  # time for the worker that failed first to report why; waited in full only if it never does
 _BETWEEN_LOOKS_S = 0.1
 _dist: Any = dist  # its type stubs do not name the stores
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A task, as data that Spark sends to its executors; the key is in there, and nowhere else."""
+    """A task, as data that Spark sends to its executors; the only message that contains the key."""
 
     address: str
     keys: Keys
@@ -50,7 +50,7 @@ class WorkerTask:
     deadline_s: float  # how long workers wait for each other
 
     def run(self, batches: Iterator[Any]) -> list[dict[str, Any]]:
-        """Has the loop train on this partition; returns what its worker wrote, or nothing if it came too late."""
+        """Runs the loop on this partition; returns its worker's records, or nothing if it came too late."""
         from pyspark import BarrierTaskContext, TaskContext  # pyright: ignore[reportMissingImports]
 
         context: Any = BarrierTaskContext.get() if self.in_barrier else TaskContext.get()
@@ -67,7 +67,7 @@ class WorkerTask:
                     self._train(context, meeting, rows.fileno(), folder)
                     written = _written(folder, attempt)
                 except _LoopError as error:
-                    is_refused = attempt > 0 and error.is_ours  # such as for want of a place: the others go on
+                    is_refused = attempt > 0 and error.is_ours  # such as when there is no place: the others go on
                     if is_refused and self._is_over(meeting):
                         return []
                     kind: Kind = "follows" if is_refused else error.kind
@@ -78,7 +78,7 @@ class WorkerTask:
                 return written
 
     def _is_over(self, meeting: Meeting) -> bool:
-        """Whether the others are about to end, so that the run takes no more workers."""
+        """Whether the others are about to end, so that the run accepts no more workers."""
         return not self.in_barrier and meeting.check(["ending"])
 
     def _train(self, context: Any, meeting: Meeting, rows: int, folder: Path) -> None:
@@ -144,19 +144,19 @@ class _LoopError(Exception):
 
 
 def _open_store(meeting: Meeting) -> Any:
-    """A store that listens at one address; the listener that PyTorch makes takes all addresses of the machine."""
+    """A store that listens at one address; PyTorch's own listener accepts connections at all addresses of the machine."""
     listener = meeting.listen()
     host, port = listener.getsockname()[:2]
     return _dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _run(loop: Loop) -> int:
-    """Runs it in a process of its own; returns the exit code, below zero for a signal."""
+    """Runs the loop in its own process; returns the exit code, negative for a signal."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [sys.executable, "-m", "paceline.integrations.spark_loop"],
         stdin=subprocess.PIPE,
-        stdout=2,  # what Spark writes into the executor's log
+        stdout=2,  # goes to the executor's log
         env=environment,
         pass_fds=[loop.rows],
     ) as child:
@@ -171,10 +171,10 @@ def _run(loop: Loop) -> int:
 
 
 def _written(folder: Path, attempt: int) -> list[dict[str, Any]]:
-    """What the worker has written: one row, or none if the loop never attached.
+    """The worker's records: one row, or none if the loop never attached.
 
     Raises:
-        PacelineError: its events are gone.
+        PacelineError: its events are missing.
     """
     rows = []
     for path in folder.glob("worker-*.json"):

@@ -1,4 +1,4 @@
-"""What the command line asks for: a file fitted and reported, a model written and read, predictions."""
+"""The jobs of `paceline sparse`: fit a file and report, write and read a model, predict."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _MODELS = (
     {"coef", "intercept", "loss"},
     {"mean", "users", "items", "user_factors", "item_factors", "user_biases", "item_biases"},
 )
-_FACTOR_BYTES = 3 * 8  # while they are learned, in the model, and to predict with
+_FACTOR_BYTES = 3 * 8  # during training, in the model, and for prediction
 _DETERMINISTIC = "Deterministic: updates are made one after the other, and threads do not pay."
 
 
 def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any) -> tuple[dict[str, Any], Arrays]:
-    """Fit a classifier, or a regression if the loss is one's; returns what to report, and the model."""
+    """Fit a classifier, or a regression if the loss is one for regression; returns the report and the model."""
     if options["loss"] not in CODES:
         known = ", ".join(name.replace("_", "-") for name in CODES)
         raise UsageError(f"Unknown loss '{options['loss']}'; choose logistic, {known}.")
@@ -66,7 +66,7 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
     estimator._on_pass = progress
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the number of passes was asked for
-        # A tolerance that nothing reaches: the loss is measured for the progress, and no pass is left out.
+        # An unreachable tolerance: the loss is measured for the progress report, and every pass runs.
         if options["tol"] is None:
             estimator.set_params(tol=-1e300)
         estimator.fit(X, y)
@@ -82,7 +82,7 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
 
 
 def _word(label: Any) -> str:
-    """A label as a file has it: 3 and not 3.0."""
+    """A label as a file writes it: 3 and not 3.0."""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
@@ -109,7 +109,7 @@ def _speeds(estimator: Any, X: Any, y: np.ndarray, regression: bool) -> dict[str
 def _pace(
     estimator: Any, what: str, discipline: str, sparsity: Sparsity, begin: Callable[[Team], Callable[[], Pass]]
 ) -> dict[str, Any]:
-    """How fast a fit was, how sparse its problem is, and whether threads pay; `begin` as of `measure_speed_up`."""
+    """Speed of a fit, sparsity of its problem, and whether threads pay; `begin` as in `measure_speed_up`."""
     passes = estimator.passes_[1:] or estimator.passes_
     threads = estimator.n_threads_
     speed_up = measure_speed_up(begin, threads) if threads > 1 else None
@@ -131,7 +131,7 @@ def _scores(arrays: Arrays, X: Any) -> np.ndarray:
 
 
 def _picked(classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The class that each row of scores is for."""
+    """The class that each row of scores selects."""
     return classes[scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)]
 
 
@@ -188,13 +188,13 @@ def fit_ratings(data: Path, test: Path | None, progress: Progress, **options: An
 
 
 def _rmse(found: np.ndarray, wanted: np.ndarray) -> float | None:
-    """Over the ratings that the model has a prediction of; None: it has none."""
+    """RMSE over the ratings for which the model has a prediction; None: it has none."""
     known = np.isfinite(found)
     return float(np.sqrt(np.mean((found - wanted)[known] ** 2))) if known.any() else None
 
 
 def _rate(arrays: Arrays, ratings: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions of a file's ratings, NaN for users or items that the model has not met; and the ratings."""
+    """Predictions for a file's ratings, NaN for unknown users or items; and the ratings."""
     entries: Any = ratings.matrix.tocoo()
     user_number = {name: number for number, name in enumerate(arrays["users"].tolist())}
     item_number = {name: number for number, name in enumerate(arrays["items"].tolist())}
@@ -224,7 +224,7 @@ def _read_model(path: Path) -> Arrays:
 
 
 def _wrong_linear(arrays: Arrays) -> str:
-    """What does not fit together in a linear model; empty: nothing."""
+    """An inconsistency in a linear model; empty: none."""
     coef, loss, classes = arrays["coef"], arrays["loss"], arrays.get("classes")
     if coef.ndim != 2 or not coef.size or not _are_finite(coef):
         return "its coef are not numbers in rows and columns"
@@ -246,7 +246,7 @@ def _wrong_linear(arrays: Arrays) -> str:
 
 
 def _wrong_ratings(arrays: Arrays) -> str:
-    """The same of a model of ratings."""
+    """An inconsistency in a model of ratings; empty: none."""
     rank = arrays["user_factors"].shape[-1:]
     shapes = {"mean": ()}
     for what in ("user", "item"):
@@ -272,7 +272,7 @@ def _csv_line(*fields: str) -> str:
 
 
 def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str], dict[str, Any]]:
-    """One line per example, and how good they are where the data has labels."""
+    """One line per example, and the predictions' quality if the data has labels."""
     arrays = _read_model(model)
     if ("user_factors" in arrays) != (data.suffix == ".csv"):
         kind = "ratings, and needs a .csv file" if "user_factors" in arrays else "rows, and needs svmlight or .npz"

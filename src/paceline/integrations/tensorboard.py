@@ -1,4 +1,4 @@
-"""A run's curves in TensorBoard while it goes on, through PyTorch's writer. Needs the extra `paceline[tensorboard]`."""
+"""A run's live curves in TensorBoard, through PyTorch's writer. Needs the extra `paceline[tensorboard]`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _EVERY_S = 1.0
 
 
 class TensorBoard(Throttled):
-    """Writes a run's curves against samples, about once a second, in a `with` block.
+    """Writes a run's curves over samples, about once a second, in a `with` block.
 
     The curves are loss, accuracy, samples per second, staleness, waiting and workers; messages are texts. A call costs less
-    than a millisecond. The folder's files are made at the first call, so that a run which never begins leaves none.
+    than a millisecond. The folder's files are created at the first call, so a run that never begins leaves none.
 
     Args:
-        folder: where TensorBoard's files go; one for each run, in a folder that `tensorboard --logdir` names.
+        folder: for TensorBoard's files; one for each run, inside the folder given to `tensorboard --logdir`.
         now_s: for tests; a monotonic clock.
 
     >>> with TensorBoard("runs/first/tensorboard") as board:  # doctest: +SKIP
@@ -48,13 +48,13 @@ class TensorBoard(Throttled):
             self._made.close()
 
     def update(self, progress: Progress) -> None:
-        """Writes `progress`, unless another was written just now; a message is always written."""
+        """Writes `progress`, unless the last update was too recent; a message is always written."""
         if progress.message:
             self._writer.add_text("messages", progress.message, progress.samples)
         super().update(progress)
 
     def end(self, run: RunData) -> None:
-        """Writes what the run has come to, which its progress had not yet."""
+        """Writes the final figures, which the last progress lacked."""
         result = run.result
         self._show_last()
         self._last = None
@@ -79,7 +79,7 @@ class TensorBoard(Throttled):
         self._scalar("run/workers", len(alive), at)
         self._scalar("staleness/mean", _mean([one.mean_staleness for one in alive]), at)
         self._scalar("waiting/share of time", _mean([one.waiting_share for one in alive]), at)
-        self._writer.flush()  # what is in the file is what TensorBoard shows
+        self._writer.flush()  # TensorBoard shows only what is in the file
 
     def _scalar(self, name: str, value: float | None, at: int) -> None:
         if value is not None and math.isfinite(value):
@@ -87,7 +87,7 @@ class TensorBoard(Throttled):
 
 
 def check_tensorboard() -> None:
-    """Refuses where the package is missing, before any work."""
+    """Fails early if the package is missing."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Collectives along one axis of a layout, with what they move counted."""
+"""Collectives along one axis of a layout that count their traffic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Counted", "Traffic"]
 
 @dataclass
 class Traffic:
-    """What one worker has exchanged, by kind of operation and by axis, such as `group`, `replicas`, `all`.
+    """One worker's traffic, by kind of operation and by axis, such as `group`, `replicas`, `all`.
 
     Attributes:
-        operations: how many, by (axis, kind).
-        sent_bytes: by axis, as ring algorithms send them; a broadcast and a sum with a root travel along the ring as a chain.
+        operations: their number, by (axis, kind).
+        sent_bytes: by axis, for ring algorithms; a broadcast and a reduce travel along the ring as a chain.
     """
 
     operations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
@@ -31,15 +31,15 @@ class Traffic:
 
 
 class Counted:
-    """Collectives of one axis, whose traffic is counted; implements `RootedCollectives`.
+    """Collectives of one axis that count their traffic; implements `RootedCollectives`.
 
     Args:
-        inner: carries the operations out; those with a root, if it is `RootedCollectives`.
+        inner: executes the operations; those with a root if it is `RootedCollectives`.
         axis: its name.
-        size: its workers.
-        place: this worker's among them.
-        traffic: is added to.
-        counts: of the worker's records, for a carrier that counts nothing itself, such as shared memory; None: it does.
+        size: number of its workers.
+        place: this worker's position among them.
+        traffic: receives the counts.
+        counts: of the worker's records, for a carrier that counts nothing itself, such as shared memory; None otherwise.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Results of runs, and how they are shown."""
+"""Results of runs, and their presentation."""

@@ -1,4 +1,4 @@
-"""Comparing runs: their labels, which are repeats of one method, and which differences are clear."""
+"""Comparing runs: their labels, repeats of one method, and clear differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "target_text",
 ]
 
-CLEAR_RATIO = 1.05  # below this ratio two single runs count as equal: repeats of one setting differ by as much
+CLEAR_RATIO = 1.05  # two single runs with a smaller ratio count as equal: repeats of one setting differ by as much
 _DISTINGUISHING = ("workers", "task", "backend")
 
 
@@ -55,7 +55,7 @@ class Column:
         name: heading.
         path: in the results.
         lower: whether lower is better; None: neither is.
-        scale: what the values are multiplied by.
+        scale: factor on the values.
         unit: below the heading.
         group: above the headings of several columns; "" for a column that stands alone.
     """

@@ -1,4 +1,4 @@
-"""What all reports share: tables as data, and pages from templates, which escape all text."""
+"""The common part of all reports: tables as data, and pages from templates, which escape all text."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Cell:
     """A cell of a table.
 
     Args:
-        text: what it says.
-        below: what stands below in small letters: a unit, an interval.
+        text: its content.
+        below: small text below it: a unit, an interval.
         kind: in the style sheet.
         colour: of a small square before it, such as `@method-0`.
-        columns: that it spans.
-        rows: that it spans.
+        columns: number of columns that it spans.
+        rows: number of rows that it spans.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Cell:
 
 
 class Table:
-    """A table, which scrolls sideways where it is too wide.
+    """A table, which scrolls sideways if it is too wide.
 
     Args:
         rows: cells; the first of each names it.
@@ -73,7 +73,7 @@ def settings_table(rows: Iterable[tuple[str, Sequence[Any]]], heads: Sequence[st
 
 
 def json_value(value: Any) -> str:
-    """A setting: text as it is, all else as JSON."""
+    """A setting: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
@@ -84,10 +84,10 @@ def write_page(path: str | Path, template: str, *, title: str, figures: Sequence
         path: the HTML file.
         template: extends `observe/page.html`.
         title: heading.
-        figures: what is drawn; the template places each by `m.figure`.
-        parts: what else the template shows.
+        figures: the figures; the template places each by `m.figure`.
+        parts: further variables of the template.
     """
-    import plotly.offline  # at the end of a run, not at its start, as Jinja2
+    import plotly.offline  # at the end of a run, not at its start, like Jinja2
     from markupsafe import Markup
 
     colours = {theme: tokens(theme) for theme in METHODS}
@@ -97,7 +97,7 @@ def write_page(path: str | Path, template: str, *, title: str, figures: Sequence
 
 
 def markup(template: str, **parts: Any) -> str:
-    """A template of the package, filled in."""
+    """Renders a template of the package."""
     return _environment().get_template(template).render(**parts)
 
 

@@ -28,8 +28,8 @@ class Figure:
         traces: plotly traces.
         layout: plotly layout without colours, fonts and margins, which the page sets.
         columns: of the CSV file: headers.
-        rows: of the CSV file: its lines; or
-        keys: each column's key in the traces, where they list them.
+        rows: of the CSV file: its lines; alternatively
+        keys: each column's key in the traces, if they list the values.
         table: the figure as a table for screen readers: headings, then rows of cells.
         height_px: height.
         legend: whether it has one.
@@ -101,7 +101,7 @@ def method_colour(place: int) -> str:
 
 
 def numbers(values: Any, digits: int = 6) -> list[float | None]:
-    """Plain numbers for JSON, rounded to `digits` significant digits to keep the page small; None for what is not finite."""
+    """Plain numbers for JSON, rounded to `digits` significant digits to keep the page small; None if not finite."""
     return [
         float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()
     ]
@@ -113,7 +113,7 @@ def thin(size: int, limit: int) -> np.ndarray:
 
 
 def log_axis(low: float, high: float) -> dict[str, Any]:
-    """Range and ticks at 1, 2, 5 of each decade (decades only where there are many), written out as numbers."""
+    """Range and ticks at 1, 2, 5 of each decade (only decades if there are many), written out as numbers."""
     low, high = max(low * 0.75, 1e-15 * high), high * 1.3
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = max(1, len(decades) // 8)
@@ -151,7 +151,7 @@ def add_rule(
     """Add a dashed line with a label, horizontal at `y` or vertical at `x`."""
     along, across, at = ("x", "y", y) if y is not None else ("y", "x", x)
     assert at is not None
-    # Plotly's annotations want the logarithm of a place on a logarithmic axis, its shapes do not.
+    # Plotly's annotations need the logarithm of a position on a logarithmic axis, its shapes do not.
     placed = math.log10(at) if layout[f"{across}axis"].get("type") == "log" else at
     line = {"color": "@soft", "width": 1, "dash": "dash"}
     ends = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}0": at, f"{across}1": at}

@@ -64,7 +64,7 @@ def _loss(
         finite = curve.average[np.isfinite(curve.average) & (curve.average > 0)]
         if len(finite):
             lows.append(float(finite.min()))
-            # A diverged run would flatten all others: what it does above twice its own beginning is left out.
+            # A diverged run would flatten all others: values above twice its initial one are left out.
             clip = failed(run.result) and not all_failed
             highs.append(min(float(finite.max()), 2 * float(finite[0])) if clip else float(finite.max()))
             clipped = clipped or float(finite.max()) > highs[-1]

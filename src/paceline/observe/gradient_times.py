@@ -1,4 +1,4 @@
-"""When the workers' gradients were ready in each step of a run; the number of backup workers is chosen from it."""
+"""The times at which workers' gradients were ready in each step of a run; used to choose the number of backup workers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import numpy as np
 
 __all__ = ["GradientTimes", "gradient_times"]
 
-_WARM_UP_ROWS = (
-    10  # a worker with more of them is believed without its first, in which everything is done for the first time
-)
+_WARM_UP_ROWS = 10  # if a worker has more gradients, its first, which includes one-time initialisation, is ignored
 _FULL_SHARE = 0.9
 _DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class GradientTimes:
-    """The workers' times in a run.
+    """The workers' gradient times in a run.
 
     Args:
-        times_s: (steps, workers) from a step's beginning to each worker's gradient, and what follows after the last needed.
-        as_they_came: each row is a step of the run; else rows are put together from each worker's own times, which is right as
+        times_s: (steps, workers) from a step's beginning to each worker's gradient, plus `rest_s`.
+        as_they_came: each row is a step of the run; otherwise rows combine each worker's own times, which is right as
             long as workers are slow independently of each other.
-        rest_s: of these times: from the last needed gradient to the next step.
-        updates: that the run made.
-        gradients_per_update: in its mean.
+        rest_s: the part of these times from the last needed gradient to the next step.
+        updates: number of updates of the run.
+        gradients_per_update: number of gradients in its mean.
     """
 
     times_s: np.ndarray
@@ -42,10 +40,10 @@ class GradientTimes:
 
 
 def gradient_times(records: Mapping[int, np.ndarray], *, seed: int = 0) -> GradientTimes | None:
-    """The times of a run's workers; None where no worker has computed a gradient.
+    """The times of a run's workers; None if no worker has computed a gradient.
 
-    Where all workers took part in (nearly) all steps, these steps are taken as they came. Otherwise, as in a run with backup
-    workers or without steps, they are drawn from each worker's own times.
+    If all workers took part in (nearly) all steps, uses these steps. Otherwise, as in a run with backup workers or without
+    steps, draws from each worker's own times.
 
     Args:
         records: worker_id -> `RECORD_DTYPE` array.
@@ -72,7 +70,7 @@ def gradient_times(records: Mapping[int, np.ndarray], *, seed: int = 0) -> Gradi
 
 
 def _rest_s(applied: np.ndarray, update: np.ndarray, num_updates: int) -> float:
-    """Median time from the last gradient of an update to when the first of its workers goes on."""
+    """Median time from the last gradient of an update until the first of its workers resumes."""
     if not num_updates:
         return 0.0
     ready_s, on_s = np.full(num_updates, -np.inf), np.full(num_updates, np.inf)

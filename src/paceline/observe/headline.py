@@ -1,4 +1,4 @@
-"""What came out of one run or several, in one sentence; the table below it has the figures."""
+"""The outcome of one or several runs, in one sentence; the table below it has the figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FEW = 3
 
 
 def headline(results: Sequence[Mapping[str, Any]]) -> str:
-    """The first method and by how much, or how the only run ended.
+    """The best method and its lead, or how the only run ended.
 
     Methods are compared by the time to the target if any reached it, else by the time to the smallest fraction of the
-    initial loss that any reached, else by the final training loss. Medians where a method has several runs. Ratios
+    initial loss that any reached, else by the final training loss. Uses medians if a method has several runs. Ratios
     below `CLEAR_RATIO` name no winner.
     """
     if not results:
@@ -43,7 +43,7 @@ def headline(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def caution(results: Sequence[Mapping[str, Any]]) -> str:
-    """What is said of few runs; "" where every method has three."""
+    """A caution about few runs; "" if every method has three."""
     few = any(len(group.results) < _FEW for group in group_runs(results))
     return "Few runs are no proof: repeat with other seeds before you choose." if few else ""
 

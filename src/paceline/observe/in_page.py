@@ -1,4 +1,4 @@
-"""What a notebook's cell shows of a run: the live table, and at the end the headline, the loss and the figures."""
+"""A run in a notebook's cell: the live table, and at the end the headline, the loss and the figures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_html(run: RunData) -> str:
 
 
 def _curve(run: RunData) -> dict[str, Any]:
-    """Mean of the last losses against time, as a line; nothing where there are no losses."""
+    """Mean of the last losses over time, as a line; empty without losses."""
     curve = loss_curve(run.records, gossip=bool(run.result.get("gossip")))
     usable = np.isfinite(curve.average)
     time_s, loss = curve.time_s[usable], curve.average[usable]

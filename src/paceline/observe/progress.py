@@ -61,7 +61,7 @@ class Progress:
         accuracy: of the last evaluation, from 0 to 1.
         epoch: passes over the data begun, None if the task has none.
         workers: one entry per worker.
-        message: something to be told once: a worker lost, a restart, a checkpoint.
+        message: a one-time message: a worker lost, a restart, a checkpoint.
     """
 
     elapsed_s: float
@@ -139,7 +139,7 @@ class LiveTable:
 
 
 def plain_line(progress: Progress) -> str:
-    """One line that says the same without a terminal."""
+    """The same content as one line, for output that is not a terminal."""
     parts = [f"{progress.elapsed_s:7.1f} s", f"{progress.share_done:4.0%}".replace("%", " %")]
     if progress.epoch is not None:
         parts.append(f"epoch {progress.epoch}")

@@ -1,4 +1,4 @@
-"""One HTML file about one run or several: a headline, the table, the figures, and how to repeat it. Works offline."""
+"""A self-contained HTML report of one or several runs: a headline, the table, the figures, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_report(
 
 
 def _complete(run: RunData) -> RunData:
-    """The run with its configuration filled into its result."""
+    """The run, with its configuration added to its result."""
     return RunData(run.config, {**run.config, **run.result}, run.records, run.evaluations)
 
 
@@ -82,7 +82,7 @@ _COLUMNS = (
 
 
 def runs_table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of every run, and notes on them; a column that no run has a value for is left out."""
+    """The figures of every run, with notes; omits columns without values."""
     seeds = len({str(result.get("seed")) for result in results})
     columns = [one for one in _COLUMNS if any(value is not None for value in one.values(results))]
     columns = [one for one in columns if one.name != "seed" or seeds > 1]
@@ -134,7 +134,7 @@ def _outcome(result: dict[str, Any]) -> Cell:
 
 
 def _settings(runs: Sequence[RunData]) -> Table:
-    """The configurations, and what the results add: where they ran, with which versions."""
+    """The configurations, with facts from the results: where they ran, with which versions."""
     settings = [_settings_of(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one)
     rows = [(name, [one.get(name, ABSENT) for one in settings]) for name in names]

@@ -34,13 +34,13 @@ class Segments:
 def segments(records: np.ndarray) -> Segments:
     """Lay one worker's records out as intervals.
 
-    A record knows when its gradient began and ended, but only how *long* it waited, applied and prepared input. Input
-    is placed at the beginning of the step, applying at its end, waiting right after the gradient; what does not fit
-    after the gradient was done before it (waiting for a lock to read, say) and is placed there.
+    A record has the times of its gradient's beginning and end, but only the *durations* of waiting, applying and preparing
+    input. Input is placed at the beginning of the step, applying at its end, waiting right after the gradient; time that does
+    not fit after the gradient came before it (such as waiting for a lock to read) and is placed there.
     """
     ordered = records[np.argsort(records["started_s"], kind="stable")]
     started = ordered["started_s"].copy()
-    if len(ordered):  # overlapping steps would hide each other: a step begins when the one before it has ended
+    if len(ordered):  # overlapping steps would hide each other: a step begins when the previous one has ended
         started[1:] = np.maximum(started[1:], np.maximum.accumulate(ordered["ended_s"])[:-1])
     ended = np.maximum(ordered["ended_s"], started)
     gradient_started = np.clip(ordered["gradient_started_s"], started, ended)
@@ -73,9 +73,9 @@ def segments(records: np.ndarray) -> Segments:
 
 
 def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
-    """When every worker has finished its first step, which caches and lazy initialisation make slow.
+    """When every worker has finished its first step, which is slow because of cold caches and lazy initialisation.
 
-    Of a run too short for that, its very beginning.
+    If a run is too short for that, its beginning.
     """
     lanes = [own for own in records.values() if len(own)]
     if not lanes:
@@ -89,7 +89,7 @@ def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
 def steady_window_s(runs: Sequence[Mapping[int, np.ndarray]], steps: int) -> float:
     """A duration to draw for all runs: about `steps` steps of the fastest worker.
 
-    Longer, up to three times, where that is needed to see two steps of the slowest worker.
+    Up to three times longer if that is needed to show two steps of the slowest worker.
     """
     medians_s = [_median(own["ended_s"] - own["started_s"]) for records in runs for own in records.values() if len(own)]
     if not medians_s:
@@ -98,6 +98,6 @@ def steady_window_s(runs: Sequence[Mapping[int, np.ndarray]], steps: int) -> flo
 
 
 def _median(values: np.ndarray) -> float:
-    """As `np.median`, in a fifth of its time: there may be thousands of workers."""
+    """Like `np.median`, in a fifth of its time: there may be thousands of workers."""
     ordered = np.sort(values)
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -1,4 +1,4 @@
-"""How tables of figures look in a terminal."""
+"""Tables of figures for a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ BEST = "bold green"
 
 
 def figures_table(name: str | None, figures: Sequence[str], *, words: Sequence[str] = ()) -> Table:
-    """A table, readable from 80 columns on, whose cells are never cut.
+    """A table that never cuts its cells, readable from 80 columns on.
 
     Args:
-        name: heading of the column that says what a row is of; only its words are broken where there is no room. None: there
-            is no such column.
+        name: heading of the column that names the rows; only this column wraps. None: there is no such column.
         figures: headings of the columns of numbers.
         words: headings of columns before them.
     """

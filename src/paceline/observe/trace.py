@@ -26,9 +26,9 @@ _PROCESS_ID = 1
 def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 10_000, max_workers: int = 256) -> Path:
     """Write `run` as trace-event JSON.
 
-    Costs about 800 bytes per step. Of a worker with more than `max_steps_per_worker` steps the first and the last half
-    of that many are written, whole and contiguous; `otherData.omitted` in the file, and the lane's name, say so. Of more than
-    `max_workers` workers the first are written; `otherData.omitted_workers` says so.
+    Costs about 800 bytes per step. Of a worker with more than `max_steps_per_worker` steps, writes the first and the last half
+    of that many, complete and contiguous; `otherData.omitted` in the file, and the lane's name, say so. Of more than
+    `max_workers` workers, writes the first ones; `otherData.omitted_workers` says so.
 
     Args:
         run: the run.
@@ -138,7 +138,7 @@ def _dropped(worker_id: int, records: np.ndarray) -> Iterator[str]:
 
 
 def _batch_sizes(worker_id: int, records: np.ndarray) -> Iterator[str]:
-    """Where they differ from the step before."""
+    """Batch sizes that differ from the previous step's."""
     rows = records[np.flatnonzero(np.diff(records["samples"], prepend=-1))]
     for time, samples in zip(_us(rows["started_s"]), rows["samples"].tolist(), strict=True):
         yield (

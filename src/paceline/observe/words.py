@@ -21,7 +21,7 @@ __all__ = [
     "workers_text",
 ]
 
-ABSENT = "\N{EN DASH}"  # in place of a figure that does not exist
+ABSENT = "\N{EN DASH}"  # in place of a missing figure
 SECONDS_IN = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 

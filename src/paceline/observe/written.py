@@ -31,18 +31,18 @@ def write_run(
     """Write the folder of a finished run.
 
     Args:
-        run: as its trace and report show it.
-        folder: made if missing.
+        run: the run, for its trace and report.
+        folder: created if missing.
         title: of the report.
         command: the command line, for the report.
-        recorded: the records to save, where they are not the run's.
+        recorded: the records to save, if they are not the run's.
         max_traced_steps: of each worker.
-        max_traced_workers: the first so many.
-        host: for `host.json`, of a simulation: what depends on where and when it was made.
+        max_traced_workers: the number of workers to trace, from the first.
+        host: for `host.json`, of a simulation: facts that depend on where and when it ran.
 
     Raises:
-        NotWrittenError: something cannot be written: what was measured, in which case the folder is as that of a run that was
-            killed, or only the trace or the report. The error's `run` is this one.
+        NotWrittenError: a file cannot be written: the measurements, in which case the folder is like that of a killed run, or
+            only the trace or the report. The error's `run` is this one.
     """
     try:
         (run if recorded is None else dataclasses.replace(run, records=dict(recorded))).save(folder)

@@ -1,13 +1,13 @@
-"""Time to the target with b backup workers, from the time of a step: what backups save and what they cost.
+"""Time to the target with b backup workers, from the time of a step: the savings and the cost of backups.
 
-A step of n workers with b backups ends with the k-th gradient, k = n - b. It is shorter than one that waits for all, and more
-of them are needed, since each averages fewer gradients:
+A step of n workers with b backups ends with the k-th gradient, k = n - b. It is shorter than one that waits for all, but
+more steps are needed, since each averages fewer gradients:
 
     time to target ~ steps(k) * time of a step,    steps(k) = 1 + half_efficient / k
 
-All workers are taken to begin a step together. In truth one that was late begins late as well, and one that is held up for
-many steps is missing in all of them: steps with backups take a few percent longer than this says (3 % with 2 of 10 where a
-tenth of the time is an exponential tail), and more where tails are heavy.
+The model assumes that all workers begin a step together. In reality a late worker also begins the next step late, and one
+that is held up for many steps is missing in all of them: steps with backups take a few percent longer than predicted (3 %
+with 2 of 10 if a tenth of the time is an exponential tail), and more with heavy tails.
 
 Reference: Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, section 3.
 """
@@ -25,24 +25,24 @@ PUBLISHED_HALF_EFFICIENT = 411.0  # fits the steps that Chen et al. report for I
 
 
 def steps_to_target(gradients: float, half_efficient: float = PUBLISHED_HALF_EFFICIENT) -> float:
-    """Steps that each average so many gradients, in units in which only ratios mean something.
+    """The number of steps if each averages this many gradients, in units in which only ratios are meaningful.
 
     Args:
         gradients: k.
         half_efficient: k at which a gradient is worth half of what it is worth alone. 411 is Inception, which needs little
-            more than half as many steps with 100 workers as with 50; infinity: steps fall as 1 / k for ever.
+            more than half as many steps with 100 workers as with 50; infinity: steps fall as 1 / k without limit.
     """
     return 1 / gradients if math.isinf(half_efficient) else 1 + half_efficient / gradients
 
 
 def time_to_target(step_s: np.ndarray, gradients: Sequence[int], half_efficient: float) -> np.ndarray:
-    """(B,) for b = 0, 1, ...: mean times of a step (B,) times steps; relative to b = 0, where that ever ends."""
+    """(B,) for b = 0, 1, ...: mean times of a step (B,) times steps; relative to b = 0 if that is finite."""
     total = step_s * np.array([steps_to_target(k, half_efficient) for k in gradients])
     return total / total[0] if np.isfinite(total[0]) else total
 
 
 def most_backups(workers: int, wanted: int | None = None) -> int:
-    """How many to consider: as many as `wanted`, or a quarter of the workers, at least 1; one worker is none."""
+    """The maximum number of backups: `wanted`, or a quarter of the workers, at least 1; 0 for one worker."""
     return min(max(1, workers // 4) if wanted is None else wanted, workers - 1)
 
 
@@ -50,8 +50,8 @@ def arrived_step_s(arrivals_s: np.ndarray, max_backups: int | None = None) -> np
     """(B,) for b = 0, 1, ...: the mean time of a step, from (steps, n) seconds until each worker's gradient.
 
     Args:
-        arrivals_s: from a step's beginning, in any order within a step; infinity for a gradient that never came.
-        max_backups: most to consider; None: a quarter of the workers, or 1.
+        arrivals_s: since the beginning of a step, in any order within a step; infinity for a gradient that never arrived.
+        max_backups: maximum to consider; None: a quarter of the workers, or 1.
 
     Raises:
         ValueError: no arrivals.

@@ -1,8 +1,8 @@
-"""How many backup workers, from how long workers take and what fewer gradients are worth: every b, and the best.
+"""The best number of backup workers, from workers' times and the value of fewer gradients: every b, and the best.
 
-The time of a step is E[T_(k)] + rest: T_(k) is the k-th smallest of the workers' times, whose law is known, or which came
-together in the steps of a run. With McCandlish et al.'s noise scale B and batches of s samples, `half_efficient` of
-`paceline.planner.backup_times` is B / s.
+The time of a step is E[T_(k)] + rest: T_(k) is the k-th smallest of the workers' times, which have a known law, or were
+recorded together in the steps of a run. With McCandlish et al.'s noise scale B and batches of s samples, `half_efficient`
+of `paceline.planner.backup_times` is B / s.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["BackupOption", "BackupPlan", "plan_arrivals", "plan_backups"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupOption:
-    """What b backups come to.
+    """Predictions for b backups.
 
     Args:
         backups: b.
         machines: n, backups included.
-        gradients: k, of which a step is the mean.
-        step_s: expected time of a step; its interval is that of the times it was computed from, none if these are a formula.
+        gradients: k, which a step averages.
+        step_s: expected time of a step, with the interval of the recorded times; no interval if times are a formula.
         steps_low_s: 5 % of the steps are shorter.
         steps_high_s: 5 % are longer.
-        throughput: gradients that count, per second, relative to b = 0.
+        throughput: gradients used per second, relative to b = 0.
         steps: to the target, relative to b = 0.
-        time: to the target, relative to b = 0, with the interval that `step_s` leaves it.
+        time: to the target, relative to b = 0, with the interval that follows from `step_s`.
         machine_time: time times machines, relative to b = 0.
     """
 
@@ -57,12 +57,12 @@ class BackupOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupPlan:
-    """Every b that was considered, and the best.
+    """Every b considered, and the best.
 
     Args:
         rows: from b = 0 on.
-        best: with the least time to the target; where backups are spare machines, the least time times machines.
-        sure: share of recorded times' subsets from which the same b is best; None: the times are a formula.
+        best: with the least time to the target; if backups are spare machines, the least time times machines.
+        sure: share of recorded times' subsets that give the same best b; None: the times are a formula.
     """
 
     rows: tuple[BackupOption, ...]
@@ -89,13 +89,13 @@ def plan_backups(
         law: of the time of a worker.
         factors: of each worker, on that time.
         half_efficient: number of gradients at which one is worth half of what it is worth alone; inf: steps fall as 1 / k.
-        max_backups: most to consider; None: a quarter of the workers, at least 1.
-        rest_s: of every step besides: messages and update.
-        spare: backups are machines besides the workers, as fast as a worker of factor 1, so that k stays; the best b is then
-            that with the least time times machines.
+        max_backups: maximum to consider; None: a quarter of the workers, at least 1.
+        rest_s: the remaining time of every step: messages and update.
+        spare: backups are additional machines, as fast as a worker of factor 1, so that k stays; the best b then has the
+            least time times machines.
 
     Raises:
-        UsageError: no workers, or numbers that cannot be.
+        UsageError: no workers, or invalid numbers.
     """
     n = len(factors)
     if not n or not all(0 < one < math.inf for one in factors):
@@ -121,12 +121,12 @@ def plan_backups(
 def plan_arrivals(
     arrivals_s: np.ndarray, *, half_efficient: float = PUBLISHED_HALF_EFFICIENT, max_backups: int | None = None
 ) -> BackupPlan:
-    """The same from steps whose times came together, without intervals.
+    """Like `plan_backups`, from steps whose times were recorded together, without intervals.
 
     Args:
-        arrivals_s: as of `arrived_step_s`.
-        half_efficient: as of `plan_backups`.
-        max_backups: most to consider; None: a quarter of the workers, at least 1.
+        arrivals_s: see `arrived_step_s`.
+        half_efficient: see `plan_backups`.
+        max_backups: maximum to consider; None: a quarter of the workers, at least 1.
 
     Raises:
         ValueError: no arrivals.
@@ -187,7 +187,7 @@ def _step_times(law: Law, factors: Sequence[float], most: int, *, spare: bool) -
 
 
 def _interval(value: float, without: Sequence[float]) -> Estimate:
-    """By the jackknife of its logarithm over groups of neighbouring times, so that slow changes count as the few they are."""
+    """The jackknife of its logarithm over groups of neighbouring times, so that slow changes count once per group."""
     g = len(without)
     if g < 2:
         return Estimate(value=value, low=value, high=value)

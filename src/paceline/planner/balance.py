@@ -1,12 +1,12 @@
 """The balance equations: which layers to train with data, model or hybrid parallelism, and with how many nodes at most.
 
-Data parallelism sends a layer's weights, and hides it behind the layer's computation, which grows with the points per node.
-Model parallelism over N nodes sends activations instead, which pays where weights outnumber them, as in fully connected
+Data parallelism sends a layer's weights, overlapped with the layer's computation, which grows with the points per node.
+Model parallelism over N nodes sends activations instead, which pays if weights outnumber them, as in fully connected
 layers with small batches. Hybrid: G groups of N / G nodes, model parallel within a group, data parallel between groups.
 
 Only convolutions and fully connected layers count: they hold nearly all weights and operations. Bytes are those of one node
-and one step. As in the paper a message's latency is nothing, and G divides N. The paper's rule of thumb, model parallelism
-where a fully connected layer has more outputs than the batch has points, counts activations in one direction; here both count.
+and one step. As in the paper, messages have no latency, and G divides N. The paper's rule of thumb, model parallelism
+if a fully connected layer has more outputs than the batch has points, counts activations in one direction; here both count.
 
 Reference: Das, Avancha, Mudigere et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016,
     arXiv:1602.06709, section 3.
@@ -31,7 +31,7 @@ class Layer:
 
     Args:
         name: for tables.
-        ifm: input feature maps, of each group where there are groups.
+        ifm: input feature maps, per group of a grouped convolution.
         ofm: output feature maps.
         kernel: taps of a kernel, its width times its height.
         in_size: width times height of an input map.
@@ -51,11 +51,11 @@ class Layer:
         return self.ifm * self.ofm * self.kernel
 
     def operations(self, points: float) -> float:
-        """Floating-point operations of one step with so many points: forward, backward and weight gradient."""
+        """Floating-point operations of one step with this many points: forward, backward and weight gradient."""
         return _OPERATIONS * points * self.weights * self.out_size
 
     def weight_bytes(self, overlap: float, element_bytes: int = 4) -> float:
-        """Bytes of data parallelism: gradients sent and weights received, of which `overlap` happens at once."""
+        """Bytes of data parallelism: gradients sent and weights received, of which the share `overlap` is concurrent."""
         return element_bytes * self.weights * (2 - overlap)
 
     def activation_bytes(self, points: float, element_bytes: int = 4) -> float:
@@ -65,16 +65,16 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How one layer is best trained.
+    """The best split of one layer.
 
     Args:
-        layer: which.
-        groups: G: N is data parallelism, 1 model parallelism, between them hybrid.
-        kind: the word for that.
-        ideal_groups: the G at which the derivative is zero; no whole number, and not within 1 to N either.
+        layer: the layer.
+        groups: G: N is data parallelism, 1 model parallelism, in between hybrid.
+        kind: the name of that parallelism.
+        ideal_groups: the G at which the derivative is zero; not rounded, and not limited to 1 to N.
         sent_bytes: of one node in a step.
         data_bytes: what data parallelism would send.
-        exposed_s: of sending, what no computation hides under data parallelism.
+        exposed_s: communication time that no computation hides under data parallelism.
     """
 
     layer: Layer
@@ -88,14 +88,14 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """All layers' splits, and how far data parallelism goes.
+    """All layers' splits, and the limits of data parallelism.
 
     Args:
         splits: of each layer.
         operations_per_byte: the network's, of a node in data parallelism; infinite with one node.
-        machine_operations_per_byte: a node's speed over its bandwidth; where the network's is above, computation hides it.
+        machine_operations_per_byte: a node's speed over its bandwidth; if the network's is higher, computation hides sending.
         min_points: least points per node at which data parallelism is balanced.
-        max_nodes: most nodes at which it is, with this batch.
+        max_nodes: most nodes at which it is balanced with this batch.
     """
 
     splits: tuple[Split, ...]
@@ -108,7 +108,7 @@ class Balance:
 def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float, element_bytes: int = 4) -> float:
     """Bytes of a node in a step, with G groups: activations within the group, weights between groups.
 
-    At the ends one of the two vanishes, which the paper's formula, made for what lies between, leaves in: a group of one node
+    At the ends one of the two vanishes, unlike in the paper's formula, which is for the values between: a group of one node
     gathers nothing, and a single group exchanges no weights.
     """
     if nodes == 1:
@@ -126,7 +126,7 @@ def min_points_per_node(
     Args:
         layers: of the network.
         operations_per_byte: of a node: operations per second over bytes per second.
-        overlap: share of sending gradients and receiving weights that happens at once.
+        overlap: share of sending gradients and receiving weights that is concurrent.
         element_bytes: of a weight.
     """
     operations = sum(layer.operations(1) for layer in layers)
@@ -142,10 +142,10 @@ def exposed_s(
     overlap: float = 1.0,
     element_bytes: int = 4,
 ) -> list[float]:
-    """Seconds of each layer's sending that stay visible with data parallelism, layers in order of the forward pass.
+    """Seconds of each layer's sending that computation does not hide with data parallelism, in forward order.
 
-    A layer's gradients leave once its backward pass is done, and its weights are wanted in the next forward pass; between the
-    two lies all work on the layers before it. That other layers' messages take the same link is not counted.
+    A layer's gradients leave after its backward pass, and its weights are needed in the next forward pass; all work on earlier
+    layers lies between the two. Contention with other layers' messages on the same link is ignored.
     """
     exposed, before = [], 0.0
     for layer in layers:
@@ -175,10 +175,10 @@ def balance(
         layers: in order of the forward pass.
         nodes: N.
         batch: points of all nodes together in one step.
-        operations_per_s: floating-point operations that a node does in a second.
-        bytes_per_s: that a node sends in a second.
-        overlap: from 0 to 1, the share of sending gradients and receiving weights that happens at once; 1 is a link that is
-            full in both directions.
+        operations_per_s: floating-point operations per second of a node.
+        bytes_per_s: that a node sends.
+        overlap: from 0 to 1, the share of sending gradients and receiving weights that is concurrent; 1 is a full-duplex
+            link.
         element_bytes: of a weight or an activation.
 
     Raises:

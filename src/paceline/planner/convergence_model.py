@@ -1,13 +1,13 @@
-"""Hemingway: how the loss falls with the iterations i of m workers, learnt from short runs with a few m.
+"""Hemingway: how the loss falls with the iterations i of m workers, learnt from short runs with a few values of m.
 
     log(P(i, m) - P*) = g(i, m),    linear in features of i and m, by cross-validated Lasso
 
-The features come from the theory of CoCoA, P(i, m) - P* <= (1 - c0 / m)^i c1, relaxed: an algorithm is told from another by
-which of them it uses. Interpolation between numbers of workers is good, beyond them poor; so the error of leaving out one
-number of workers, and that of leaving out the later iterations, are part of every model, and every interval is made of them.
+The features come from the theory of CoCoA, P(i, m) - P* <= (1 - c0 / m)^i c1, relaxed: algorithms differ in the features
+that they use. Interpolation between numbers of workers is good, extrapolation poor. So every model has the error of leaving
+out one number of workers, and that of leaving out the later iterations, and every interval is made of them.
 
-Differences to the paper: folds are whole numbers of workers, as neighbours on one curve tell nothing new of each other; each
-curve is its running minimum, since what is asked for is when a loss is first reached; P* may be estimated.
+Differences to the paper: folds are whole numbers of workers, as neighbours on one curve are redundant; each curve is its
+running minimum, since the question is when a loss is first reached; P* may be estimated.
 
 Reference: Pan, Venkataraman, Tai and Gonzalez, "Hemingway: Modeling Distributed Optimization Algorithms", 2017,
     arXiv:1702.05865.
@@ -45,10 +45,10 @@ FEATURES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "1 / m": lambda i, m: 1 / m,
     "m": lambda i, m: m,
 }
-_SEEN_FIRST = 0.6  # of each curve's iterations: the rest is predicted from these
+_SEEN_FIRST = 0.6  # share of each curve's iterations from which the rest is predicted
 _MAX_POINTS = 120  # of one curve
-_PENALTIES = np.geomspace(1.0, 1e-5, 20)  # shares of the least penalty that leaves no feature
-_HORIZON = 20.0  # times the longest run: later than that nothing is predicted
+_PENALTIES = np.geomspace(1.0, 1e-5, 20)  # relative to the least penalty that removes all features
+_HORIZON = 20.0  # times the longest run: no prediction beyond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Curve:
             raise UsageError("A curve's iterations must ascend from 1 or more, and its losses be finite.")
 
     def until(self, iteration: float) -> Curve:
-        """Its beginning, of at least 4 points."""
+        """Its beginning, with at least 4 points."""
         kept = max(4, int(np.searchsorted(self.iterations, iteration, side="right")))
         return Curve(workers=self.workers, iterations=self.iterations[:kept], losses=self.losses[:kept])
 
@@ -97,14 +97,14 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceModel:
-    """g, fitted, and how well it predicts what it has not seen; `ConvergenceModel.fit` makes one.
+    """The fitted g, and its error on data that it has not seen; `ConvergenceModel.fit` makes one.
 
     Attributes:
         optimum: P*.
-        optimum_estimated: whether P* was guessed from the curves. Then predictions near it are worth little.
-        coefficients: of each feature; 0 where the Lasso left it out.
-        intercept: log suboptimality where all features are 0.
-        residual: root mean square of log suboptimality's error, over what was fitted.
+        optimum_estimated: whether P* was estimated from the curves; predictions near it are then unreliable.
+        coefficients: of each feature; 0 if the Lasso removed it.
+        intercept: log suboptimality if all features are 0.
+        residual: root mean square error of log suboptimality over the fitted data.
         leave_one_out: the same for each number of workers, predicted from all others; {} where there was only one.
         forward: the same over the last 40 % of the iterations of all curves, predicted from the first 60 %.
         seen: for each number of workers its last iteration and lowest loss.

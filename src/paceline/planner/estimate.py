@@ -1,4 +1,4 @@
-"""What the planner's models answer with: a value, an interval, and a warning in words; how wide their intervals are."""
+"""Results of the planner's models: a value, an interval, and a warning in words; and the intervals' width."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CONFIDENCE = 0.9  # of every interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A predicted value, between which values it lies with a confidence of 90 %, and where the model left what was seen.
+    """A predicted value with its 90 % interval, and a warning if the model extrapolates.
 
     Args:
         value: the prediction.
         low: lower end.
-        high: upper end; infinite where the measurements say nothing about it.
-        extrapolation: in which respect this is outside of what was measured, as words; "" if it is inside.
+        high: upper end; infinite if the measurements do not bound it.
+        extrapolation: how the point lies outside the measurements, in words; "" if it is inside.
     """
 
     value: float
@@ -30,6 +30,6 @@ class Estimate:
 
 
 def deviations(freedom: float = math.inf) -> float:
-    """How many standard deviations an interval reaches to each side, by Student's t; with infinite freedom, by the normal."""
+    """Half width of an interval in standard deviations, by Student's t; with infinite freedom, by the normal distribution."""
     below = (1 + CONFIDENCE) / 2
     return float(ndtri(below) if math.isinf(freedom) else stdtrit(freedom, below))

@@ -1,12 +1,12 @@
-"""Which few short runs tell the most about a system model: optimal experiment design, under a budget.
+"""Choosing a few short runs that tell the most about a system model: optimal experiment design, under a budget.
 
 Of candidates j, each with a row of features a_j and a cost c_j, weights 0 <= lambda_j <= 1 are chosen that minimise
 
     trace(C (sum_j lambda_j a_j a_j^T)^-1 C^T)    subject to    sum_j c_j lambda_j <= budget,
 
-a convex program: the variance of what C maps the coefficients to. With C = 1 that is A-optimality, as the paper has it; with
-the features of what is to be predicted as rows of C, it is the variance of these predictions, and that is the default here.
-Whole runs are then made of the weights.
+a convex program: the variance of C times the coefficients. With C = 1 that is A-optimality, as in the paper. With the
+features of the points to predict as rows of C, it is the variance of these predictions, the default here.
+The weights are then rounded to whole runs.
 
 Reference: Venkataraman et al., "Ernest", NSDI 2016, section 3.2; Boyd and Vandenberghe, "Convex Optimization", 2004, 7.5.
 """
@@ -27,14 +27,14 @@ __all__ = ["ExperimentDesign", "ShortRun", "candidates", "design", "prediction_v
 
 _RANK = 1e-9
 _CONDITION = 1e12
-_GAP = 1e-3  # the relaxed criterion is at most this share above the least possible
+_GAP = 1e-3  # the relaxed criterion exceeds the minimum by at most this share
 _ITERATIONS = 2_000
 _LEAST_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortRun:
-    """One short run: so many workers, on this share of the full size."""
+    """One short run: a number of workers, on this share of the full size."""
 
     workers: int
     size: float
@@ -45,8 +45,8 @@ class ExperimentDesign:
     """The trials to run.
 
     Attributes:
-        trials: at least as many as there are coefficients to tell apart.
-        cost: of all of them, in the unit of the costs given; at most the budget.
+        trials: at least as many as there are distinguishable coefficients.
+        cost: of all trials, in the unit of the given costs; at most the budget.
         weights: (candidates,) lambda, of the relaxed program.
         criterion: the trace, for the trials.
         bound: no design within the budget has a lower trace.
@@ -80,20 +80,20 @@ def design(
     targets: Sequence[ShortRun] | None = None,
     a_optimal: bool = False,
 ) -> ExperimentDesign:
-    """The trials that are worth their cost.
+    """Chooses the most informative trials within a budget.
 
     Costs: some milliseconds to a second; `grid` may have thousands of candidates.
 
     Args:
-        grid: what could be run; each at most once.
-        budget: what all trials together may cost.
+        grid: candidates; each is run at most once.
+        budget: maximum cost of all trials together.
         costs: (candidates,) of each, above 0; None: time as in the paper, size / workers, where the
             smallest size on one worker costs 1.
         targets: what will be predicted; None: every number of workers of the grid, at its largest size.
         a_optimal: minimise the variance of the coefficients, each column divided by its mean, as the paper does.
 
     Raises:
-        UsageError: nothing to choose from, or the budget is too small to tell the coefficients apart.
+        UsageError: there are no candidates, or the budget is too small to distinguish the coefficients.
     """
     if not grid:
         raise UsageError("There are no trials to choose from: name at least one number of workers and one size.")
@@ -129,7 +129,7 @@ def _rows(trials: Sequence[ShortRun]) -> np.ndarray:
 
 
 def _directions(A: np.ndarray, C: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Both in as many orthogonal directions as the candidates can tell apart: with 1 and 2 workers, log m is a line in m."""
+    """Projects both on the directions that the candidates can distinguish: with 1 and 2 workers, log m is linear in m."""
     scale = A.mean(axis=0)
     scale[scale == 0] = 1.0
     _, singular, Vt = np.linalg.svd(A / scale, full_matrices=False)
@@ -152,10 +152,10 @@ def _trace(rows: np.ndarray, C: np.ndarray) -> float:
 
 
 def _relaxed(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float) -> tuple[np.ndarray, float]:
-    """The weights by Frank and Wolfe's method, and a lower bound of the criterion.
+    """The weights by the Frank-Wolfe method, and a lower bound of the criterion.
 
-    The linear problem of each iteration is a knapsack that may be filled with parts: the best value for its cost first. The
-    criterion is convex, so its tangent's least value is below every design's: that is the bound, and tells when to stop.
+    The linear problem of each iteration is a fractional knapsack: take the best value per cost first. The criterion is
+    convex, so the minimum of its tangent is a lower bound for every design, and tells when to stop.
     """
     weights = np.minimum(1.0, np.full(len(A), budget / c.sum()))
     bound = 0.0
@@ -175,7 +175,7 @@ def _relaxed(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float) -> tupl
 
 
 def _step(A: np.ndarray, C: np.ndarray, weights: np.ndarray, along: np.ndarray) -> float:
-    """How far to go for the least criterion."""
+    """The step length with the least criterion (line search)."""
     M, D = (A * weights[:, None]).T @ A, (A * along[:, None]).T @ A
 
     def criterion(step: float) -> float:
@@ -186,9 +186,9 @@ def _step(A: np.ndarray, C: np.ndarray, weights: np.ndarray, along: np.ndarray) 
 
 
 def _whole(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float, chosen: np.ndarray) -> np.ndarray:
-    """Whole trials: of those chosen, the one that is missed least for its cost is left out until the rest is paid for.
+    """Whole trials: drops the chosen trial that is least useful for its cost until the rest fits the budget.
 
-    Then one is exchanged for another, or taken in, as long as that lowers the criterion.
+    Then exchanges or adds trials as long as that lowers the criterion.
     """
     chosen = chosen.copy()
     while c[chosen].sum() > budget:
@@ -200,7 +200,7 @@ def _whole(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float, chosen: n
         chosen[np.flatnonzero(chosen)[np.argmin(losses)]] = False
     value = _trace(A[chosen], C)
     while np.isfinite(value):
-        over = c[chosen].sum() > budget  # too few are left to leave one out: cheaper ones come in their place
+        over = c[chosen].sum() > budget  # too few are left to drop one: replace them by cheaper ones
         best, least = None, np.inf if over else value * (1 - 1e-6)
         for leaving in np.flatnonzero(chosen) if over else (None, *np.flatnonzero(chosen)):
             kept = chosen.copy()
@@ -220,9 +220,9 @@ def _whole(A: np.ndarray, C: np.ndarray, c: np.ndarray, budget: float, chosen: n
 
 
 def _with_one_more(A: np.ndarray, C: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """(candidates,) the criterion with each of them beside those kept; infinite where they tell too little apart."""
+    """(candidates,) the criterion with each of them added to those kept; infinite if coefficients are indistinguishable."""
     M = A[kept].T @ A[kept]
-    if np.linalg.cond(M) < _CONDITION:  # then by Sherman and Morrison's formula
+    if np.linalg.cond(M) < _CONDITION:  # then by the Sherman-Morrison formula
         solved = np.linalg.inv(M)
         gains = np.sum((A @ solved @ C.T) ** 2, axis=1) / (1 + np.einsum("jk,kl,jl->j", A, solved, A))
         return np.trace(C @ solved @ C.T) - gains

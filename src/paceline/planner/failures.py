@@ -1,7 +1,7 @@
 """How much longer training takes when workers are killed: pure arithmetic on rates, after Young and Daly.
 
-Two kinds of methods. One that cannot go on without a worker loses everything since its last checkpoint: kills of m workers
-come at rate m lambda, and each checkpoint interval is tried until it goes through. One that goes on loses a worker's share
+There are two kinds of methods. One that needs every worker loses everything since its last checkpoint: kills of m workers
+come at rate m lambda, and each checkpoint interval is repeated until it succeeds. One that continues loses a worker's share
 while that worker is away. Kills are independent and come at a constant rate, and may come during a restart, too.
 
 Reference: Young, "A First Order Approximation to the Optimum Checkpoint Interval", 1974; Daly, "A Higher Order Estimate of the
@@ -16,26 +16,26 @@ from paceline.errors import UsageError
 
 __all__ = ["availability", "expected_s"]
 
-_LARGEST = 700.0  # exp of more is no number
+_LARGEST = 700.0  # exp overflows above
 
 
 def expected_s(
     work_s: float, *, kills_per_s: float, interval_s: float, restart_s: float, checkpoint_s: float = 0.0
 ) -> float:
-    """Expected seconds for so much work, where a kill costs a restart and all since the last checkpoint.
+    """Expected seconds for an amount of work, if a kill costs a restart and everything since the last checkpoint.
 
-    With M = 1 / kills_per_s, each interval of length t takes M e^(R / M) (e^(t / M) - 1); the last one is as long as what is
-    left, and has no checkpoint. Daly's equation 13 has W / t such intervals.
+    With M = 1 / kills_per_s, each interval of length t takes M e^(R / M) (e^(t / M) - 1); the last one has the length of the
+    remaining work, and no checkpoint. Daly's equation 13 has W / t such intervals.
 
     >>> round(expected_s(100.0, kills_per_s=0.01, interval_s=10.0, restart_s=5.0), 1)
     110.6
 
     Args:
-        work_s: W, without any kill.
+        work_s: W, without kills.
         kills_per_s: of all workers together.
         interval_s: work between two checkpoints; infinite: there are none, and a kill costs everything.
-        restart_s: R, from a kill until the work goes on.
-        checkpoint_s: what one checkpoint costs.
+        restart_s: R, from a kill until the work continues.
+        checkpoint_s: cost of one checkpoint.
 
     Raises:
         UsageError: an argument is out of its range.
@@ -58,7 +58,7 @@ def expected_s(
 
 
 def availability(*, kills_per_s: float, restart_s: float) -> float:
-    """Share of the time that a worker is there: it lives 1 / kills_per_s on average, and is then away for `restart_s`.
+    """Share of the time that a worker is present: it lives 1 / kills_per_s on average, and is then away for `restart_s`.
 
     >>> availability(kills_per_s=0.01, restart_s=25.0)
     0.8

@@ -1,11 +1,11 @@
-"""Which layers to cut over how many groups: the balance equations with computing at local shapes, latency, and borders.
+"""Which layers to cut over how many groups: the balance equations plus computing at local shapes, latency, and borders.
 
-For each number of groups and each pairing, a dynamic programme over the chain of layers finds the cheapest way: each layer
-whole, cut by outputs or cut by inputs, and what passing from one to the next costs. It is exact for chains, and takes as many
-steps as there are layers.
+For each number of groups and each pairing, a dynamic programme over the chain of layers finds the cheapest combination:
+each layer whole, cut by outputs or cut by inputs, plus the cost of passing from one to the next. It is exact for chains,
+and takes as many steps as there are layers.
 
-Bytes are those of one worker and one step, as ring algorithms send them. What is exchanged inside a group is waited for.
-Gradients are hidden behind the computation of the layers before, as in `balance`.
+Bytes are those of one worker and one step, as ring algorithms send them. Exchanges inside a group are waited for;
+gradients overlap with the computation of earlier layers, as in `balance`.
 
 Reference: Das et al., 2016, arXiv:1602.06709, section 3; Jia et al., "Exploring Hidden Dimensions in Parallelizing
     Convolutional Neural Networks", ICML 2018, arXiv:1802.04924, whose elimination this is on a chain.
@@ -31,7 +31,7 @@ class Candidate:
     Args:
         layer: its sizes.
         can_cut: whether it may be cut.
-        follows: whether there is nothing but element-wise modules between it and the layer before, which can be cut, too.
+        follows: whether only element-wise modules lie between it and the previous layer, which can be cut, too.
     """
 
     layer: Layer
@@ -47,7 +47,7 @@ class CutChoice:
         name: the layer's.
         how: "whole", "by outputs" or "by inputs".
         sent_bytes: of one worker in a step.
-        exposed_s: of sending, what no computation hides.
+        exposed_s: communication time that no computation hides.
         compute_s: forward, backward and weight gradient at the local shape.
     """
 
@@ -59,7 +59,7 @@ class CutChoice:
 
     @property
     def time_s(self) -> float:
-        """What it adds to a step."""
+        """The layer's time in a step."""
         return self.exposed_s + self.compute_s
 
 
@@ -68,9 +68,9 @@ class LayoutChoice:
     """One way to train the chain.
 
     Args:
-        groups: G; as many as workers: nothing is cut.
+        groups: G; if it equals the number of workers, nothing is cut.
         pairing: between two cut layers.
-        layers: of each layer.
+        layers: the choice for each layer.
     """
 
     groups: int
@@ -89,7 +89,7 @@ class LayoutChoice:
 
     @property
     def exposed_s(self) -> float:
-        """What of sending is waited for."""
+        """Communication time that is waited for."""
         return sum(one.exposed_s for one in self.layers)
 
     @property
@@ -108,7 +108,7 @@ def choose_layouts(
     compute_s: Callable[[Layer, float], float],
     pairings: Sequence[str] = _PAIRINGS,
 ) -> list[LayoutChoice]:
-    """The fastest ways to train, the best first; the cut layers of each are the best for its groups and pairing.
+    """The fastest ways to train, the best first; each has the best cut layers for its groups and pairing.
 
     >>> chain = [Candidate(layer=Layer(name="a", ifm=4096, ofm=4096), can_cut=True)]
     >>> best, second = choose_layouts(chain, nodes=2, batch=8, latency_s=0.0, bytes_per_s=1e9, compute_s=lambda *_: 0.0)[:2]
@@ -120,8 +120,8 @@ def choose_layouts(
         nodes: N workers.
         batch: points of all of them together in one step.
         latency_s: of a message.
-        bytes_per_s: that a worker sends in a second.
-        compute_s: seconds of a layer, or of a part of one, for so many points: forward, backward, weight gradient.
+        bytes_per_s: that a worker sends.
+        compute_s: seconds of a layer, or of a part of one, for a number of points: forward, backward, weight gradient.
         pairings: to choose from.
     """
     found: dict[tuple[int, tuple[str, ...]], LayoutChoice] = {}
@@ -131,7 +131,7 @@ def choose_layouts(
             layers = chain.best(candidates)
             if layers is not None:
                 choice = LayoutChoice(groups=groups, pairing=pairing, layers=layers)
-                found.setdefault((groups, tuple(one.how for one in layers)), choice)  # alike without two in a row
+                found.setdefault((groups, tuple(one.how for one in layers)), choice)  # equal without two cut in a row
     return sorted(found.values(), key=lambda one: (one.time_s, len(one.cut)))
 
 
@@ -148,7 +148,7 @@ class _Chain:
     compute_s: Callable[[Layer, float], float]
 
     def best(self, candidates: Sequence[Candidate]) -> tuple[CutChoice, ...] | None:
-        """The fastest way that cuts a layer, unless groups are of one worker; None: there is no such way."""
+        """The fastest way that cuts a layer, unless groups have one worker; None: there is no such way."""
         # By what a layer leaves: `whole` rows; a `part` of the features; `closed`: whole rows of a layer that was cut, and
         # would have left a part if the next one of the same chain were cut, too.
         # And whether any layer was cut.
@@ -175,7 +175,7 @@ class _Chain:
         may = candidate.can_cut and parts > 1 and not (state == "closed" and candidate.follows)
         if not may or (state == "part" and not candidate.follows):
             return steps
-        inputs, outputs = rows * layer.ifm, rows * layer.ofm  # a gather sends m - 1 times so many elements
+        inputs, outputs = rows * layer.ifm, rows * layer.ofm  # a gather sends m - 1 times as many elements
         if state == "part" and self.pairing == "column-row":
             if layer.ifm % parts == 0:
                 steps.append(

@@ -1,6 +1,6 @@
-"""Gradient and noise from the norms of small and large batches: the two estimates that a noise scale is the ratio of.
+"""Gradient and noise from the norms of small and large batches: the two estimates whose ratio is the noise scale.
 
-A batch of B samples has a gradient whose squared norm is E|g_B|^2 = |G|^2 + tr(Sigma) / B: two batches show both terms.
+A batch of B samples has a gradient with E|g_B|^2 = |G|^2 + tr(Sigma) / B: two batch sizes determine both terms.
 
 Reference: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162, appendix A.
 """
@@ -15,7 +15,7 @@ __all__ = ["gradient_and_noise"]
 def gradient_and_noise(
     small: np.ndarray, big: np.ndarray, small_batch: float, big_batch: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """|G|^2 and tr(Sigma), unbiased, of each step (steps,); the first may be negative where noise hides the gradient.
+    """|G|^2 and tr(Sigma), unbiased, of each step (steps,); the first may be negative if noise hides the gradient.
 
     >>> gradient_and_noise(np.array([3.0]), np.array([1.5]), 1, 4)
     (array([1.]), array([2.]))

@@ -1,4 +1,4 @@
-"""The least possible loss, guessed from curves that have not reached it."""
+"""Estimates the minimum loss from curves that have not reached it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from scipy.optimize import minimize_scalar
 
 __all__ = ["estimate_optimum"]
 
-_SHARES = (1e-6, 3.0)  # of the fall that was seen: how far below the lowest loss the optimum may be
+_SHARES = (1e-6, 3.0)  # of the observed fall: how far below the lowest loss the optimum may be
 _GRID = 60
 _EXACT = 1e-12  # variance of log suboptimality below which a curve counts as matched
 
 
 def estimate_optimum(curves: Sequence[tuple[np.ndarray, np.ndarray]], lower_bound: float | None = None) -> float:
-    """P* under which the curves' log suboptimality is smoothest: likeliest where it is 1, i, sqrt i and log i plus noise.
+    """P* with the smoothest log suboptimality of the curves: the maximum likelihood under 1, i, sqrt i and log i plus noise.
 
-    The likelihood is that of the losses themselves, so that a low P*, under which every curve looks flat, gains nothing. The
-    paper instead runs one long run and takes a little less than its last loss: do that, and give the optimum, where you can.
-    What is returned is below the lowest loss by at least a millionth, at most three times of the fall that was seen.
+    The likelihood is that of the losses themselves, so a low P*, under which every curve looks flat, gains nothing. The
+    paper instead does one long run and takes a little less than its last loss: do that, and pass the optimum, if you can.
+    The result is below the lowest loss by at least a millionth and at most three times the observed fall.
 
     Args:
         curves: iterations (points,) and losses (points,) of each.
-        lower_bound: the optimum is not below this, but for that millionth.
+        lower_bound: the optimum is not below this, except for that millionth.
     """
     lowest = min(float(losses.min()) for _, losses in curves)
     fall = max(float(losses.max()) for _, losses in curves) - lowest

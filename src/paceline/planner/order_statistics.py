@@ -1,6 +1,6 @@
-"""Order statistics of independent times that need not be alike: how long until all but b of n workers are done.
+"""Order statistics of independent, not identically distributed times: how long until all but b of n workers are done.
 
-How many workers are late at t is a sum of unequal coins, and E[T_(n - b)] is the integral of P(more than b are late at t).
+The number of late workers at t is a sum of unequal coins, and E[T_(n - b)] is the integral of P(more than b are late at t).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.errors import UsageError
 __all__ = ["ConstantLaw", "ExponentialLaw", "Law", "NormalLaw", "ParetoLaw", "SampledLaw", "StepTime", "step_times"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_TAIL = 1e-9  # chance that any worker is later than where integration ends; what is beyond is added in closed form
+_TAIL = 1e-9  # probability that any worker is later than the end of integration; the rest is added in closed form
 _PIECES = 160
 _GROUPS = 20
 
@@ -42,7 +42,7 @@ class Law(Protocol):
 
 @dataclass(frozen=True)
 class ConstantLaw:
-    """Always the same."""
+    """A constant time."""
 
     time_s: float
 
@@ -58,7 +58,7 @@ class ConstantLaw:
 
 @dataclass(frozen=True)
 class NormalLaw:
-    """Normal, and drawn again where it is not above zero."""
+    """A normal distribution, truncated to positive times."""
 
     average_s: float
     deviation_s: float
@@ -82,7 +82,7 @@ class NormalLaw:
 
 @dataclass(frozen=True)
 class ExponentialLaw:
-    """At least `least_s`, and an exponential time of mean `tail_s` more."""
+    """At least `least_s`, plus an exponential time with mean `tail_s`."""
 
     least_s: float
     tail_s: float
@@ -91,7 +91,7 @@ class ExponentialLaw:
         return np.exp(-np.maximum(t_s - self.least_s, 0.0) / self.tail_s)
 
     def excess_s(self, t_s: float) -> float:
-        """Where t is at least `least_s`."""
+        """For t of at least `least_s`."""
         return self.tail_s * math.exp(-(t_s - self.least_s) / self.tail_s)
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ class ExponentialLaw:
 
 @dataclass(frozen=True)
 class ParetoLaw:
-    """At least `least_s`, and P(T > t) = (least_s / t) ** shape: now and then many times as long; `shape` above 1."""
+    """At least `least_s`, and P(T > t) = (least_s / t) ** shape: occasionally many times as long; `shape` above 1."""
 
     least_s: float
     shape: float
@@ -109,7 +109,7 @@ class ParetoLaw:
         return (self.least_s / np.maximum(t_s, self.least_s)) ** self.shape
 
     def excess_s(self, t_s: float) -> float:
-        """Where t is at least `least_s`."""
+        """For t of at least `least_s`."""
         return t_s * (self.least_s / t_s) ** self.shape / (self.shape - 1)
 
     def pieces_s(self, late: np.ndarray) -> np.ndarray:
@@ -117,10 +117,10 @@ class ParetoLaw:
 
 
 class SampledLaw:
-    """What was recorded, each time as likely as any other.
+    """The empirical distribution of recorded times.
 
     Args:
-        times_s: in the order in which they were recorded, from which their interval follows; at least one, above 0.
+        times_s: in the order in which they were recorded, which determines their interval; at least one, above 0.
     """
 
     def __init__(self, times_s: Sequence[float] | np.ndarray) -> None:
@@ -144,14 +144,14 @@ class SampledLaw:
         return np.unique(self._sorted)
 
     def without(self) -> list[SampledLaw]:
-        """The same without one of up to 20 groups of neighbouring times, for each of these; empty for a single time."""
+        """Jackknife: this law without each of up to 20 groups of neighbouring times; empty for a single time."""
         groups = np.array_split(np.arange(len(self.times_s)), min(_GROUPS, len(self.times_s)))
         return [SampledLaw(np.delete(self.times_s, group)) for group in groups] if len(groups) > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """How long a step takes that ends with the k-th of n gradients.
+    """The duration of steps that end with the k-th of n gradients.
 
     Args:
         mean_s: E[T_(k)].
@@ -178,7 +178,7 @@ def step_times(law: Law, factors: Sequence[float], most_late: int) -> list[StepT
         most_late: fewer than workers.
     """
     groups, n = Counter(map(float, factors)), len(factors)
-    number = round(_PIECES * max(1.0, math.sqrt(n / 32)))  # order statistics of many are narrow
+    number = round(_PIECES * max(1.0, math.sqrt(n / 32)))  # order statistics of large n are narrow
     graded = 1 / (1 + np.exp(np.linspace(-25, math.log(n / _TAIL), number)))  # P(T > t), fine at both ends
     jumps = np.unique(np.concatenate([factor * law.pieces_s(graded) for factor in groups]))
     edges = np.concatenate([[0.0], jumps[jumps > 0]])
@@ -197,12 +197,12 @@ def step_times(law: Law, factors: Sequence[float], most_late: int) -> list[StepT
 def _more_late(law: Law, groups: Counter[float], t_s: np.ndarray, most_late: int) -> list[np.ndarray]:
     """P(more than b workers are late at t), (times,), for b = 0 ... `most_late`.
 
-    Of the largest group it is a binomial distribution's tail; with it the others are convolved. All terms are positive, so
-    that far out in the tail nothing cancels.
+    The largest group has a binomial distribution's tail; the others are convolved with it. All terms are positive, so
+    there is no cancellation far out in the tail.
     """
     (factor, number), *others = groups.most_common()
     alike = _binomial_tail(number, np.clip(law.late(t_s / factor), 0.0, 1.0))
-    chances = [np.ones(len(t_s))]  # that so many are late among the others
+    chances = [np.ones(len(t_s))]  # of each number of late workers in the other groups
     for factor, count in others:
         p = np.clip(law.late(t_s / factor), 0.0, 1.0)
         for _ in range(count):
@@ -213,7 +213,7 @@ def _more_late(law: Law, groups: Counter[float], t_s: np.ndarray, most_late: int
 
 
 def _binomial_tail(number: int, p: np.ndarray) -> Callable[[int], np.ndarray]:
-    """P(more than k of so many), as a function of k, which may be below 0."""
+    """P(more than k of `number`), as a function of k, which may be negative."""
 
     def more_than(k: int) -> np.ndarray:
         if k < 0:

@@ -1,9 +1,9 @@
-"""Ernest: how long a step takes with m workers on a part of the data, from few short measurements; and which to take.
+"""Ernest: how long a step takes with m workers on a part of the data, from a few short measurements.
 
     f(m, s) = theta_0 + theta_1 s / m + theta_2 log m + theta_3 m,    theta >= 0
 
-Fixed cost, computation that is shared, a tree of messages, and messages to each; s is the size of the work as a share of the
-full work (data, or a batch). Non-negative coefficients keep what is extrapolated sensible.
+The terms are a fixed cost, parallel computation, a tree of messages, and messages to each worker; s is the size of the work
+as a share of the full work (data, or a batch). Non-negative coefficients keep extrapolation sensible.
 
 Reference: Venkataraman et al., "Ernest: Efficient Performance Prediction for Large-Scale Advanced Analytics", NSDI 2016.
 """
@@ -35,24 +35,24 @@ def system_features(workers: np.ndarray | Sequence[int], sizes: np.ndarray | Seq
 def _scaled(
     workers: np.ndarray, sizes: np.ndarray, times_s: np.ndarray, *, relative: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weighted features (points, 4) with columns of norm 1, what the columns were divided by, and the weights (points,)."""
+    """Weighted features (points, 4) with columns of norm 1, the columns' divisors, and the weights (points,)."""
     weights = 1 / times_s if relative else np.ones_like(times_s)
     A = system_features(workers, sizes) * weights[:, None]
     scale = np.linalg.norm(A, axis=0)
-    scale[scale == 0] = 1.0  # log m, where only one worker was measured
+    scale[scale == 0] = 1.0  # log m, if only one worker was measured
     return A / scale, scale, weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemModel:
-    """Ernest's model of times, fitted; `SystemModel.fit` makes one.
+    """Ernest's fitted model of times; `SystemModel.fit` makes one.
 
     Attributes:
         theta: (4,) coefficients of `FEATURES`, in seconds, none below zero.
-        workers: (points,) numbers of workers that were measured.
-        sizes: (points,) sizes.
-        times_s: (points,) their times.
-        relative: whether errors are taken in proportion to the times.
+        workers: (points,) measured numbers of workers.
+        sizes: (points,) measured sizes.
+        times_s: (points,) measured times.
+        relative: whether errors are relative to the times.
     """
 
     theta: np.ndarray
@@ -73,14 +73,14 @@ class SystemModel:
         """Fits by non-negative least squares.
 
         Args:
-            workers: (points,) numbers of workers, each 1 or more; repeats are welcome.
+            workers: (points,) numbers of workers, each 1 or more; repeats are useful.
             times_s: (points,) seconds, above 0.
             sizes: (points,) sizes, above 0; None: all 1.
-            relative: minimise errors in proportion to the times and not, as the paper does, in seconds. Right where a long
-                step varies by more seconds than a short one, as steps do.
+            relative: minimise relative errors, not seconds as in the paper. Right if a long step varies by more seconds than a
+                short one, as steps do.
 
         Raises:
-            UsageError: nothing was measured, or it cannot be times of workers.
+            UsageError: there are no measurements, or they cannot be times of workers.
         """
         m = np.asarray(workers, float)
         s = np.ones_like(m) if sizes is None else np.asarray(sizes, float)
@@ -101,11 +101,11 @@ class SystemModel:
         return system_features(m, np.full_like(m, size)) @ self.theta
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
-        """Seconds that one more step would take, with the interval of a single measurement.
+        """Predicted seconds of one more step, with the interval of a single measurement.
 
-        The interval is that of unconstrained least squares, around the constrained prediction: it does not profit from
-        theta >= 0, so it is rather too wide than too narrow. It ends at infinity where there are no more measurements than
-        coefficients, or where what is asked for is no combination of what was measured (3 workers, from runs with 1 and 2).
+        The interval is that of unconstrained least squares, around the constrained prediction: it ignores theta >= 0, so it is
+        rather too wide than too narrow. It is unbounded if there are no more measurements than coefficients, or if the
+        requested point is no combination of the measured ones (3 workers, from runs with 1 and 2).
 
         Args:
             workers: m, from 1.

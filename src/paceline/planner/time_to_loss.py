@@ -1,7 +1,7 @@
 """Hemingway's two questions, from a system and a convergence model of one algorithm: h(t, m) = g(t / f(m), m).
 
-How many workers reach a loss soonest, and which loss is lowest at a deadline? More workers shorten an iteration, f(m), but an
-iteration of theirs may be worth less, g(i, m): the best m is often between the least and the most, and depends on the target.
+How many workers reach a loss soonest, and which loss is lowest at a deadline? More workers shorten an iteration, f(m), but
+each iteration may achieve less, g(i, m): the best m often lies between the extremes, and depends on the target.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StepTimeModel(Protocol):
     """f(m): a `SystemModel`, or another model of a step's time."""
 
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
-        """Seconds of a step of so many workers on so much work."""
+        """Seconds of a step with `workers` on work of this size."""
         ...
 
 
@@ -47,7 +47,7 @@ class TimeToLoss:
     size: float = 1.0
 
     def loss(self, time_s: float, workers: int) -> Estimate:
-        """The least loss within so many seconds; at most `max_iterations` are counted on."""
+        """The least loss within `time_s`; assumes at most `max_iterations`."""
         step = self.system.predict(workers, self.size)
 
         def after(step_s: float) -> Estimate:
@@ -63,10 +63,10 @@ class TimeToLoss:
         )
 
     def time_to(self, loss: float, workers: int) -> Estimate | None:
-        """Seconds until this loss is reached; None: it is not, within what can be predicted.
+        """Seconds until this loss is reached; None: not within the predictable range.
 
-        The ends of the interval are those of iterations and of step time together: the two errors are independent, so their
-        shares, as logarithms, add up in squares.
+        The interval combines those of iterations and of step time: the two errors are independent, so their relative errors,
+        as logarithms, add up in squares.
         """
         iterations, step = self.convergence.iterations_to(loss, workers), self.system.predict(workers, self.size)
         if iterations is None:
@@ -82,12 +82,12 @@ class TimeToLoss:
         return Estimate(value=value, low=value * math.exp(-below), high=value * _exp(above), extrapolation=said)
 
     def to_loss(self, loss: float, workers: Iterable[int]) -> list[Choice]:
-        """All numbers of workers, the soonest at this loss first; those that never reach it come last."""
+        """All numbers of workers, the fastest to this loss first; those that never reach it come last."""
         choices = [Choice(workers=m, estimate=self.time_to(loss, m)) for m in workers]
         return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
 
     def at_deadline(self, time_s: float, workers: Iterable[int]) -> list[Choice]:
-        """All numbers of workers, that with the lowest loss after so many seconds first."""
+        """All numbers of workers, sorted by the loss after `time_s`, lowest first."""
         choices = [Choice(workers=m, estimate=self.loss(time_s, m)) for m in workers]
         return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
 

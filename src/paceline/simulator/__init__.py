@@ -1,4 +1,4 @@
-"""The same worker programs under a virtual clock: gradients are really computed, only time is simulated."""
+"""The same worker programs under a virtual clock: gradients are computed for real, only time is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place to wait right after a backward pass of PyTorch's: in the midst of one, a simulated worker may not."""
+"""A hook right after PyTorch's backward pass: a simulated worker must not wait inside the pass."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from greenlet import getcurrent, greenlet
 __all__ = ["AfterBackward"]
 
 _autograd: Any = torch.autograd
-# What all of PyTorch's ways into a backward pass call last, also for code that has imported `backward` by its name.
+# Every way into a backward pass of PyTorch ends here, even for code that has imported `backward` by name.
 _ENTRY = "_engine_run_backward" if hasattr(_autograd, "_engine_run_backward") else "backward"
 _graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # pyright: ignore  (-1 outside backward)
 
 
 class AfterBackward:
-    """Inside its `with`, calls what was asked for during a backward pass once that has returned, before the loop goes on.
+    """Within its `with` block, runs functions requested during a backward pass right after that has returned.
 
-    A callback of the engine's own would come too early: it is called from inside the pass, where to switch greenlets hung or
-    crashed PyTorch. A pass within a pass, as reentrant checkpoints make, ends with the outer one. Where a pass raises, nothing
-    is called. Costs: a microsecond for every backward pass of the process.
+    A callback of the engine would run too early: inside the pass, where switching greenlets hung or crashed PyTorch. A
+    nested pass, as in reentrant checkpointing, ends with the outer one. If a pass raises, nothing is called. Costs: a
+    microsecond for every backward pass of the process.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class AfterBackward:
         self._pending: list[tuple[greenlet, Callable[[], None]]] = []
 
     def call(self, what: Callable[[], None]) -> None:
-        """From inside a backward pass: lets `what` be called as soon as that has returned."""
+        """From inside a backward pass: has `what` called as soon as the pass has returned."""
         self._pending.append((getcurrent(), what))
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class AfterBackward:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Puts PyTorch's entry back, unless somebody else has wrapped it since and not put ours back."""
+        """Restores PyTorch's entry, unless other code has wrapped it since and has not restored ours."""
         if getattr(_autograd, _ENTRY) is self._wrapped:
             setattr(_autograd, _ENTRY, self._original)
         del self._wrapped

@@ -60,10 +60,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def from_table(table: Any, where: str) -> dict[str, Any]:
-    """`Cluster`'s arguments from a file's content; `where` it is from begins every message.
+    """`Cluster`'s arguments from a file's content; every message begins with `where`.
 
     Raises:
-        UsageError: it names something unknown, or has a value that no cluster can have.
+        UsageError: it has an unknown name, or a value that no cluster can have.
     """
     check_names(table, where)
     arguments = {key: value for key, value in table.items() if key not in _TABLES}
@@ -91,7 +91,7 @@ def from_table(table: Any, where: str) -> dict[str, Any]:
 
 
 def check_names(table: Any, where: str) -> None:
-    """Refuses unknown names in a file's content, and a number of workers that no cluster has."""
+    """Rejects unknown names in a file's content, and an invalid number of workers."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must hold names and values, as workers = 16.")
     for key in table:
@@ -102,13 +102,13 @@ def check_names(table: Any, where: str) -> None:
 
 
 def write(cluster: Cluster, path: Path) -> Path:
-    """Writes a cluster to a file, whole or not at all."""
+    """Writes a cluster to a file atomically."""
     files.write_text(path, as_text(cluster, path))
     return path
 
 
 def as_text(cluster: Cluster, path: Path) -> str:
-    """What `write` writes: TOML or JSON, as the file's name says."""
+    """The text that `write` writes: TOML or JSON, by the file's suffix."""
     table = as_table(cluster)
     if path.suffix == ".json":
         return json.dumps(table, indent=2) + "\n"
@@ -118,7 +118,7 @@ def as_text(cluster: Cluster, path: Path) -> str:
 
 
 def as_table(cluster: Cluster) -> dict[str, Any]:
-    """A cluster as plain data, with a file's keys; what is None is left out."""
+    """A cluster as plain data, with a file's keys; omits None."""
     table = {key: value for key in _FIELDS if (value := getattr(cluster, key)) is not None}
     table = {key: value for key, value in table.items() if key not in _LEFT_OUT or value != _DEFAULTS[key]}
     compute = cluster.compute_s
@@ -177,7 +177,7 @@ def _codecs(where: str, table: Any) -> tuple[tuple[str, float, float], ...]:
 
 
 def _closest(key: str, known: tuple[str, ...] = _KEYS) -> str:
-    """The known name that was probably meant; one with the same words and another unit comes first."""
+    """The known name that was probably meant; prefers one with the same words and another unit."""
     stem = key.rpartition("_")[0] or key
     same = [name for name in known if name.startswith(f"{stem}_")]
     matches = same or difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.4)

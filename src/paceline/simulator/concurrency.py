@@ -13,12 +13,12 @@ __all__ = ["SimulatedConcurrency"]
 
 
 class SimulatedConcurrency:
-    """Programs beside `work`; implements `Concurrency`. They run in parallel: a lock is all that one costs another.
+    """Programs beside `work`; implements `Concurrency`. They run in parallel and slow each other only through locks.
 
     A further program ends with its worker's `work` at the latest.
 
     Attributes:
-        waited_s: seconds that `work` itself has waited for locks; the caller reads it and sets it back to 0.
+        waited_s: seconds that `work` itself has waited for locks; the caller reads it and resets it to 0.
     """
 
     __slots__ = ("_worker_id", "scheduler", "waited_s", "wake_s")
@@ -35,7 +35,7 @@ class SimulatedConcurrency:
     def serve(
         self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
     ) -> SimulatedJoinable:
-        """Calls `handle` for what comes; it has a program of its own only while it waits in the midst of something."""
+        """Calls `handle` for incoming items; it has its own program only while it is blocked within a call."""
         assert isinstance(mailbox, SimulatedMailbox)
         return SimulatedJoinable(self.scheduler, mailbox.serve(kinds, handle), name)
 
@@ -52,7 +52,7 @@ class SimulatedJoinable:
         self._name = name
 
     def failed(self) -> bool:
-        """False: what a simulated program raises ends the run at that instant."""
+        """False: an exception of a simulated program ends the run at once."""
         return False
 
     def join(self) -> None:
@@ -63,10 +63,10 @@ class SimulatedJoinable:
 
 
 class SimulatedLock:
-    """Mutual exclusion; implements `Lock`. Free, it costs nothing.
+    """Mutual exclusion; implements `Lock`. An uncontended lock costs nothing.
 
-    A release frees it and wakes the first that waits, `wake_s` later; one that comes before that takes it, as with a thread's
-    lock: then the one that was woken waits again.
+    A release frees it and wakes the first waiter, `wake_s` later. A program that comes before that takes the lock, as with
+    a thread's lock, and the woken one waits again.
     """
 
     __slots__ = ("_free_at_s", "_held", "_owner", "_waiting")
@@ -74,7 +74,7 @@ class SimulatedLock:
     def __init__(self, owner: SimulatedConcurrency) -> None:
         self._owner = owner
         self._held = False
-        self._free_at_s = 0.0  # the last holder was ahead of the clock
+        self._free_at_s = 0.0  # if the last holder was ahead of the clock
         self._waiting: tuple[Program, ...] = ()
 
     def __enter__(self) -> None:

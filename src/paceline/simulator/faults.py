@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, and when: a script that reads like a sentence."""
+"""Faults of a simulation, and when they happen: a script that reads like a sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """From then on a worker computes `factor` times as long as the cluster says."""
+    """From then on a worker computes `factor` times as long as the cluster specifies."""
 
     worker: int
     factor: float
@@ -33,7 +33,7 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class DropLink:
-    """From then on nothing passes between two workers."""
+    """From then on no message passes between two workers."""
 
     a: int
     b: int
@@ -42,7 +42,7 @@ class DropLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """A worker stands still for a while, as one that was stopped by a signal."""
+    """A worker stops for a while, as if stopped by a signal."""
 
     worker: int
     at_s: float
@@ -54,9 +54,9 @@ class Faults:
     """Faults of a simulated run; each method returns a longer script.
 
     A step is reached when the worker begins that step's gradient, counted from 1; a time is virtual. A killed worker's
-    messages arrive if they had left its NIC; the others learn of its death `Cluster.detection_s` later, and where there
-    are restarts left its next incarnation begins `Cluster.restart_s` after that. A paused worker
-    neither computes nor receives, and its computation ends that much later; what its memory or NIC were moving goes on.
+    messages arrive if they had left its NIC; the others learn of its death `Cluster.detection_s` later. If restarts are left,
+    its next incarnation begins `Cluster.restart_s` after that. A paused worker neither computes nor receives, and its
+    computation ends that much later; transfers of its memory and NIC continue.
 
     >>> Faults().kill(worker=2, step=40).slow(worker=0, factor=10, at_s=1.5).workers
     (0, 2)
@@ -83,14 +83,14 @@ class Faults:
         return self._with(DropLink(a=a, b=b, at_s=at_s))
 
     def pause(self, *, worker: int, at_s: float, for_s: float) -> Faults:
-        """A worker stands still for `for_s`."""
+        """A worker stops for `for_s`."""
         _check_when("pause", None, at_s)
         SECONDS_ABOVE_0.check("for_s of pause", for_s)
         return self._with(Pause(worker=worker, at_s=at_s, for_s=for_s))
 
     @classmethod
     def given(cls, faults: Faults | None) -> Faults:
-        """What a caller has given; None: nothing goes wrong.
+        """The caller's faults; None: no faults.
 
         Raises:
             UsageError: it is something else.
@@ -109,7 +109,7 @@ class Faults:
         return tuple(sorted(named))
 
     def check(self, num_workers: int) -> None:
-        """Refuses workers that the cluster does not have."""
+        """Rejects workers that the cluster does not have."""
         for worker in self.workers:
             COUNT_FROM_0.check("A fault's worker", worker)
             if not 0 <= worker < num_workers:
@@ -118,7 +118,7 @@ class Faults:
                 )
 
     def as_record(self) -> dict[str, list[dict[str, Any]]]:
-        """For a run's `config.json`; empty where nothing goes wrong."""
+        """For a run's `config.json`; empty without faults."""
         script = [{"fault": type(one).__name__, **dataclasses.asdict(one)} for one in self.script]
         return {"faults": script} if script else {}
 
@@ -127,7 +127,7 @@ class Faults:
 
 
 class Disturbances:
-    """What faults do to the computing of one worker."""
+    """The effect of faults on one worker's computing."""
 
     def __init__(self, faults: Faults, worker_id: int) -> None:
         mine = [one for one in faults.script if not isinstance(one, DropLink) and one.worker == worker_id]
@@ -139,7 +139,7 @@ class Disturbances:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any disturbances."""
         return bool(self._pauses or self._slow or self._kill_step)
 
     def begin_step(self) -> bool:
@@ -148,7 +148,7 @@ class Disturbances:
         return self._step == self._kill_step
 
     def stretched_s(self, begin_s: float, duration_s: float) -> float:
-        """How long a computation takes that would take `duration_s`; a factor holds for those that begin after it."""
+        """The duration of a computation that takes `duration_s` undisturbed; a factor applies to those that begin after it."""
         for one in self._slow:
             if (one.step is not None and self._step >= one.step) or (one.at_s is not None and begin_s >= one.at_s):
                 duration_s *= one.factor

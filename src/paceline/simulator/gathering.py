@@ -1,4 +1,4 @@
-"""Where all simulated workers meet, at no cost of virtual time but the wait for the last: with values, and at the end."""
+"""Meeting points of all simulated workers, with values and at the end; only the wait for the last takes virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["EndBarrier", "SimulatedGathering"]
 
 
 class SimulatedGathering:
-    """What the workers have brought."""
+    """The values that the workers have brought."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self._scheduler = scheduler
@@ -20,7 +20,7 @@ class SimulatedGathering:
         self._answers: dict[int, list[Any]] = {}
 
     def gather(self, worker_id: int, value: Any) -> list[Any]:
-        """What all brought that are still in their loops, in the order of their ids."""
+        """The values of all workers that are still in their loops, in worker order."""
         self._scheduler.catch_up()
         self._parts[worker_id] = value
         self._waiting.append(self._scheduler.current)
@@ -41,7 +41,7 @@ class SimulatedGathering:
 
     def _settle(self) -> None:
         answer = [value for _, value in sorted(self._parts.items())]
-        # Until each has gone on: the first may come again before the last.
+        # Until each has resumed: the first may come again before the last.
         self._answers |= dict.fromkeys(self._parts, answer)
         self._parts = {}
         for program in self._waiting:
@@ -50,7 +50,7 @@ class SimulatedGathering:
 
 
 class EndBarrier:
-    """Where workers wait until none of them trains any more; costs no virtual time of its own."""
+    """Blocks workers until none of them trains any more; takes no virtual time of its own."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self._scheduler = scheduler
@@ -58,7 +58,7 @@ class EndBarrier:
         self._waiting: list[Program] = []
 
     def wait(self, worker_id: int) -> None:
-        """This worker trains no more; returns when that is so of all."""
+        """This worker has stopped training; returns once all have."""
         self._scheduler.catch_up()
         self.leave(worker_id)
         if self._training:
@@ -66,7 +66,7 @@ class EndBarrier:
             self._scheduler.wait("all workers to end")
 
     def leave(self, worker_id: int) -> None:
-        """This worker trains no more, and may have been killed."""
+        """This worker has stopped training, and may have been killed."""
         self._training.discard(worker_id)
         if not self._training:
             for program in self._waiting:

@@ -280,7 +280,7 @@ class SimulatedMachine:
         self.scheduler.start(worker_id, run)
 
     def start_servers(self, serve: Callable[[int, ServerPorts], None]) -> None:
-        """Adds the programs of servers and their replicas, each on its own machine; they end with the last worker."""
+        """Adds the programs of servers and second copies, each on its own machine; they end with the last worker."""
         for server in range(self._num_server_programs):
             given = self._given(self.core(self.cluster.workers + server))
             ports = ServerPorts(**given, copies=self.needs.copies > 1)

@@ -15,29 +15,28 @@ from paceline.simulator.scheduler import Scheduler
 
 __all__ = ["SimulatedMailbox"]
 
-_new: Any = tuple.__new__  # a named tuple's own constructor is a Python function: twice the time, once per message
+_new: Any = tuple.__new__  # a named tuple's constructor is a Python function, which takes twice as long, per message
 
 
 class SimulatedMailbox:
     """A worker's mailbox; implements `Mailbox`.
 
-    A message to another worker goes through the network; one to this worker itself is there at once. Vectors are copied at
-    `send`, and leave when that is done. Events of a peer come from those that this worker has exchanged messages with or
-    waited for.
+    A message to another worker goes through the network; one to this worker itself arrives at once. Vectors are copied at
+    `send`, and leave after the copy. Peer events come from workers that this worker has exchanged messages with or waited for.
 
     Args:
         scheduler: virtual time.
         network: of all workers.
         worker_id: whose mailbox it is.
         num_workers: workers of the run.
-        counts: messages and bytes are counted there.
-        declared_bytes: size of every vector where vectors are empty (timing only); None: their own.
+        counts: counts messages and bytes.
+        declared_bytes: size of every vector if vectors are empty (timing only); None: their own size.
         incarnation: of this worker; above 0, it knows from the start which peers have left.
-        copy_s_per_byte: that copying a vector takes; 0: what the network takes for a byte has that in it.
+        copy_s_per_byte: time of copying a vector; 0: the network's time per byte includes it.
 
     Attributes:
-        waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and sets it
-            back to 0.
+        waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and
+            resets it to 0.
     """
 
     __slots__ = (
@@ -64,7 +63,7 @@ class SimulatedMailbox:
         self._num_workers = num_workers
         self._counts = counts
         self._declared_bytes = declared_bytes
-        self._items: list[Event] = []  # mostly empty, and then smaller than a deque
+        self._items: list[Event] = []  # usually empty, and then smaller than a deque
         self._waiters: tuple[_Receiver, ...] = ()
         self._timer_at_s = math.inf
         self._reached: set[int] = set()  # peers met that have not left
@@ -112,9 +111,9 @@ class SimulatedMailbox:
         sender: int | None = None,
         number: int | None = None,
     ) -> Event | None:
-        """The next message that fits, or the next event of a peer; None once `timeout_s` have passed.
+        """The next matching message, or the next event of a peer; None after `timeout_s`.
 
-        With a `sender` that has left and of which nothing is left to receive, that event once more.
+        If `sender` has left and no message of its remains, returns that event again.
         """
         kinds = (kind,) if isinstance(kind, str) else kind
         if self._items:
@@ -147,17 +146,17 @@ class SimulatedMailbox:
         return waiter.item
 
     def serve(self, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]) -> Program:
-        """Calls `handle` for what comes, as `Concurrency.serve` says, from this instant on."""
+        """Calls `handle` for incoming items from now on, as `Concurrency.serve` says."""
         service = _Service(self, kinds, handle)
         service.program = self._scheduler.start_serving(self._worker_id, service.go_on)
         return service.program
 
     def peers(self) -> Set[int]:
-        """The workers that can be reached, as far as is known here."""
+        """The workers that can be reached, as far as this worker knows."""
         return self._peers
 
     def arrive(self, item: Event) -> Program | None:
-        """Takes what the network brings; the program that waited for it goes on at once."""
+        """Takes an item from the network; the program that waited for it resumes at once."""
         network = self._network
         if not network.is_calm and not (
             network.boxes[self._worker_id] is self and network.lets_through(self._worker_id, item)
@@ -168,7 +167,7 @@ class SimulatedMailbox:
         return self._put(item)
 
     def _reach(self, peer: int) -> None:
-        """From now on this worker and that one learn of each other's end."""
+        """From now on the two workers learn of each other's end."""
         if peer in self._left:
             raise PeerLostError(peer, self._left[peer].reason)
         self._reached.add(peer)
@@ -209,7 +208,7 @@ class SimulatedMailbox:
         return None
 
     def _await(self, waiter: _Receiver, timeout_s: float) -> None:
-        """From now on what fits is this waiter's."""
+        """From now on matching items go to this waiter."""
         self._waiters = (*self._waiters, waiter) if self._waiters else (waiter,)
         waiter.until_s = self._scheduler.now_s + timeout_s
         if waiter.until_s < self._timer_at_s:
@@ -244,13 +243,13 @@ class _Receiver:
         self.sender = sender
         self.number = number
         self.until_s = math.inf
-        self.busy_until_s = 0.0  # it goes on no sooner
+        self.busy_until_s = 0.0  # it resumes no sooner
         self.item: Event | None = None
         self.program: Program
 
 
 class _Service(_Receiver):
-    """A program that does nothing but handle what comes: it waits for that again and again."""
+    """A program that only handles incoming items, in a loop."""
 
     __slots__ = ("_handle", "_mailbox")
 
@@ -262,7 +261,7 @@ class _Service(_Receiver):
         self._handle = handle
 
     def go_on(self) -> None:
-        """Handles what has come, or that the time is up, until nothing is left to handle."""
+        """Handles received items, or a timeout, until none is left."""
         mailbox, item = self._mailbox, self.item
         scheduler, program = mailbox._scheduler, self.program
         self.item = None
@@ -281,7 +280,7 @@ class _Service(_Receiver):
 
 
 class _Departures:
-    """Where messages wait whose sender is ahead of the clock; a `Box` of the scheduler's."""
+    """Holds messages whose sender is ahead of the clock; a `Box` of the scheduler's."""
 
     __slots__ = ("_network",)
 
@@ -293,7 +292,7 @@ class _Departures:
 
 
 class _Others(Set[int]):
-    """All workers without some: thousands of mailboxes could not hold a set of thousands each."""
+    """All workers except some; thousands of mailboxes cannot each hold a set of thousands."""
 
     __slots__ = ("_num_workers", "_without")
 

@@ -1,4 +1,4 @@
-"""Collective operations over the simulated network: exact sums, at the instant at which a ring or a tree has made them."""
+"""Collective operations over the simulated network: exact sums, at the time at which a ring or a tree completes them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from paceline.vectors.half_types import sum_type
 __all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
 
 
-_UNDER_WAY = 2  # operations at an instant: a group of Gloo has two threads for each network device
+_UNDER_WAY = 2  # concurrent operations: a group of Gloo has two threads for each network device
 
 
 class Cost(NamedTuple):
-    """What one operation costs every worker."""
+    """The cost of one operation for every worker."""
 
     time_s: float  # alone on the network
-    sending_s: float  # of it, that in which its bytes occupy the links
+    sending_s: float  # the part of it in which its bytes occupy the links
     messages: int
     sent_bytes: float
 
 
 class CollectiveCosts:
-    """How long an operation on vectors of B bytes takes n workers once all have come; the slowest link decides.
+    """The time of an operation on vectors of B bytes among n workers after all have joined; the slowest link decides.
 
-    ring    all-reduce: 2 (n - 1) rounds of B / n bytes from each worker to the next; reduce-scatter, all-gather, all-to-all:
-    half tree    all-reduce: ceil(log2 n) rounds of B bytes to the root and as many back; reduce-scatter and all-gather:
-    halving
+    ring    all-reduce: 2 (n - 1) rounds of B / n bytes from each worker to the next; reduce-scatter, all-gather and
+            all-to-all: half of them
+    tree    all-reduce: ceil(log2 n) rounds of B bytes to the root and as many back; reduce-scatter and all-gather: halving
             and doubling, ceil(log2 n) rounds of (n - 1) / n * B bytes in all
 
-    A switch that limits is shared by all messages of a round: n in a ring, n / 2 in a tree.
+    A switch with limited bandwidth is shared by all messages of a round: n in a ring, n / 2 in a tree.
 
     Attributes:
         links: pairs of workers, ascending, that exchange messages.
@@ -100,24 +100,24 @@ class JoinedOperation:
         self.arrived: set[int] = set()
         self.done_s = math.inf
         self.waiting: list[Program] = []
-        self.num_left = num_workers  # workers that have not waited for it yet
+        self.num_left = num_workers  # workers that have yet to wait for it
 
 
 class NetworkCollectivesState:
-    """The operations under way, in the order in which they were begun; one for all workers."""
+    """The operations in progress, in the order in which they began; one for all workers."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self.scheduler = scheduler
         self.num_workers = num_workers
         self._operations: dict[int, JoinedOperation] = {}
-        self._free_s = 0.0  # from then on the links carry nothing
+        self._free_s = 0.0  # when the links become idle
         self._ends_s = [0.0] * _UNDER_WAY  # of the last operations, one per thread
         self.lost: dict[int, str] = {}
-        self._cut = ""  # which link is, and since when: nothing is completed any more
+        self._cut = ""  # the link that is cut, and since when: no operation completes any more
         self._is_cut_known = False
 
     def join(self, number: int, worker_id: int, given: Any, finish: Callable[[list[Any]], None], cost: Cost) -> None:
-        """A worker begins its operation of this number; the last one completes it for all."""
+        """A worker begins its operation of this number; the last worker completes it for all."""
         operation = self._operations.get(number)
         if operation is None:
             operation = self._operations[number] = JoinedOperation(self.num_workers)
@@ -136,7 +136,7 @@ class NetworkCollectivesState:
     def _refuse_other(
         self, number: int, operation: JoinedOperation, worker_id: int, finish: Callable[[list[Any]], None]
     ) -> None:
-        """Some have ended their loops and average their models, where the others average while they train."""
+        """Detects workers that have ended their loops and average their models while others still average in training."""
         have_ended = {worker_id} if finish is mean_into_all else operation.arrived
         train = (operation.arrived | {worker_id}) - have_ended
         why = dict.fromkeys(sorted(have_ended), "its loop has ended")
@@ -148,10 +148,10 @@ class NetworkCollectivesState:
         operation.waiting.clear()
 
     def _done_s(self, cost: Cost) -> float:
-        """When an operation is done that all workers have joined now.
+        """The completion time of an operation that all workers have joined now.
 
-        It begins once a thread is free. From then on it takes its own time at least, and is not done before the links have
-        carried what was begun before it, and its own bytes after that.
+        It begins once a thread is free. It takes at least its own time, and completes only after the links have carried
+        the operations that began before it, and then its own bytes.
         """
         begun_s = max(self.scheduler.now_s, min(self._ends_s))
         self._free_s = max(begun_s, self._free_s) + cost.sending_s
@@ -183,7 +183,7 @@ class NetworkCollectivesState:
                 self._wake_all(operation)
 
     def cut(self, link: tuple[int, int], detection_s: float) -> None:
-        """A link that the operations need is cut: those that all have joined end yet, all others fail `detection_s` later."""
+        """Cuts a link that operations need: those that all have joined complete; all others fail `detection_s` later."""
         self._cut = f"the link between {link[0]} and {link[1]} was cut at {self.scheduler.now_s:.6g} s"
         self.scheduler.call_at(self.scheduler.now_s + detection_s, self._learn_of_cut)
 
@@ -206,18 +206,18 @@ class NetworkCollectivesState:
 class NetworkCollectives:
     """One worker's side; implements `Collectives`.
 
-    Modelled: when an operation is done for all, from `CollectiveCosts`. Of operations begun one after the other two are under
-    way at an instant, as in Gloo: the bytes of one travel while the rounds of the other wait for their latency. What a program
-    computes between the beginning and `wait` overlaps. Other messages do not slow them. NCCL has one at a time, with latencies
-    that hardly count beside the bytes of a bucket. Without vectors (timing only) an operation counts as one on as many bytes
-    as its vector stands for. Sums of half types travel as float32: `widening` times the parameters' size, 2, where it is 1
-    otherwise. What the worker's own thread reads and writes takes time: a mean is weighed and divided, what a reduce-scatter
-    brings is added up. Pieces that are added up as they come are not charged: that overlaps with sending.
+    Modelled: the completion time, from `CollectiveCosts`. Up to two operations run at a time, as in Gloo: the bytes of one
+    travel while the rounds of the other wait for their latency. Computation between the start and `wait` overlaps. Other
+    messages do not slow them. NCCL runs one at a time, with latencies that are negligible beside the bytes of a bucket.
+    Without vectors (timing only) an operation has as many bytes as its vector stands for. Sums of half-precision types travel
+    as float32: `widening` times the parameters' size, 2 for them and 1 otherwise. Reads and writes by the worker's own thread
+    take time: weighting and dividing a mean, and adding up the result of a reduce-scatter. Pieces that are added up as they
+    arrive are not charged: that overlaps with sending.
 
     Reference: PyTorch's `ProcessGroupGloo`, whose options give a group two threads per device.
 
     Attributes:
-        waited_s: seconds spent waiting; the caller reads it and sets it back to 0.
+        waited_s: seconds spent waiting; the caller reads it and resets it to 0.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class NetworkCollectives:
         if self._state.num_workers == 1:
             return number
         total = torch.tensor([number], dtype=torch.float64)
-        self._moved(2, of=vector)  # weighed before, and divided afterwards
+        self._moved(2, of=vector)  # weighted before, and divided afterwards
         cost = self._costs.all_reduce(self._sum_bytes(vector))
         self._start((vector, weight, total), mean_into_all, cost).wait()
         self._moved(2, of=vector)
@@ -254,7 +254,7 @@ class NetworkCollectives:
         return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
-        """Begins summing `vector` (n,) over all workers into everyone's `part` (n / num_workers,)."""
+        """Begins summing `vector` (n,) over all workers into each worker's `part` (n / num_workers,)."""
         n = self._state.num_workers
         add_up = partial(self._moved, (3 * n - 1) / n, of=vector)  # the first piece copied, the others added
         return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)), add_up)
@@ -289,7 +289,7 @@ class NetworkCollectives:
 
 
 class NetworkHandle:
-    """An operation under way; implements `Handle`."""
+    """An operation in progress; implements `Handle`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A program as the scheduler keeps it, and the two ways in which programs end a simulation before its time."""
+"""A program as the scheduler keeps it, and two errors by which programs end a simulation early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED_IN_DEADLOCK = 8
 
 
 class DeadlockError(PacelineError):
-    """Every program waits for another one: nothing can happen any more."""
+    """Every program waits for another one: no event can happen any more."""
 
     def __init__(self, programs: Sequence[Program], at_s: float) -> None:
         left = [one for one in programs if not one.over]
@@ -28,11 +28,11 @@ class DeadlockError(PacelineError):
 
 
 class ProgramError(PacelineError):
-    """A program raised an exception, which is the cause of this one.
+    """A program raised an exception, which is the cause of this error.
 
     Attributes:
         worker_id: the worker's, or the server's.
-        cause: what its program raised.
+        cause: the exception of its program.
     """
 
     def __init__(self, program: Program, cause: BaseException, at_s: float) -> None:
@@ -46,14 +46,14 @@ class Program:
     """One program of a worker, as the scheduler keeps it.
 
     Attributes:
-        server: what it is called where it is no worker's.
+        server: its name if it is not a worker's.
         is_main: whether it is the worker's `work`, and not a further program.
         joining: programs that wait for its end.
         over: whether it has ended.
         here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
-            and after its end, and while one that serves has nothing to do.
-        serve: of a program that serves: called each time it goes on, and nothing else; None: it has a greenlet of its own.
-        ahead_s: how far it is ahead of the clock, by what it has done since it went on.
+            and after its end, and while a serving one is idle.
+        serve: of a serving program: called each time it is woken; None: it has its own greenlet.
+        ahead_s: how far it is ahead of the clock since it resumed.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Program:
         self.worker_id = worker_id
         self.server = server
         self.is_main = is_main
-        self.waits_for = ""  # what it waits for without a time of its own: a lock, a barrier
+        self.waits_for = ""  # an untimed wait: a lock, a barrier
         self.joining: list[Program] = []
         self.over = False
         self.serve: Callable[[], None] | None = None

@@ -24,10 +24,10 @@ __all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
 class RandomStates:
     """One state of PyTorch's CPU generator per worker, swapped in when that worker loads data or computes.
 
-    Nothing else in a simulation draws from it, so two copies of 5 KB per change of worker keep the workers apart.
+    The rest of a simulation does not draw from it, so copying 5 KB twice per change of worker keeps the workers apart.
 
     Args:
-        seeds: first seed of each worker; None: it goes on with the state as it is now.
+        seeds: first seed of each worker; None: continue from the current state.
     """
 
     def __init__(self, seeds: list[int | None]) -> None:
@@ -37,7 +37,7 @@ class RandomStates:
         self._current = -1
 
     def begin_anew(self, worker_id: int, seed: int) -> None:
-        """A worker's next incarnation has a seed of its own."""
+        """Gives a worker's next incarnation its own seed."""
         self._states.pop(worker_id, None)
         self._seeds[worker_id] = seed
         if self._current == worker_id:
@@ -74,17 +74,17 @@ _NO_OPTIMIZER = OptimizerSettings("SGD", (SettingsGroup((), (("lr", 0.0),)),))
 
 
 class _Timed(BaseReplica):
-    """What the two replicas have in common: buckets that leave, and a record that counts what the memory moved."""
+    """Base of the two replicas: sends buckets as they complete, and records memory traffic."""
 
     _core: Core
     _leaving: Sequence[torch.Tensor] = ()  # the buckets of the gradient
-    _parts: Sequence[float] = ()  # and the shares of computing until each is complete
+    _parts: Sequence[float] = ()  # the share of computing until each is complete
 
     def _leave_in(self, buckets: Sequence[torch.Tensor], sizes: Sequence[float]) -> None:
         self._leaving, self._parts = buckets, shares_until_complete(sizes)
 
     def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
-        """Takes the time of forward and backward; with `ready`, buckets leave as they are complete, where that matters."""
+        """Takes the time of forward and backward; with `ready`, sends buckets as they complete, if that matters."""
         if ready is not None and self.samples and self._core.overlaps:
             for number in self._core.compute_in_parts(self.samples, self._parts):
                 self._gradient_ended_s = self._now_s()
@@ -109,15 +109,15 @@ class _Timed(BaseReplica):
 class SimulatedReplica(_Timed, TaskReplica):
     """A `TaskReplica` whose steps take virtual time; one model serves all workers, each with its own optimizer.
 
-    The gradient is that of the vector at the instant at which its computation begins, and is ready at its end. On a racing
-    vector, updates and copies go block by block: what is written or read of a block is its state at the instant at which
-    its share of the time has passed. Other updates are written as a whole, at the end of their time.
+    The gradient is that of the vector when its computation begins, and is ready when it ends. On a racing vector, updates
+    and copies go block by block: each block is read or written in its state when its share of the time has passed. Other
+    updates are written as a whole, at the end of their time.
 
     Args:
         core: times.
         random_states: of all workers.
         buffers: of all workers; None: one copy that all write.
-        num_blocks: pieces of an update or a copy; 1 where the vector cannot change meanwhile.
+        num_blocks: blocks of an update or a copy; 1 if the vector cannot change meanwhile.
         task: as for `TaskReplica`.
     """
 
@@ -159,7 +159,7 @@ class SimulatedReplica(_Timed, TaskReplica):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Computes the gradient of `at` (P,) as it is now; its buckets are ready as the time passes that computing takes."""
+        """Computes the gradient of the current `at` (P,); its buckets become ready as virtual compute time passes."""
         self._random_states.enter(self._core.worker_id)
         if self._buffers is not None:
             self._buffers.enter(self._core.worker_id)
@@ -171,7 +171,7 @@ class SimulatedReplica(_Timed, TaskReplica):
         self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        """Lets the optimizer take its one step on `to` (P,), block by block; plain SGD's reads `of` as it goes."""
+        """Applies one optimizer step to `to` (P,), block by block; plain SGD reads `of` as it goes."""
         begun_s = self._now_s()
         if of is not None:
             if not self._is_plain_sgd:
@@ -255,7 +255,7 @@ class TimedReplica(_Timed):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Takes a gradient's time; `ready` gets vectors that stand for its buckets meanwhile."""
+        """Takes a gradient's time; meanwhile `ready` gets vectors that stand for its buckets."""
         self._read_version = version
         self._gradient_started_s = self._now_s()
         self._compute(ready, finish)
@@ -276,7 +276,7 @@ class TimedReplica(_Timed):
         self._count_apply(begun_s)
 
     def optimizer_settings(self) -> OptimizerSettings:
-        """Those of an optimizer that has nothing to do."""
+        """The settings of an optimizer without state."""
         return _NO_OPTIMIZER
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ class ServedState:
 
     Args:
         x: initial parameters (P,), kept.
-        num_workers: of the run; the cores of servers, and then of their replicas, are numbered after the workers'.
+        num_workers: of the run; the cores of servers, and then of their second copies, are numbered after the workers'.
         num_servers: the number of shards; 0: a lone worker holds the vector.
         averaged: whether there is a moving average, too.
         update_vectors: vectors that one update moves.

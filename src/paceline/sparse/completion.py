@@ -1,7 +1,7 @@
-"""Matrix completion: factors of a matrix of which some entries are known, learned by Hogwild!.
+"""Matrix completion: factors of a partially known matrix, learned by Hogwild!.
 
-Threads claim chunks of rows (users). A row's own factor is then one thread's alone, read and written in cache; only the
-factors of columns (items) are shared without locks. Rows come in random order, the entries of one in theirs.
+Threads claim chunks of rows (users). Each row's factor is then exclusive to one thread, read and written in cache; only
+the factors of columns (items) are shared without locks. Rows come in random order, a row's entries in stored order.
 
     e = mean + b_u + b_v + L_u . R_v - z
     L_u <- (1 - gamma alpha / |E_u|) L_u - gamma e R_v;   R_v <- (1 - gamma alpha / |E_v|) R_v - gamma e L_u (the old one)
@@ -32,7 +32,7 @@ CHUNK = 32
 
 
 class Factors(NamedTuple):
-    """What is learned: of rows and columns, factors (count, rank) and biases (count)."""
+    """The parameters: factors (count, rank) and biases (count) of rows and columns."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -55,7 +55,7 @@ def complete(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """One thread's part of a pass; `report` gets squared errors, entries, and rows that others claimed meanwhile."""
+    """One thread's part of a pass; adds squared errors, entries, and rows that others claimed meanwhile to `report`."""
     left, right = factors.rows, factors.columns
     rank = U(left.shape[1])
     kind = left.dtype.type
@@ -99,7 +99,7 @@ class Completion:
     """Passes over the known entries of a matrix.
 
     Args:
-        rows: the matrix; stored entries are known, in a dense one all. Not copied.
+        rows: the matrix; stored entries are known, and all of a dense matrix. Not copied.
         features: number of columns.
         rank: of the factors.
         alpha: weight of the penalty.
@@ -133,7 +133,7 @@ class Completion:
         self.passes: list[Pass] = []
 
     def make_pass(self, eta: float) -> Pass:
-        """Visit every known entry once; the loss is the root of the mean squared error met on the way, in the matrix's units.
+        """Visits every known entry once; the loss is the root mean squared error during the pass, in the matrix's units.
 
         Raises:
             DivergedError: a factor is not finite afterwards.

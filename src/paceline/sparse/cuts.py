@@ -1,9 +1,9 @@
-"""Graph cuts: labels of nodes such that heavy edges seldom join different ones, learned by Hogwild!.
+"""Graph cuts: node labels such that few heavy edges join different labels, learned by Hogwild!.
 
     minimise  sum over edges of w_uv ||x_u - x_v||_1,  each x_v in the simplex of labels, some x_v given
 
 One update takes one edge: x_u and x_v move towards each other by `eta w` in every label, and are projected back onto
-the simplex. An edge meets only the edges of its two nodes, so that in large graphs updates hardly ever conflict.
+the simplex. An edge conflicts only with other edges of its two nodes, so in large graphs conflicts are rare.
 
 Reference: Niu, Recht, Ré, Wright, "Hogwild!", 2011, arXiv:1106.5730, section 2 and appendix.
 """
@@ -28,7 +28,7 @@ CHUNK = 256
 
 @compiled
 def project(x: np.ndarray, node: int) -> None:
-    """Replace a node's row by the nearest point of the simplex: lower all by one amount, and cut off below zero (Michelot)."""
+    """Projects a node's row onto the simplex: subtracts a constant, and clips at zero (Michelot)."""
     labels = x.shape[1]
     total, count = 0.0, labels
     for label in range(labels):
@@ -40,7 +40,7 @@ def project(x: np.ndarray, node: int) -> None:
             if x[node, label] > lowered:
                 total += x[node, label]
                 left += 1
-        # Fewer each time: rounding, or another thread that writes here, could otherwise keep this going for ever.
+        # The set shrinks each time: rounding, or another thread that writes here, could otherwise make this loop endless.
         if left == 0 or left >= count:
             break
         count = left
@@ -59,7 +59,7 @@ def cut(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """One thread's part of a pass; `report` gets the sum of losses met, edges, and edges that others claimed meanwhile."""
+    """One thread's part of a pass; adds the sum of losses, edges, and edges that others claimed meanwhile to `report`."""
     while True:
         chunk = fetch_add(clock, 1)
         start = chunk * CHUNK
@@ -92,10 +92,10 @@ class GraphCut:
     Args:
         edges: (edges, 2), node numbers.
         weights: one per edge, above 0.
-        labels: how many there are.
-        given: of nodes whose label is known: node to label.
+        labels: number of labels.
+        given: of nodes with a known label: node to label.
         team: the threads.
-        nodes: how many there are; by default as many as edges name.
+        nodes: number of nodes; by default as many as the edges use.
         seed: of the order.
 
     Attributes:
@@ -137,7 +137,7 @@ class GraphCut:
         self.passes: list[Pass] = []
 
     def make_pass(self, eta: float) -> Pass:
-        """Visit every edge once; the loss is the mean over the edges, as met on the way."""
+        """Visits every edge once; the loss is the mean over the edges during the pass."""
         began_s = time.perf_counter()
         shuffle(self._order, self._seed * 1_000_003 + len(self.passes))
         report = np.zeros((self._team.threads, 8))

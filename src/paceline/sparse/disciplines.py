@@ -1,13 +1,13 @@
-"""Other ways for threads to share one vector, from the literature, to compare with: slower, every one of them.
+"""Other ways for threads to share one vector, from the literature, for comparison; all are slower.
 
-* "atomic": every coordinate's addition is one that no other thread can split. Nothing is lost.
+* "atomic": every coordinate's addition is atomic. No update is lost.
 * "locks": AIG of the Hogwild! paper. A thread locks all coordinates of its example while it updates them. Locks are
-  striped: neighbouring coordinates share one. They are taken in rising order, so that no two threads wait for each other.
+  striped: neighbouring coordinates share one. They are acquired in ascending order, which prevents deadlocks.
 * "round-robin": RR. Gradients are computed in parallel, and updates made in turn: example k after example k - 1.
-* "replicas": HogWild++. Each thread has a replica, and a token goes round: the thread that has held it for `DELAY` updates
-  mixes its replica with the next one's, and hands it on. (In its paper the threads of one processor socket share a replica.)
+* "replicas": HogWild++. Each thread has a replica, and a token circulates: the thread that has held it for `DELAY` updates
+  mixes its replica with the next one's, and passes it on. (In its paper the threads of one processor socket share a replica.)
 
-For one output, with losses that are built in, L2 and steps that are the same for all coordinates. With one thread, all
+Restricted to one output, built-in losses, L2 and the same steps for all coordinates. With one thread, all
 are plain SGD.
 
 References: Niu, Recht, Ré, Wright, "Hogwild!", 2011, arXiv:1106.5730, section 6 (AIG, RR). Langford, Smola, Zinkevich,
@@ -48,7 +48,7 @@ PATIENCE = 200
 
 
 class Resources(NamedTuple):
-    """What one thread needs for its discipline; arrays that it does not need are empty."""
+    """One thread's resources for its discipline; unused arrays are empty."""
 
     kind: int
     thread: int
@@ -57,12 +57,12 @@ class Resources(NamedTuple):
     width: int  # coordinates in a stripe
     replicas: np.ndarray  # (threads, features + 1), the intercept last
     snapshots: np.ndarray  # the replicas after their last exchange
-    keep: float  # lambda: what of the next replica is kept in an exchange
-    push: float  # beta: what of a replica's change the next one gets
+    keep: float  # lambda: the share of the next replica that an exchange keeps
+    push: float  # beta: the share of a replica's change that the next one gets
 
 
 def check_discipline(discipline: str, *, outputs: int, plan: PassPlan, own_loss: bool) -> None:
-    """Refuse an unknown discipline, and what it is not made for."""
+    """Rejects an unknown discipline, and combinations that it does not support."""
     if discipline not in DISCIPLINES:
         raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
     if discipline in OTHER and (outputs > 1 or plan.l1 > 0.0 or plan.adagrad or own_loss):
@@ -73,10 +73,10 @@ def check_discipline(discipline: str, *, outputs: int, plan: PassPlan, own_loss:
 
 
 def resources_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> list[Resources]:
-    """Each thread's own; locks and replicas are one for all.
+    """Each thread's resources; locks and replicas are shared by all.
 
     Raises:
-        UsageError: locks were asked for, and a row's indices do not rise.
+        UsageError: locks were requested, and a row's indices are not ascending.
     """
     kind = OTHER.index(discipline)
     width = -(-shared.size // STRIPES)
@@ -93,7 +93,7 @@ def resources_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray)
 
 
 def _push(threads: int) -> float:
-    """Beta of HogWild++: beta**n + beta = 1, so that a change counts once when it has been round the ring."""
+    """Beta of HogWild++: beta**n + beta = 1, so that a change counts once after a full round."""
     return root_scalar(lambda beta: beta**threads + beta - 1, bracket=(0.0, 1.0)).root
 
 
@@ -119,7 +119,7 @@ def walk_by_discipline(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """As `walk`, with another discipline. In turn, a chunk must be one example, and its number is its turn."""
+    """Like `walk`, with another discipline. For round-robin, a chunk must be one example, and its number is its turn."""
     order, weights = examples.order, model.weights
     first, last, first_step = span
     in_turn, replicated = resources.kind == ROUND_ROBIN, resources.kind == REPLICAS
@@ -186,7 +186,7 @@ def _update(
     step: float,
     shift: float,
 ) -> None:
-    """Add `step` times the row to the weights, and `shift` to the intercept, as the discipline has it."""
+    """Adds `step` times the row to the weights, and `shift` to the intercept, in the discipline's way."""
     if resources.kind == ATOMIC:
         skip = head if rows.dense else U(0)
         for k in range(head, end):
@@ -207,7 +207,7 @@ def _update(
 
 @compiled
 def _lock(rows: Rows, head: np.uint64, end: np.uint64, resources: Resources, take: bool) -> None:
-    """Take, or give back, the locks of a row's coordinates, in rising order, and the intercept's, which is the last."""
+    """Acquires or releases the locks of a row's coordinates, in ascending order; the intercept's is the last."""
     skip = head if rows.dense else U(0)
     base: int = resources.locks.ctypes.data
     last = -1
@@ -241,7 +241,7 @@ def _look_away(looks: int) -> int:
 
 @compiled
 def _exchange(resources: Resources) -> None:
-    """Mix a thread's replica with the next one's, which its owner goes on changing."""
+    """Mixes a thread's replica with the next one's, while its owner continues to change it."""
     number = resources.replicas.dtype.type
     mine, base = resources.replicas[resources.thread], resources.snapshots[resources.thread]
     following = resources.replicas[(resources.thread + 1) % resources.threads]
@@ -253,13 +253,13 @@ def _exchange(resources: Resources) -> None:
         if abs(change) > number(TOLERANCE):
             mine[j] = base[j] = mixed + (push + keep - number(1.0)) * change
             following[j] = other + push * change
-        else:  # small changes gather until they are worth sending
+        else:  # small changes accumulate until they are worth sending
             mine[j] = mixed
             base[j] = mixed - change
 
 
 def average(resources: Resources, shared: np.ndarray, intercepts: np.ndarray) -> None:
-    """Make the model the mean of the replicas; no thread may be running."""
+    """Sets the model to the mean of the replicas; no thread may be running."""
     mean = resources.replicas.mean(axis=0)
     shared[:] = mean[:-1]
     intercepts[0] = mean[-1]

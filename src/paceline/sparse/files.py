@@ -26,7 +26,7 @@ _NUMBERS_PER_FEATURE = 6
 
 
 class Ratings(NamedTuple):
-    """Users and items by number, and what their numbers were called in the file."""
+    """Users and items by number, and their names in the file."""
 
     matrix: sparse.csr_matrix
     users: np.ndarray
@@ -38,11 +38,11 @@ def read_labelled(path: Path, *, features: int | None = None, labels: bool = Tru
 
     Args:
         path: `.npz` as of `scipy.sparse.save_npz`, or with a dense `X`, and labels `y`; anything else is svmlight text.
-        features: of a model that the data is for; the file may have fewer, not more.
+        features: of the model that the data is for; the file may have fewer, but not more.
         labels: whether an NPZ file must have them.
 
     Raises:
-        UsageError: says what is wrong with the file, and in which line.
+        UsageError: the message says what is wrong with the file, and in which line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file; check the path.")
@@ -80,7 +80,7 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
 
 
 def _text_bytes(path: Path, enough: int) -> int:
-    """Length of the text, unpacked if it is packed; no more than somewhat above `enough` of it is looked at."""
+    """Length of the uncompressed text; reads little more than `enough` of it."""
     if path.suffix not in _UNPACK:
         return path.stat().st_size
     length = 0
@@ -169,10 +169,10 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
 
 
 def read_ratings(path: Path) -> Ratings:
-    """A CSV file of user, item, rating; more columns are ignored, and so is a first line that has no number as its rating.
+    """Reads a CSV file of user, item, rating; ignores more columns, and a first line without a numeric rating.
 
     Raises:
-        UsageError: says what is wrong, and in which line.
+        UsageError: the message says what is wrong, and in which line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file; check the path.")
@@ -211,7 +211,7 @@ def read_ratings(path: Path) -> Ratings:
 
 
 def _check_size(path: Path, needed_bytes: int) -> None:
-    """Refuse what will not fit into memory, before reading it."""
+    """Rejects a file that will not fit into memory, before reading it."""
     check_memory(needed_bytes, str(path), "split it and use partial_fit of paceline.sklearn.HogwildClassifier")
 
 

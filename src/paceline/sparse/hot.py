@@ -1,25 +1,25 @@
 """A copy of the weights per thread, merged coordinate by coordinate, the hot ones most often.
 
-A cache line that two threads write in turn moves from one core's cache to the other's at every update. In text a few
-words are in most rows; and even without hot features, the weights of a usual problem fit into one core's cache and are
-all written by the other. Copies of the hot coordinates alone need a test or a table for each non-zero, which costs as
-much as the non-zero. Here each thread updates a copy of all weights, and now and then *merges*: it adds what it has
-changed since the last time to the shared vector, and takes the shared value as its new one.
+A cache line that two threads write in turn moves between the cores' caches at every update. In text, a few words are in
+most rows; and even without hot features, the weights of a usual problem fit into one core's cache and are all written by
+the other. Copying only the hot coordinates needs a test or a table lookup for each non-zero, which costs as much as the
+non-zero. Here each thread updates a copy of all weights and periodically *merges*: it adds its changes since the last
+merge to the shared vector, and takes the shared value as its new one.
 
-How often a coordinate is merged follows from its frequency in the data. Merged too seldom, both threads correct the
+How often a coordinate is merged depends on its frequency in the data. Merged too seldom, both threads correct the
 same error, and the sum of both corrections overshoots; merged after every update, nothing is gained. So each is merged
-after about `VISITS` updates of the team. Coordinates come in tiers of periods, each four times the one before: the
-hottest few every `VISITS` examples, and so on; from the period on in which a large part of all is due, the whole vector
-is swept, which costs a fraction per coordinate. What is updated less often than that in a whole pass is merged at its
-end. Intercepts, which every example changes, go with the hottest.
+after about `VISITS` updates of the team. Coordinates are in tiers of periods, each four times the previous one: the
+hottest few every `VISITS` examples, and so on. From the period at which most coordinates are due, the whole vector
+is swept, which costs a fraction per coordinate. Coordinates that are updated less often than that in a pass are merged
+at its end. Intercepts, which every example changes, are merged with the hottest.
 
-What threads exchange of the hot coordinates lies side by side, in a vector of its own: a line of the cache, whose way
-from the other core costs as much as ten non-zeros, then brings sixteen of them and not one. The shared vector's own
-places of hot coordinates mean nothing during a pass.
+The shared values of hot coordinates are contiguous, in a separate vector: a cache line, whose transfer from the other
+core costs as much as ten non-zeros, then carries sixteen of them instead of one. The hot coordinates' own entries of the
+shared vector are unused during a pass.
 
-Nothing is lost at merges, and no thread waits: a thread that the system puts aside in the middle of an ordinary addition
-would undo what all others have merged meanwhile. So merges are one thread's at a time, and one that finds another at it
-leaves its own for the next time. What was measured: benchmarks/results/sparse.md.
+Merges lose no updates, and no thread waits. A thread that is preempted in the middle of a non-atomic addition would undo
+all that others have merged meanwhile, so only one thread merges at a time, and a thread that finds another merging
+postpones its own merge. Measurements: benchmarks/results/sparse.md.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ U = np.uint64
 
 
 class Copies(NamedTuple):
-    """What a thread has of its own, and when it merges."""
+    """A thread's own arrays, and when it merges."""
 
     own: np.ndarray  # its weights
-    bases: np.ndarray  # what they were after the last merge; empty: `own` is the shared vector
+    bases: np.ndarray  # their values after the last merge; empty: `own` is the shared vector
     hot: np.ndarray  # coordinates that are exchanged in `exchange`, the most frequent first
     exchange: np.ndarray  # their shared values, of all threads
-    hot_bases: np.ndarray  # what they were after the last merge
-    hot_kept: np.ndarray  # room for them during a sweep
+    hot_bases: np.ndarray  # their values after the last merge
+    hot_kept: np.ndarray  # buffer for them during a sweep
     ends: np.ndarray  # how many of `hot` each tier takes
     periods: np.ndarray  # examples between a tier's merges
-    sweep: int  # examples between merges of everything; 0: at the end of the pass only
-    late: int  # where the thread begins to count, so that threads do not merge at the same moment
-    every: int  # examples between merges of the intercepts; 0: the only thread, which writes to the model itself
+    sweep: int  # examples between merges of all coordinates; 0: at the end of the pass only
+    late: int  # offset of the thread's counter, so that threads do not merge at the same moment
+    every: int  # examples between merges of the intercepts; 0: a lone thread, which writes to the model itself
     intercepts: np.ndarray
     intercept_bases: np.ndarray
     products: np.ndarray  # one per class, for a row
@@ -73,7 +73,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiers:
-    """Which coordinates are merged when; `hot` names coordinates by their feature."""
+    """When each coordinate is merged; `hot` identifies coordinates by their feature."""
 
     hot: np.ndarray
     ends: tuple[int, ...]
@@ -82,18 +82,18 @@ class Tiers:
 
 
 def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
-    """Choose from each feature's fraction of examples.
+    """Chooses tiers from each feature's fraction of examples.
 
     Args:
         frequencies: of each feature, the fraction of examples that have it.
         examples: in one thread's part of a pass; nothing is merged less often.
-        threads: of the team: more threads change more between two merges of one.
+        threads: of the team: more threads make more changes between two merges of one.
     """
     visits = max(1, VISITS // threads)
     ends, periods, least = [], [], []
     period, sweep = visits, 0
     while period < examples:
-        # Half of `visits`: those that barely miss a tier are then merged after twice as many, and not four times.
+        # Half of `visits`: coordinates that barely miss a tier then wait twice as long for a merge, not four times.
         least.append(0.5 * visits / period)
         due = int(np.count_nonzero(frequencies >= least[-1]))
         if due > frequencies.size // 8:
@@ -108,7 +108,7 @@ def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
 
 
 def thread_copies(threads: int, shared: np.ndarray, classes: int, tiers: Tiers | None) -> list[Copies]:
-    """Each thread's own part. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
+    """Each thread's copies. Without tiers, all threads write to the shared vector, and only intercepts have copies."""
     every = max(1, VISITS // threads) if threads > 1 else 0
     copying = tiers is not None and threads > 1
     plan = tiers if tiers is not None and threads > 1 else Tiers(np.zeros(0, np.int64), (), (), 0)
@@ -138,14 +138,14 @@ def thread_copies(threads: int, shared: np.ndarray, classes: int, tiers: Tiers |
 
 
 def _apart(count: int, kind: Any) -> np.ndarray:
-    """Zeros that share no line of the cache with another array: threads that write to neighbours slow each other down."""
+    """Zeros that share no cache line with another array, to avoid false sharing."""
     room = LINE // np.dtype(kind).itemsize
     return np.zeros(room + count + room, kind)[room : room + count]
 
 
 @compiled
 def copy_model(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> None:
-    """Take the model as it is; each thread does this first in a pass."""
+    """Copies the current model; each thread does this first in a pass."""
     if copies.bases.size:
         for place in range(shared.size):
             copies.own[place] = copies.bases[place] = shared[place]
@@ -157,7 +157,7 @@ def copy_model(copies: Copies, shared: np.ndarray, intercepts: np.ndarray) -> No
 
 @compiled
 def merge(copies: Copies, shared: np.ndarray, since: int, words: int) -> None:
-    """Exchange what is due after `since` examples; `words` is the address of two lines, zero at first."""
+    """Merges the coordinates due after `since` examples; `words` is the address of two lines, zero at first."""
     sweeps = copies.sweep > 0 and since % copies.sweep == 0
     tier = copies.periods.size - 1
     while tier >= 0 and not sweeps and since % copies.periods[tier] != 0:
@@ -173,7 +173,7 @@ def merge(copies: Copies, shared: np.ndarray, since: int, words: int) -> None:
             copies.hot_kept[number] = copies.own[U(copies.hot[number])]
         for place in range(shared.size):
             change = copies.own[place] - copies.bases[place]
-            if change != 0.0:  # what was added just now must not be written back
+            if change != 0.0:  # a value added just now must not be written back
                 shared[place] += change
             copies.own[place] = copies.bases[place] = shared[place]
         for number in range(copies.hot.size):
@@ -183,7 +183,7 @@ def merge(copies: Copies, shared: np.ndarray, since: int, words: int) -> None:
 
 @compiled
 def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float) -> float:
-    """Exchange an intercept; returns the thread's new one."""
+    """Merges an intercept; returns the thread's new one."""
     change = own - copies.intercept_bases[number]
     merged = add_atomically(shared, U(number), change) + change  # pyright: ignore[reportCallIssue]
     copies.intercept_bases[number] = merged
@@ -191,13 +191,13 @@ def merge_intercept(copies: Copies, shared: np.ndarray, number: int, own: float)
 
 
 def fill_exchange(team: list[Copies], shared: np.ndarray) -> None:
-    """Make the hot coordinates' exchange what the model is; before threads begin."""
+    """Copies the model's hot coordinates to the exchange, before threads begin."""
     if team[0].hot.size:
         np.take(shared, team[0].hot, out=team[0].exchange)
 
 
 def collect(team: list[Copies], shared: np.ndarray, intercepts: np.ndarray) -> None:
-    """Add what threads have not merged to the model; none may be running."""
+    """Adds unmerged changes of threads to the model; none may be running."""
     for copies in team:
         _collect(copies, shared, intercepts)
     if team[0].hot.size:

@@ -1,4 +1,4 @@
-"""What Numba has no word for: a hint to the memory system, and an addition that no other thread can split."""
+"""Instructions that Numba lacks: prefetching, and an atomic addition."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BYTES = ir.IntType(8).as_pointer()
 
 
 def compiled(function: Any = None, *, allocates: bool = False) -> Any:
-    """Numba's compiler as the kernels of this package use it: lazily, cached on disk, without the GIL.
+    """Numba's compiler with this package's options: lazy, cached on disk, without the GIL.
 
     Functions that make no arrays are compiled without reference counts: counting is an atomic operation for each use of
-    an array, which costs as much as several non-zeros, and on several threads much more.
+    an array, which costs as much as several non-zeros, and much more on several threads.
     """
     if function is None:
         return functools.partial(compiled, allocates=allocates)
@@ -33,7 +33,7 @@ def compiled(function: Any = None, *, allocates: bool = False) -> Any:
 
 
 def _element(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    """The address of an array's element; no bounds, no wrap-around."""
+    """The address of an array's element; no bounds check, no wrap-around."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
 
 
@@ -52,19 +52,19 @@ def _prefetching(array: Any, to_write: bool) -> Any:
 
 @intrinsic
 def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201  (the shape Numba prescribes; so below)
-    """Ask for the cache line of `array[index]`; reads nothing, so that an index beyond the end does no harm."""
+    """Prefetches the cache line of `array[index]`; reads nothing, so an index beyond the end is harmless."""
     return _prefetching(array, False)
 
 
 @intrinsic
 def prefetch_to_write(typing_context, array, index):  # noqa: ANN001, ANN201
-    """As `prefetch`, and take the line away from other cores, which will have to be done before it is written."""
+    """Like `prefetch`, and takes the line away from other cores, which a write needs anyway."""
     return _prefetching(array, True)
 
 
 @intrinsic
 def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
-    """Add to `array[index]` so that no other thread's addition is lost; returns what was there."""
+    """Adds to `array[index]` atomically; returns the old value."""
 
     def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
         place = _element(context, builder, signature.args[0], *arguments[:2])
@@ -75,7 +75,7 @@ def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
 
 @intrinsic
 def give_way(typing_context):  # noqa: ANN001, ANN201
-    """Let the system run another thread on this core; as `os.sched_yield`."""
+    """Yields this core to another thread, like `os.sched_yield`."""
 
     def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
         kind = ir.FunctionType(ir.IntType(32), [])

@@ -1,4 +1,4 @@
-"""Linear models learned by Hogwild!: one object that makes passes over a matrix."""
+"""Linear models trained by Hogwild!: one object that makes passes over a matrix."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class DivergedError(PacelineError, ValueError):
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass did: mean loss met on the way (NaN where it was not asked for), time, and staleness.
+    """Results of one pass: mean training loss during it (NaN if not requested), time, and staleness.
 
-    `staleness` is how many updates other threads made, on average, while a thread made one; `limited` counts slopes so
-    steep that they were limited, which good steps never are.
+    `staleness` is the mean number of updates by other threads while a thread makes one; `limited` counts slopes so
+    steep that they were limited, which does not happen with good step sizes.
     """
 
     loss: float
@@ -52,9 +52,9 @@ class Pass:
 
 @dataclass
 class LinearModel:
-    """Weights of `outputs` linear functions of `features` numbers, and the state of the learning.
+    """Weights of `outputs` linear functions of `features` numbers, and the state of training.
 
-    Not thread-safe itself: one `learn` at a time. Weights are in `dtype`, intercepts in double precision.
+    Not thread-safe: run one `learn` at a time. Weights are in `dtype`, intercepts in double precision.
     """
 
     features: int
@@ -85,20 +85,20 @@ class LinearModel:
         seed: int | None = 0,
         discipline: str = "copies",
     ) -> Learning:
-        """Begin to learn from a matrix; `Learning.make_pass` makes the passes.
+        """Begins training on a matrix; `Learning.make_pass` makes the passes.
 
         Args:
             rows: the matrix; not copied.
             targets: one number per row in the weights' type; -1 and +1 for classes, their number with several outputs.
             plan: losses, penalties and steps.
             team: the threads.
-            loss: in place of the plan's, the user's own.
+            loss: a user-defined loss, in place of the plan's.
             weights: one per row, or None.
-            balance: (outputs, 2), what examples that are not, and are, of an output's class weigh.
-            subset: numbers of the rows to learn from; all by default.
+            balance: (outputs, 2), weights of examples outside, and inside, an output's class.
+            subset: numbers of the rows to train on; all by default.
             seed: of the order of examples; None visits them in their order.
-            discipline: "copies" is a copy of the weights per thread, merged now and then (`hot.py`); with "shared" all write
-                to one vector; `disciplines.py` has others to compare with.
+            discipline: "copies" gives each thread a copy of the weights, merged periodically (`hot.py`); with "shared" all
+                write to one vector; `disciplines.py` has others for comparison.
         """
         kind = np.int32 if rows.begins.size < 2**31 else np.int64
         order = np.arange(len(targets), dtype=kind) if subset is None else subset.astype(kind)
@@ -115,10 +115,10 @@ class Learning:
     """Passes of a model over a matrix.
 
     Attributes:
-        plan: what passes are made with.
-        tiers: what is merged when, with copies on several threads; otherwise None.
-        discipline: as asked for; "shared" where copies are not used on several threads: with Adagrad, L1 and large models.
-        passes: those made.
+        plan: parameters of passes.
+        tiers: the merge schedule, with copies on several threads; otherwise None.
+        discipline: as requested; "shared" if copies are not used on several threads: with Adagrad, L1 and large models.
+        passes: the passes so far.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Learning:
         in_turn = discipline == "round-robin"
         self.plan = plan._replace(chunk=1 if in_turn else max(1, min(CHUNK, count // (4 * team.threads))))
         shared = model.coordinates.reshape(-1)
-        # Under Adagrad and L1, threads share a weight's other numbers, and so the weight.
+        # Adagrad and L1 keep further numbers per weight, which threads share; so they share the weight, too.
         copying = (
             discipline == "copies"
             and team.threads > 1
@@ -164,7 +164,7 @@ class Learning:
         self.passes: list[Pass] = []
 
     def make_pass(self, **changes: Any) -> Pass:
-        """Visit every example once. `changes` replace fields of the plan, such as `eta`.
+        """Visits every example once. `changes` replace fields of the plan, such as `eta`.
 
         Raises:
             DivergedError: a weight is not finite afterwards.
@@ -174,7 +174,7 @@ class Learning:
         order = self.examples.order
         if self._seed is not None:
             shuffle(order, (self._seed * 1_000_003 + self.model.steps) % 2**63)
-        report = np.zeros((self.team.threads, 16))  # lines of the cache of their own
+        report = np.zeros((self.team.threads, 16))  # on separate cache lines
         chunks = -(-order.size // plan.chunk) + 1
         scales, l1_dues = np.empty(chunks), np.empty(chunks)
         first = 0
@@ -209,7 +209,7 @@ class Learning:
         return done
 
     def settle(self) -> None:
-        """Apply all penalties to the weights, so that their scale is one; before they are used or read."""
+        """Applies all penalties to the weights, so that their scale is one; call it before they are used or read."""
         if self._scale != 1.0 or self._l1_due != 0.0:
             settle(self._shared.weights, self._shared.l1_applied, self._scale, self._l1_due)
             self._scale, self._l1_due = 1.0, self._l1_due * self._scale
@@ -224,7 +224,7 @@ class Learning:
 
 @compiled
 def all_finite(weights: np.ndarray) -> bool:
-    """Whether no number is infinite or NaN; without a copy."""
+    """Whether all numbers are finite; makes no copy."""
     zero = total = weights.dtype.type(0.0)
     for place in range(weights.size):
         total += weights[place] * zero
@@ -233,7 +233,7 @@ def all_finite(weights: np.ndarray) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def _kernel(classes: bool, loss: Loss | None) -> Any:
-    """The compiled walk; with the user's loss in place of the built-in ones, compiled from the same source."""
+    """The compiled walk; with a user-defined loss, compiled from the same source."""
     built_in = walk_classes if classes else walk
     if loss is None:
         return built_in

@@ -1,7 +1,7 @@
-"""Losses of a prediction p and a target y, and their slopes in p: built in, or the user's own Python functions.
+"""Losses of a prediction p and a target y, and their slopes in p: built in, or user-defined Python functions.
 
-Built-in losses are told apart by a number while the kernel runs (one branch per example that is always predicted), so
-that all of them share one compiled kernel. A user's loss gets a kernel of its own, compiled when it is first used.
+The kernel selects built-in losses by a number at run time (one predictable branch per example), so that all of them
+share one compiled kernel. A user-defined loss gets its own kernel, compiled when it is first used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLASSIFICATION = ("hinge", "log_loss", "modified_huber", "squared_hinge", "perce
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of one's own: plain Python functions of (prediction, target), compiled by Numba when first used.
+    """A user-defined loss: plain Python functions of (prediction, target), compiled by Numba when first used.
 
     Args:
         value: the loss; for classes, the target is -1 or +1.
@@ -46,7 +46,7 @@ class Loss:
 
 
 def code_of(loss: str | Loss, allowed: tuple[str, ...]) -> int:
-    """The number by which kernels know a loss.
+    """The number that identifies a loss in kernels.
 
     Raises:
         UsageError: an unknown name.

@@ -1,4 +1,4 @@
-"""A user's matrix as the kernels see it: the same memory, not a copy."""
+"""A view of a user's matrix for the kernels: the same memory, not a copy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ SAMPLE = 20_000
 
 
 def rows_of(matrix: Any) -> Rows:
-    """View a CSR or C-contiguous dense matrix of single or double precision.
+    """Views a CSR or C-contiguous dense matrix of single or double precision.
 
-    64-bit indices stay what they are in a large matrix, for which the kernels are compiled once more; those of a small
-    one are narrowed.
+    Large matrices keep 64-bit indices, for which the kernels are compiled separately; those of small matrices are narrowed.
     """
     if sparse.issparse(matrix):
         kind = matrix.indices.dtype
@@ -35,7 +34,7 @@ def rows_of(matrix: Any) -> Rows:
 
 
 class _Alias:
-    """Memory under another description."""
+    """Memory under another array interface."""
 
     def __init__(self, array: np.ndarray) -> None:
         address = array.__array_interface__["data"][0]
@@ -44,21 +43,21 @@ class _Alias:
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    """The same memory, called writable.
+    """The same memory, marked as writable.
 
-    Read-only arrays are another type to Numba, and kernels would be compiled again. No kernel writes to a matrix.
+    Numba treats read-only arrays as another type, and would compile kernels again. No kernel writes to a matrix.
     """
     return array if array.flags.writeable or not array.size else np.asarray(_Alias(array))
 
 
 def sample_rows(rows: Rows, limit: int = SAMPLE) -> np.ndarray:
-    """Row numbers at even distances, so that the same data always gives the same answer; all of them if there are few."""
+    """Evenly spaced row numbers, so that results are deterministic; all rows if there are few."""
     count = rows.begins.size - 1
     return np.unique(np.linspace(0, count - 1, min(count, limit)).astype(np.int64)) if count else np.zeros(0, np.int64)
 
 
 def frequencies(rows: Rows, features: int, limit: int = SAMPLE) -> np.ndarray:
-    """Of each feature, the fraction of rows that have it, from a sample of the rows."""
+    """The fraction of rows that have each feature, from a sample of the rows."""
     chosen = sample_rows(rows, limit)
     if rows.dense:
         return np.ones(features, np.float32)
@@ -67,7 +66,7 @@ def frequencies(rows: Rows, features: int, limit: int = SAMPLE) -> np.ndarray:
 
 @compiled(allocates=True)
 def count_rows_with(rows: Rows, chosen: np.ndarray, features: int) -> np.ndarray:
-    """In how many of the chosen rows each feature is; entries that are stored count, as they cost."""
+    """The number of chosen rows that have each feature; counts stored zeros, which cost the same."""
     counts = np.zeros(features, np.int32)
     for row in chosen:
         for k in range(rows.begins[row], rows.begins[row + 1]):

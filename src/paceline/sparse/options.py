@@ -1,4 +1,4 @@
-"""What users say (scikit-learn's words) turned into what kernels are given, and checked."""
+"""Converts users' options (in scikit-learn's terms) to the kernels' parameters, and checks them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def plan_for(
     dense: bool,
     tracking: bool,
 ) -> PassPlan:
-    """Check the options of an estimator, and make its plan.
+    """Checks the options of an estimator, and makes its plan.
 
     Raises:
-        UsageError: names the option and what it may be.
+        UsageError: the message names the option and its valid values.
     """
     code = code_of(loss, allowed)
     _one_of("penalty", penalty, PENALTIES)
@@ -63,7 +63,7 @@ def plan_for(
 
 
 def _optimal_offset(code: int, loss: str | Loss, alpha: float, epsilon: float) -> float:
-    """Bottou's: the first step is as long as typical weights."""
+    """Bottou's heuristic: the first step is as long as typical weights."""
     typical = math.sqrt(1.0 / math.sqrt(alpha))
     slope = (
         loss.slope(-typical, 1.0) if code == OWN and isinstance(loss, Loss) else slope_of(code, -typical, 1.0, epsilon)

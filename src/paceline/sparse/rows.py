@@ -1,6 +1,6 @@
-"""What is done with one row of a matrix: prefetch it, multiply it with weights, add it to weights.
+"""Operations on one row of a matrix: prefetch it, multiply it with weights, add it to weights.
 
-Rows are visited in random order, which the processor cannot foresee: without a prefetch, each waits for memory.
+Rows are visited in random order, which the processor cannot predict: without a prefetch, each waits for memory.
 Indices are unsigned, so that no code for negative ones is compiled. In a dense matrix all rows share one list of
 indices: 0, 1, 2, ...
 """
@@ -24,7 +24,7 @@ NEAR = np.uint64(6)
 
 
 class Rows(NamedTuple):
-    """A matrix in CSR, or a dense one as CSR would see it; views of the caller's arrays."""
+    """A CSR matrix, or a dense one in CSR form; views of the caller's arrays."""
 
     begins: np.ndarray
     indices: np.ndarray
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 @compiled
 def prefetch_rows(rows: Rows, order: np.ndarray, beside: np.ndarray, position: int, last: int) -> None:
-    """Prefetch what the rows after `position` will need; `beside` has a number per row, such as its target."""
+    """Prefetches data of the rows after `position`; `beside` has a number per row, such as its target."""
     far, near = U(position) + FAR, U(position) + NEAR
     if far < U(last):
         prefetch(rows.begins, U(order[far]))  # pyright: ignore[reportCallIssue]
@@ -52,7 +52,7 @@ def prefetch_rows(rows: Rows, order: np.ndarray, beside: np.ndarray, position: i
 
 @compiled
 def dot(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray) -> float:
-    """The row times the weights."""
+    """The dot product of the row and the weights."""
     shift = begin if rows.dense else U(0)
     total = weights.dtype.type(0.0)
     for k in range(begin, end):
@@ -62,7 +62,7 @@ def dot(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray) -> fl
 
 @compiled
 def add(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, factor: float) -> None:
-    """Add `factor` times the row to the weights."""
+    """Adds `factor` times the row to the weights."""
     shift = begin if rows.dense else U(0)
     step = weights.dtype.type(factor)
     for k in range(begin, end):
@@ -73,7 +73,7 @@ def add(rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, facto
 def add_adagrad(
     rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, squares: np.ndarray, slope: float, step: float
 ) -> None:
-    """Add `-step slope x / sqrt(sum of squared gradients)`, coordinate by coordinate."""
+    """Adds `-step slope x / sqrt(sum of squared gradients)`, coordinate by coordinate."""
     shift = begin if rows.dense else U(0)
     for k in range(begin, end):
         j = U(rows.indices[k - shift])
@@ -86,7 +86,7 @@ def add_adagrad(
 def apply_l1_to_row(
     rows: Rows, begin: np.uint64, end: np.uint64, weights: np.ndarray, width: int, l1_applied: np.ndarray, l1_due: float
 ) -> None:
-    """Apply what is due of L1 to the weights of the row's coordinates (`width` each)."""
+    """Applies the L1 penalty that is due to the weights of the row's coordinates (`width` each)."""
     shift = begin if rows.dense else U(0)
     due = weights.dtype.type(l1_due)
     for k in range(begin, end):

@@ -1,7 +1,7 @@
-"""How sparse a problem is, in the words of the Hogwild! paper, and whether threads pay.
+"""Sparsity of a problem, in the terms of the Hogwild! paper, and whether threads pay.
 
-Omega is the most coordinates that an example has; Delta the largest fraction of examples that share one coordinate; rho
-the largest fraction of examples that one example shares a coordinate with. Hogwild!'s bounds are good where they are
+Omega is the maximum number of coordinates of an example; Delta the largest fraction of examples that share one coordinate;
+rho the largest fraction of examples with which one example shares a coordinate. Hogwild!'s bounds are good if they are
 small; text has a Delta and a rho near 1 because of its frequent words, and is fast nevertheless.
 """
 
@@ -26,13 +26,13 @@ _PROBES = 200
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Of a matrix, from `sampled` of its rows.
+    """Sparsity of a matrix, from `sampled` of its rows.
 
     Attributes:
-        omega: coordinates of the fullest example: non-zeros of its row; of a rating, numbers in two factors.
-        delta: fraction of examples that have the most frequent feature; of ratings, that are of one user or item.
-        rho: fraction of examples that meet the one which meets most.
-        meeting: fraction of pairs of examples that meet: the chance that two updates at the same time conflict.
+        omega: coordinates of the densest example: non-zeros of its row; of a rating, numbers in two factors.
+        delta: fraction of examples with the most frequent feature; of ratings, of the most frequent user or item.
+        rho: maximum, over examples, of the fraction of examples that overlap with it.
+        meeting: fraction of pairs of examples that overlap: the probability that two concurrent updates conflict.
     """
 
     omega: int
@@ -43,13 +43,13 @@ class Sparsity:
 
 
 def sparsity_of(rows: Rows, features: int) -> Sparsity:
-    """Measure a matrix; a sample of 20,000 rows and 200 probes among them is exact for smaller ones but for the probes."""
+    """Measures a matrix by a sample of 20,000 rows and 200 probes; exact for smaller ones except for the probes."""
     chosen = sample_rows(rows, SAMPLE)
     if rows.dense:
         return Sparsity(features, 1.0, 1.0, 1.0, chosen.size)
     omega = int(np.diff(rows.begins).max(initial=0))
     delta = float(count_rows_with(rows, chosen, features).max(initial=0) / max(1, chosen.size))
-    # The fullest rows meet most others; even distances give the mean.
+    # The fullest rows overlap with most others; even spacing gives the mean.
     probes = sample_rows(rows, _PROBES)
     lengths = rows.begins[chosen + 1] - rows.begins[chosen]
     fullest = chosen[np.argsort(-lengths, kind="stable")[:_PROBES]]
@@ -59,7 +59,7 @@ def sparsity_of(rows: Rows, features: int) -> Sparsity:
 
 
 def sparsity_of_ratings(rows: Rows, features: int, rank: int) -> Sparsity:
-    """Measure a matrix to be completed, whose examples are its entries: each touches factors of its row and its column."""
+    """Measures a matrix to be completed, whose examples are its entries: each touches factors of its row and its column."""
     entries = rows.indices.size
     of_row = np.diff(rows.begins)
     of_column = count_rows_with(rows, np.arange(of_row.size), features)
@@ -70,7 +70,7 @@ def sparsity_of_ratings(rows: Rows, features: int, rank: int) -> Sparsity:
 
 @compiled
 def _entries_met(rows: Rows, of_column: np.ndarray) -> tuple[int, float]:
-    """How many entries, itself among them, the entry that meets most shares a row or column with; and the sum over all."""
+    """The maximum number of entries, including itself, that share an entry's row or column; and the sum over all."""
     most, total = 0, 0.0
     for row in range(rows.begins.size - 1):
         length = rows.begins[row + 1] - rows.begins[row]
@@ -83,7 +83,7 @@ def _entries_met(rows: Rows, of_column: np.ndarray) -> tuple[int, float]:
 
 @compiled(allocates=True)
 def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int) -> np.ndarray:
-    """Of each probe, the fraction of the chosen rows that share a feature with it."""
+    """For each probe, the fraction of the chosen rows that share a feature with it."""
     marked = np.full(features, -1, np.int64)
     fractions = np.zeros(probes.size)
     for number, probe in enumerate(probes):
@@ -98,16 +98,16 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
 
 
 def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int, *, pairs: int = 3) -> float:
-    """Speed of `threads` threads over that of one: the median of pairs of passes, made for this in turn.
+    """Speed of `threads` threads relative to one: the median over pairs of alternating passes.
 
     Args:
-        begin: makes something to learn with a team, and returns what makes a pass of it.
+        begin: creates a model to train with a team, and returns a function that makes a pass.
         threads: of the larger team.
-        pairs: how many to measure.
+        pairs: number of pairs to measure.
     """
     with Team(1) as one, Team(threads) as many:
         passes = begin(one), begin(many)
-        # The first warms caches and threads.
+        # The first pass warms caches and threads.
         times = [[make_pass().seconds for make_pass in passes] for _ in range(pairs + 1)][1:]
     return statistics.median(alone / together for alone, together in times)
 

@@ -1,18 +1,18 @@
-"""Step sizes, and lazy penalties: a weight's are applied when it is next touched.
+"""Step sizes, and lazy penalties: a weight's penalties are applied when it is next touched.
 
 L2 is proximal: after each step every weight is divided by `1 + eta l2`. L1 is cumulative (Tsuruoka and others): of the total
-that a weight could have been moved towards zero so far, `l1_due`, it has moved by `l1_applied`, and it never crosses zero;
-the rest is applied when a step moves the weight away from zero again. That gives more exact zeros than a step-by-step
-threshold, which the noise of SGD outruns.
+penalty so far, `l1_due`, a weight has moved towards zero by `l1_applied`, and it never crosses zero; the rest is applied
+when a step moves the weight away from zero again. That gives more exact zeros than a step-by-step threshold, which the
+noise of SGD outruns.
 
-Done at once this would cost every weight at every example. Instead the weights are stored as v with w = scale v:
+Applied eagerly, this would touch every weight at every example. Instead the weights are stored as v with w = scale v:
 
-* the division is one of `scale` alone;
+* the division changes only `scale`;
 * `l1_due` is one running total (in units of v), applied to a weight when an example touches it, for all steps since the last
   time.
 
-Both depend on the number of the step only, so that threads need not share them: `schedule_penalties` computes them for every
-place where a thread may begin.
+Both depend only on the number of the step, so threads need not share them: `schedule_penalties` computes them for every
+chunk that a thread may begin.
 
 Reference: Tsuruoka, Tsujii, Ananiadou, "Stochastic Gradient Descent Training for L1-regularized Log-linear Models with
 Cumulative Penalty", 2009, section 3.2.
@@ -36,7 +36,7 @@ SMALLEST_SCALE = 1e-6
 
 
 class PassPlan(NamedTuple):
-    """Numbers that a pass is made with; `step` counts examples from 0, over all passes."""
+    """Parameters of a pass; `step` counts examples from 0, over all passes."""
 
     loss: int
     epsilon: float
@@ -66,10 +66,10 @@ def step_size(plan: PassPlan, step: int) -> float:
 def schedule_penalties(
     plan: PassPlan, first_step: int, count: int, scale: float, l1_due: float, scales: np.ndarray, l1_dues: np.ndarray
 ) -> int:
-    """Fill in `scale` and `l1_due` at the beginning of each chunk and at the end.
+    """Fills in `scale` and `l1_due` at the beginning of each chunk and at the end.
 
     Returns:
-        How many steps can be made before the scale becomes too small; at least one.
+        The number of steps before the scale becomes too small; at least one.
     """
     penalised = plan.l1 > 0.0 or plan.l2 > 0.0
     steady = penalised and plan.l1 == 0.0 and plan.schedule == CONSTANT
@@ -79,7 +79,7 @@ def schedule_penalties(
         scales[chunk], l1_dues[chunk] = scale, l1_due
         chunk += 1
         stop = min(done + plan.chunk, count)
-        if steady:  # the usual case, in closed form: a serial loop over all steps would hold up the other threads
+        if steady:  # the usual case, in closed form: a serial loop over all steps would delay the other threads
             most = int(math.log(scale / (0.1 * SMALLEST_SCALE)) / math.log1p(plan.eta * plan.l2)) + 1
             moved = min(stop - done, most)
             scale *= math.exp(-moved * math.log1p(plan.eta * plan.l2))
@@ -104,7 +104,7 @@ def schedule_penalties(
 
 @compiled
 def apply_l1(v: float, l1_due: float, l1_applied: float) -> float:
-    """The weight with all of L1 that is due applied; `l1_applied` is negative for weights that were positive."""
+    """The weight after all of the L1 that is due; `l1_applied` is negative for weights that were positive."""
     if v > 0.0:
         return max(v - (l1_due + l1_applied), v * 0.0)
     if v < 0.0:
@@ -114,7 +114,7 @@ def apply_l1(v: float, l1_due: float, l1_applied: float) -> float:
 
 @compiled
 def settle(weights: np.ndarray, l1_applied: np.ndarray, scale: float, l1_due: float) -> None:
-    """Apply the penalties to every weight, so that the scale becomes 1. The caller multiplies `l1_due` by the scale."""
+    """Applies the penalties to every weight, so that the scale becomes 1. The caller multiplies `l1_due` by the scale."""
     number = weights.dtype.type
     for place in range(weights.size):
         if l1_applied.size:

@@ -19,7 +19,7 @@ WORTH_A_THREAD = 50_000
 
 
 def count_threads(n_jobs: int | None, nonzeros: int) -> int:
-    """How many threads to use: `n_jobs`, or all cores of this process for None and -1; fewer where there is too little to do.
+    """The number of threads: `n_jobs`, or all cores of this process for None and -1; fewer for small data.
 
     Raises:
         UsageError: 0, or a negative number other than -1.
@@ -31,10 +31,10 @@ def count_threads(n_jobs: int | None, nonzeros: int) -> int:
 
 
 class Team:
-    """Runs a function once per thread, at the same time. Use as a context; threads end with it.
+    """Runs a function on all threads at the same time. A context manager; its end stops the threads.
 
     Attributes:
-        clock: address of a counter that is zero whenever a run begins; so are the 192 bytes behind it.
+        clock: address of a counter that is zero when a run begins, like the 192 bytes behind it.
     """
 
     def __init__(self, threads: int) -> None:
@@ -51,7 +51,7 @@ class Team:
             self._pool.shutdown()
 
     def run(self, job: Callable[[int], Any]) -> None:
-        """Call `job(thread)` for every thread, 0 in this one; returns when all have ended."""
+        """Calls `job(thread)` on every thread, 0 being this one; returns when all have ended."""
         self._words[:] = 0
         others = [self._pool.submit(job, thread) for thread in range(1, self.threads)] if self._pool else []
         try:

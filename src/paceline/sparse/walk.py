@@ -1,8 +1,7 @@
 """One thread's part of a pass over the examples: the loop of Hogwild!.
 
-Threads claim chunks of a shuffled order, so that a thread that the system puts aside holds up at most one chunk, and
-the step number, on which learning rates and penalties depend, is nearly the same for all. With one thread this is plain
-SGD, step by step.
+Threads claim chunks of a shuffled order, so a preempted thread delays at most one chunk, and all threads have nearly the
+same step number, on which learning rates and penalties depend. With one thread this is plain SGD, step by step.
 
     x = w . z + b;  g = slope(x, y);  w -= eta g z;  b -= eta g;  the penalties' proximal step (steps.py)
 
@@ -35,7 +34,7 @@ STEEPEST = 1e12
 
 
 class Examples(NamedTuple):
-    """What there is to learn: row numbers in the order of the pass, one target per row, weights (or none)."""
+    """The training data: row numbers in the order of the pass, one target per row, weights (or none)."""
 
     order: np.ndarray
     targets: np.ndarray
@@ -44,7 +43,7 @@ class Examples(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What is learned, shared by all threads: coordinate j of class k at `j * classes + k`."""
+    """The parameters, shared by all threads: coordinate j of class k at `j * classes + k`."""
 
     weights: np.ndarray
     l1_applied: np.ndarray
@@ -65,11 +64,11 @@ def walk(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """Learn from chunks of `order[first:last]` until none is left; one output.
+    """Learns from chunks of `order[first:last]` until none is left; one output.
 
     `span` is the first and last position and the number of the first position's step; `scales` and `l1_dues` are the
     weights' scale and the L1 that is due at the beginning of each chunk; `clock` is the address of the counter of claimed
-    chunks, with the words of `merge` a line behind; what this thread did is added to `report`.
+    chunks, followed by the words of `merge` one line later; the thread adds its counts to `report`.
     """
     order, weights = examples.order, copies.own
     first, last, first_step = span
@@ -135,7 +134,7 @@ def walk_classes(
     clock: int,
     report: np.ndarray,
 ) -> None:
-    """As `walk`, with one output per class: a target k is +1 for class k and -1 for the others, in one pass over the data."""
+    """Like `walk`, with one output per class: a target k is +1 for class k and -1 for the others, in one pass."""
     order, weights = examples.order, copies.own
     first, last, first_step = span
     classes = U(model.intercepts.size)

@@ -20,7 +20,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 class Started(Protocol):
-    """An operation that goes on by itself."""
+    """An operation in progress."""
 
     def wait(self) -> object:
         """Returns when it is done."""
@@ -28,11 +28,11 @@ class Started(Protocol):
 
 
 class Axis(Protocol):
-    """The workers that differ in one coordinate of the mesh only.
+    """The workers that differ only in one coordinate of the mesh.
 
     Attributes:
-        size: how many they are.
-        index: this worker among them.
+        size: number of workers.
+        index: this worker's position among them.
     """
 
     size: int
@@ -43,7 +43,7 @@ class Axis(Protocol):
         ...
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Of `x` (size, ...), this worker's place, added up over all."""
+        """This worker's entry of `x` (size, ...), summed over all."""
         ...
 
     def start_all_reduce(self, x: Tensor) -> Started:
@@ -55,11 +55,11 @@ class Axis(Protocol):
         ...
 
     def start_broadcast(self, x: Tensor, source: int) -> Started:
-        """Begins replacing `x` by that of the worker `source`."""
+        """Begins replacing `x` by that of worker `source`."""
         ...
 
     def start_reduce(self, x: Tensor, to: int) -> Started:
-        """Begins replacing `x` by the sum, on the worker `to` only; on others it is then anything."""
+        """Begins replacing `x` by the sum on worker `to`; on others it is then undefined."""
         ...
 
 
@@ -96,14 +96,14 @@ class _Done:
 class GroupAxis:
     """An axis whose workers are a process group of torch.distributed: Gloo on CPUs, NCCL on GPUs.
 
-    Gloo's own reduce-scatter is an all-reduce for each worker, so on a CPU the pieces go straight to their owners, which add
-    them up in the order of the workers.
+    Gloo's own reduce-scatter is an all-reduce for each worker, so on a CPU the pieces go directly to their owners, which sum
+    them in worker order.
 
     Args:
         group: in the order of the axis.
         name: in messages.
-        roll_call: of all workers of the mesh: one that waits for workers who have given up stops as well, and all name the
-            worker that is missing, also where it is in none of their groups.
+        roll_call: of all workers of the mesh: a worker that waits for workers who have given up stops as well, and all name
+            the missing worker, even if it is in none of their groups.
     """
 
     def __init__(self, group: Any, name: str, roll_call: RollCall) -> None:
@@ -156,13 +156,13 @@ class GroupAxis:
             raise self._lost(what, error) from error
 
     def wait_for(self, work: Any, what: str, *, in_slices: bool) -> None:
-        """Waits for one operation; over Gloo with an eye on the other workers, while NCCL's wait is a stream's."""
+        """Waits for one operation; over Gloo it also watches the other workers, while NCCL's wait is a stream's."""
         while True:
             try:
                 work.wait(SLICE) if in_slices else work.wait()
                 self._roll_call.operation_ended()
                 return
-            except RuntimeError as error:  # Gloo's way to say that it is not done, too
+            except RuntimeError as error:  # Gloo also raises it for a timeout
                 if not in_slices or has_failed(work):
                     raise self._lost(what, error) from error
                 if not work.is_completed() and self._roll_call.somebody_gave_up():

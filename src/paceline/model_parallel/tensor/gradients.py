@@ -1,4 +1,4 @@
-"""Means of gradients along the axes on which workers have samples of their own: in buckets, while backward goes on."""
+"""Means of gradients along the axes on which workers have different samples: in buckets, during the backward pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Bucket(NamedTuple):
 
 
 class _Pass:
-    """A backward pass, which alone holds this until it has ended or failed."""
+    """A backward pass; only the pass itself keeps this alive until it has ended or failed."""
 
 
 class _Sent(NamedTuple):
@@ -41,14 +41,14 @@ class _Sent(NamedTuple):
 
 
 class GradientMeans:
-    """Makes `parameter.grad` the mean of what the workers' losses give, on every worker, before `backward()` returns.
+    """Sets `parameter.grad` to the mean over the workers' losses, on every worker, before `backward()` returns.
 
-    Backward itself adds zeros to the gradients that are means; what its own samples give goes into buckets, whose means are
-    added when they have come. So gradients of several passes accumulate, and PyTorch's count of changes, which hooks of the
-    parameters may have noted, stays as it was. Matrices, which are partial along the depth only, leave as soon as a bucket is
-    full; vectors follow together at the end. Implements `PendingGradients`.
+    Backward itself adds zeros to the gradients that are means; local gradients go into buckets, whose means are added when
+    they arrive. So gradients of several passes accumulate, and PyTorch's version counter, which hooks of the parameters may
+    have noted, does not change. Matrices, which are partial only along the depth, leave as soon as a bucket is full; vectors
+    follow together at the end. Implements `PendingGradients`.
 
-    Costs: an all-reduce for each bucket and axis; beside the gradients, memory for what is on its way.
+    Costs: an all-reduce for each bucket and axis; memory for the gradients in transit.
 
     Attributes:
         completed: called with a parameter once its gradient is the mean.
@@ -61,15 +61,15 @@ class GradientMeans:
         self._hooks: list[Any] = []
         self._waiting: dict[tuple[tuple[str, ...], torch.dtype], _Bucket] = {}
         self._sent: list[_Sent] = []
-        self._begun: set[Tensor] = set()  # to whose `grad` this backward pass has added zeros
-        self._pass: Callable[[], _Pass | None] = _no_pass  # whose gradients these are
+        self._begun: set[Tensor] = set()  # parameters to whose `grad` this backward pass has added zeros
+        self._pass: Callable[[], _Pass | None] = _no_pass  # the pass that these gradients belong to
         self.completed: list[Callable[[nn.Parameter], None]] = []
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
-        """From now on its gradients are means; layers call it whenever they use a parameter, as copies lose their hooks.
+        """From now on its gradients are means; layers call it at each use of a parameter, as copies lose their hooks.
 
         Raises:
-            UsageError: another layer uses it as if it lay otherwise on the mesh.
+            UsageError: another layer uses it with another placement.
         """
         reference, before = self._watched.get(id(parameter), (None, None))
         if reference is not None and reference() is parameter:
@@ -88,12 +88,12 @@ class GradientMeans:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._begun.add))
 
     def is_pending(self, parameter: nn.Parameter) -> bool:
-        """Whether its gradient is a mean, and so not what backward leaves at first."""
+        """Whether its gradient is a mean, which backward does not compute at first."""
         reference, placement = self._watched.get(id(parameter), (None, None))
         return reference is not None and reference() is parameter and bool(placement and self._averaged(placement))
 
     def finish(self) -> None:
-        """At the end of the backward pass, when every parameter has what its own samples give; again it does nothing."""
+        """At the end of the backward pass, when every parameter has its local gradient; idempotent."""
         try:
             for bucket in self._waiting.values():
                 if bucket.gradients:
@@ -103,7 +103,7 @@ class GradientMeans:
             self._clear()
 
     def remove(self) -> None:
-        """From now on gradients are this worker's own."""
+        """From now on gradients are local."""
         self.completed.clear()
         while self._hooks:
             self._hooks.pop().remove()
@@ -116,11 +116,11 @@ class GradientMeans:
         return tuple(name for name in placement.averaged if self._axes[name].size > 1)
 
     def _take(self, reference: weakref.ref[nn.Parameter], gradient: Tensor, axes: tuple[str, ...]) -> Tensor | None:
-        """Before backward adds this pass' gradient to the parameter's; what it shall add instead."""
+        """Before backward adds this pass' gradient to the parameter's; returns what to add instead."""
         parameter = reference()
         if parameter is None:
             return None
-        if self._pass() is None:  # the first of this one; what another has left has failed with it
+        if self._pass() is None:  # the first of this pass; leftovers of another one failed with it
             self._clear()
             began = _Pass()
             self._pass = weakref.ref(began)

@@ -1,4 +1,4 @@
-"""The layout that cuts a model of this package's layers over a mesh of workers, and repeats it."""
+"""The layout that cuts a model of this package's layers over a mesh of workers, and replicates it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Tensor"]
 class Tensor:
     """Matrices cut over a line or a grid of workers: tensor parallelism, in 1, 2 or 2.5 dimensions.
 
-    The model is built of the layers of `paceline.model_parallel`, on `Mesh.alone()`. With k times as many workers as the mesh
-    has, there are k replicas of it: workers 0 to p - 1 are the first. Workers of a mesh have the same batches, those of other
-    replicas others; what the algorithm averages, it averages across replicas, between the workers with the same parts.
+    The model consists of layers of `paceline.model_parallel`, built on `Mesh.alone()`. With k times as many workers as the
+    mesh has, there are k replicas of it: workers 0 to p - 1 are the first. Workers of a mesh have the same batches, other
+    replicas have others. The algorithm averages across replicas, between the workers with the same parts.
 
-    Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Gradients are added up
+    Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Gradients are summed
     along a grid's rows and depth in buckets of 25 MiB.
-    Use when: matrices are too large for a worker. Not: `hybrid`, which cuts some linear layers of any model.
+    Use when: matrices are too large for one worker. Not: `hybrid`, which cuts some linear layers of any model.
 
     Args:
         line: workers in a line (1-D).
         q: the side of the square (2-D).
         depth: squares, which share the batch (2.5-D).
         mode: of a grid's products. `allgather` collects the blocks of a row and of a column, and multiplies once; `summa` is
-            the papers' loop of broadcasts, with two blocks at a time and as many bytes.
+            the papers' loop of broadcasts, which holds two blocks at a time and sends as many bytes.
     """
 
     line: Annotated[int, COUNT_FROM_0] = 0
@@ -51,10 +51,10 @@ class Tensor:
         return Line(self.line) if self.line else Grid(self.q, self.depth)
 
     def replicas(self, num_workers: int) -> int:
-        """How many meshes so many workers are.
+        """The number of meshes that this many workers form.
 
         Raises:
-            UsageError: no whole number.
+            UsageError: not a whole number.
         """
         shape = self.shape
         if num_workers % shape.workers:

@@ -1,4 +1,4 @@
-"""What a loss needs on a mesh: cross entropy over a vocabulary that is cut, and whole outputs for any other."""
+"""Losses on a mesh: cross entropy over a sharded vocabulary, and gathered outputs for any other loss."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
 
 
 def whole_features(x: Tensor, features: int, mesh: Mesh) -> Tensor:
-    """All outputs of a layer of which workers have parts, for a loss of several at once, such as PyTorch's cross entropy.
+    """Gathers all outputs of a layer, for a loss of several at once, such as PyTorch's cross entropy.
 
-    Costs: an all-gather along the line or the row, and no message in the backward pass; nothing where `x` has all of them.
+    Costs: an all-gather along the line or the row, and no message in the backward pass; nothing if `x` is whole.
 
     Args:
         x: (..., features), or this worker's part of the last dimension.

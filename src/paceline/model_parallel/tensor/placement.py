@@ -1,4 +1,4 @@
-"""Where the parts of a whole tensor are on a mesh, and along which axes its gradients are partial sums."""
+"""The parts of a whole tensor on a mesh, and the axes along which its gradients are partial sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Placement:
     averaged: tuple[str, ...] = ()
 
     def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:
-        """Of this worker's part.
+        """The shape of this worker's part.
 
         Raises:
             UsageError: a dimension does not divide.
@@ -51,7 +51,7 @@ class Placement:
         return local
 
     def is_counted(self, axes: Mapping[str, Axis]) -> bool:
-        """Whether this worker is the one, of those that have the same part, whose part counts."""
+        """Whether this worker is the one that counts, among those that have the same part."""
         cut_along = {axis for _, axis in self.cuts}
         return all(axis.index == 0 for name, axis in axes.items() if name not in cut_along)
 
@@ -66,7 +66,7 @@ def part_of(whole: Tensor, axis: Axis, dimension: int) -> Tensor:
 
 
 def divided(size: int, parts: int, what: str) -> int:
-    """Raises UsageError where it does not divide."""
+    """The size of each part; raises UsageError unless `parts` divides `size`."""
     if size % parts:
         raise UsageError(
             f"{what[0].upper()}{what[1:]} of {size} cannot be cut into {parts} equal parts: choose a multiple of {parts}, or"

@@ -1,4 +1,4 @@
-"""How workers are arranged: a line, or a grid of q x q x depth; and which of them moves the fewest elements."""
+"""Arrangements of workers: a line, or a grid of q x q x depth; and which of them moves the fewest elements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ INPUTS, WEIGHTS = 7, 12
 
 @dataclass(frozen=True)
 class Line:
-    """Workers in a line: matrices are cut in one dimension, activations between layers are whole on every worker.
+    """Workers in a line: matrices are cut in one dimension, activations between layers are complete on every worker.
 
     Costs of a transformer's layer: four all-reduces of batch x sequence x hidden elements for each forward and backward pass.
-    Use when: there are few workers, near each other. Not: for many workers, whose activations it does not make smaller.
+    Use when: there are few workers with fast links. Not: for many workers, whose activations it does not make smaller.
 
     Args:
         workers: how many.
@@ -40,17 +40,17 @@ class Line:
 
     @property
     def batch_parts(self) -> int:
-        """Into how many parts a batch is cut."""
+        """The number of parts into which a batch is cut."""
         return 1
 
     @property
     def hidden_parts(self) -> int:
-        """Into how many parts features, heads and the vocabulary are cut."""
+        """The number of parts into which features, heads and the vocabulary are cut."""
         return self.workers
 
     @property
     def parameter_share(self) -> float:
-        """Of the matrices, on each worker."""
+        """The share of the matrices on each worker."""
         return 1 / self.workers
 
     def layer_elements(self, batch: int, sequence: int, hidden: int) -> Fraction:
@@ -68,14 +68,14 @@ class Grid:
     parallel: gradients are added up along it.
 
     Costs of a transformer's layer: see `layer_elements`; parameters take 1 / q^2, activations 1 / (q^2 depth).
-    Use when: batch x sequence / depth is large beside hidden, and workers are many. Not: for four workers in one machine,
-    where a line's fewer messages win.
+    Use when: batch x sequence / depth is large compared to hidden, and there are many workers. Not: for four workers in one
+    machine, where a line with its fewer messages is faster.
 
     Args:
         q: the side of the square.
         depth: squares.
 
-    Differs from the paper: each worker has a whole bias of its column, not only row 0; their gradients are added up.
+    Differs from the paper: each worker has the whole bias of its column, not only row 0; their gradients are summed.
 
     Reference: Wang et al., "2.5-dimensional distributed model training" (SUMMA2.5-LM, later Tesseract), 2021,
         arXiv:2105.14500; depth 1: Xu et al., "An Efficient 2D Method for Training Super-Large Deep Learning Models" (Optimus),
@@ -140,7 +140,7 @@ def parse_mesh(text: str) -> Line | Grid:
 
 
 def check_mode(mode: str, shape: Line | Grid) -> None:
-    """Refuses one that is none, or not this mesh's."""
+    """Rejects an unknown mode, or one that this mesh does not support."""
     if mode not in get_args(Mode):
         raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
     if mode == "summa" and isinstance(shape, Line):
@@ -157,11 +157,11 @@ def choose_mesh(
     vocabulary: int | None = None,
     largest_share: float = 1.0,
 ) -> Line | Grid:
-    """The mesh of so many workers whose layers send the fewest elements, of those that divide the sizes.
+    """The mesh of this many workers whose layers send the fewest elements, among those that divide the sizes.
 
-    Counts elements only: on links with high latency, and for small models, a line's four large messages for each layer may
-    be faster than a grid's many. The larger the batch, the deeper the grid that it chooses, and the more parameters each
-    worker has: `largest_share` bounds them.
+    Counts only elements: on links with high latency, and for small models, a line's four large messages for each layer may
+    be faster than a grid's many. The larger the batch, the deeper the chosen grid, and the more parameters each worker has:
+    `largest_share` bounds them.
 
     Args:
         workers: all of them are used.

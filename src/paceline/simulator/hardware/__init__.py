@@ -1,1 +1,1 @@
-"""Simulated machines: cores, memory buses and sockets, and how long they take for what workers do."""
+"""Simulated machines: cores, memory buses and sockets, and the time that workers' operations take on them."""

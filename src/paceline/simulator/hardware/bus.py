@@ -1,4 +1,4 @@
-"""A memory bus, which transfers of the same time share."""
+"""A memory bus shared by concurrent transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MemoryBus"]
 
 
 class MemoryBus:
-    """Fair sharing: of n transfers at an instant each runs at min(core bandwidth, bus bandwidth / n).
+    """Fair sharing: each of n concurrent transfers runs at min(core bandwidth, bus bandwidth / n).
 
     All rates are equal, so the bus keeps one number, the bytes that every transfer has been served since the bus was last
     idle; a transfer ends when that number has grown by its bytes.
@@ -26,12 +26,12 @@ class MemoryBus:
         self._served_at_s = 0.0
         self._transfers: list[tuple[float, int, Program]] = []  # by the value of `_served` at which they end
         self._number = 0
-        self._plan_number = 0  # of the planned completion that still holds
+        self._plan_number = 0  # of the current planned completion
         self._planned_rate = 0.0  # at which it was planned
 
     @property
     def num_transfers(self) -> int:
-        """Transfers going on."""
+        """The number of transfers in progress."""
         return len(self._transfers)
 
     def move(self, num_bytes: float) -> None:
@@ -69,7 +69,7 @@ class MemoryBus:
         self._scheduler.call_at(self._scheduler.now_s + left_bytes / self._planned_rate, complete)
 
     def _complete(self) -> None:
-        self._served = self._transfers[0][0]  # exactly, so that rounding does not add up
+        self._served = self._transfers[0][0]  # exactly, so that rounding errors do not add up
         self._served_at_s = self._scheduler.now_s
         while self._transfers and self._transfers[0][0] <= self._served:
             self._scheduler.wake(heappop(self._transfers)[2])

@@ -1,4 +1,4 @@
-"""Cores that more programs share than there are, in virtual time: each computes for a slice, then it is another's turn."""
+"""Fewer cores than programs, in virtual time: round-robin scheduling with time slices."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Cores", "SharedCore"]
 
 
 class _Turn:
-    """What computes on a core or waits for one; `Cores._done` counts when it began its slice, and when it ends."""
+    """A computation on a core or in the queue; `Cores._done` counts when it began its slice, and when it ends."""
 
     __slots__ = ("begun", "ends", "left_s", "number", "then")
 
     def __init__(self, then: Event, left_s: float) -> None:
-        self.then = then  # happens when it has computed
+        self.then = then  # the event after its computation
         self.left_s = left_s  # while it waits for a core
         self.begun = 0.0
         self.ends = math.inf
-        self.number = 0  # of computations without giving the core back
+        self.number = 0  # of computations without releasing the core
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cold:
-    """What it costs to have been away from the cores; see the fields of `Cluster`."""
+    """The cost of resuming after time away from the cores; see the fields of `Cluster`."""
 
     cold_s: float = 0.0
     cold_factor: float = 2.0
@@ -39,12 +39,12 @@ class Cold:
 
 
 class _Warmth:
-    """Of one program: when it left its core, and the seconds that its computing will still take longer then."""
+    """A program's state: when it left its core, and how much longer its computing will take because of that."""
 
     __slots__ = ("left_s", "owed_s")
 
     def __init__(self) -> None:
-        self.left_s: float | None = None  # it has a core, or waits for one
+        self.left_s: float | None = None  # None: it has a core, or waits for one
         self.owed_s = 0.0
 
     def leave(self, now_s: float) -> None:
@@ -52,7 +52,7 @@ class _Warmth:
         self.left_s = now_s
 
     def longer_s(self, now_s: float, alone_s: float, cold: Cold) -> float:
-        """By how much longer than `alone_s` the computing takes that begins now."""
+        """How much longer than `alone_s` the computation takes that begins now."""
         if self.left_s is not None:
             kept = math.exp((self.left_s - now_s) / cold.cooling_s)
             self.owed_s = cold.cold_s - (cold.cold_s - self.owed_s) * kept
@@ -63,20 +63,20 @@ class _Warmth:
 
 
 class Cores:
-    """So many cores, and a queue for them.
+    """A number of cores, and a queue for them.
 
-    A program that has had its slice goes to the end of the queue if others wait there. One that has computed, and goes on
-    computing at the same instant, keeps its core and what is left of its slice: a worker's steps are one computation to a
-    kernel. One that comes back after a sleep or a wait computes more slowly at first.
+    A program whose slice is over goes to the end of the queue if others wait there. One that has computed, and continues to
+    compute at the same instant, keeps its core and the rest of its slice: to a kernel, a worker's steps are one computation.
+    After a sleep or a wait, a program first computes more slowly.
 
     Costs: O(number of cores) for each computation and each slice.
 
     Args:
         scheduler: virtual time.
         number: of cores.
-        slice_s: computed at a stretch while others wait.
-        crowding: how many times as long computing takes while all cores compute; with fewer of them, in proportion.
-        cold: what it costs to come back.
+        slice_s: how long a program computes while others wait.
+        crowding: factor on compute time while all cores compute; with fewer of them, in proportion.
+        cold: the cost of coming back.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class Cores:
         self._number = number
         self._slice_s = slice_s
         more = (crowding - 1.0) / max(1, number - 1)
-        self._rates = [1.0, *(1.0 / (1.0 + more * others) for others in range(number))]  # by how many compute
+        self._rates = [1.0, *(1.0 / (1.0 + more * others) for others in range(number))]  # by the number that compute
         self._running: dict[Event, _Turn] = {}
         self._line: deque[_Turn] = deque()
         self._done = 0.0  # seconds of computing that each core has done since all were idle
         self._done_at_s = 0.0
-        self._plan_number = 0  # of the planned event that still holds
+        self._plan_number = 0  # of the current planned event
         self._cold = cold if cold is not None and cold.cold_s > 0 else None
-        self._warmths: dict[Event, _Warmth] = {}  # of programs that compute; what is handled in between leaves no trace
+        self._warmths: dict[Event, _Warmth] = {}  # of programs that compute; handlers in between leave no trace
 
     @classmethod
     def of(cls, cluster: Cluster, scheduler: Scheduler) -> Self:
-        """Those of a cluster that has `cores`."""
+        """The cores of a cluster that has `cores`."""
         assert cluster.cores is not None
         cold = Cold(cold_s=cluster.cold_s, cold_factor=cluster.cold_factor, cooling_s=cluster.cooling_s)
         return cls(scheduler, cluster.cores, cluster.slice_s, cluster.crowding, cold)
 
     def compute(self, alone_s: float) -> None:
-        """Waits while the program that calls computes what takes `alone_s` if all other cores are idle."""
+        """Waits while the calling program computes; it takes `alone_s` if all other cores are idle."""
         if alone_s > 0:
             program = self._scheduler.current
             if self._cold is not None:
@@ -117,12 +117,12 @@ class Cores:
             self.start(program, alone_s)
             try:
                 self._scheduler.wait("a core")
-            except GreenletExit:  # killed: its core is free at once, or its place in the line
+            except GreenletExit:  # killed: frees its core, or its place in the queue, at once
                 self._give_up(program)
                 raise
 
     def start(self, then: Event, alone_s: float) -> None:
-        """Lets an event happen once what takes `alone_s` has been computed."""
+        """Schedules an event after a computation of `alone_s`."""
         self._advance()
         turn = self._running.get(then)
         if turn is not None:  # it keeps its core
@@ -137,7 +137,7 @@ class Cores:
         self._plan()
 
     def _give_up(self, then: Event) -> None:
-        """Takes away what computes, or waits for a core, before it has computed."""
+        """Cancels a computation that runs or waits for a core."""
         self._advance()
         turn = self._running.pop(then, None)
         if turn is None:
@@ -162,7 +162,7 @@ class Cores:
         self._done_at_s = now_s
 
     def _plan(self) -> None:
-        """Plans what comes next: something has been computed, or a slice is over while others wait."""
+        """Plans the next event: a computation ends, or a slice is over while others wait."""
         self._plan_number += 1
         turns = self._running.values()
         reached = min((turn.ends for turn in turns), default=math.inf)
@@ -173,14 +173,14 @@ class Cores:
         plan_number = self._plan_number
 
         def happen() -> None:
-            if plan_number == self._plan_number:  # otherwise somebody came or went meanwhile
+            if plan_number == self._plan_number:  # otherwise another program came or went meanwhile
                 self._happen(max(reached, self._done))
 
         in_s = max(0.0, reached - self._done) / self._rates[len(turns)]
         self._scheduler.call_at(self._scheduler.now_s + in_s, happen)
 
     def _happen(self, reached: float) -> None:
-        self._done, self._done_at_s = reached, self._scheduler.now_s  # exactly, so that rounding does not add up
+        self._done, self._done_at_s = reached, self._scheduler.now_s  # exactly, so that rounding errors do not add up
         for turn in list(self._running.values()):
             if turn.ends <= self._done:
                 turn.ends = math.inf
@@ -212,13 +212,13 @@ class Cores:
 class SharedCore(Core):
     """One worker's, or one server's, share of cores that all of them share.
 
-    Moving vectors needs a core as computing does; `crowding` stands for the memory bus as well. A vector that others write is
-    in their caches when it is needed: a worker that computes on it in place, or updates it, reads it once more than alone.
+    Moving vectors needs a core, like computing; `crowding` covers the memory bus as well. A vector that others write is in
+    their caches when it is needed: a worker that computes on it in place, or updates it, reads it once more than alone.
 
     Args:
         named: as for `Core`.
-        cores: of all.
-        fetched_vectors: 1 where others write the vector that is computed on, otherwise 0.
+        cores: shared by all.
+        fetched_vectors: 1 if others write the vector that is computed on, otherwise 0.
     """
 
     __slots__ = ("_cores", "_fetched_vectors")
