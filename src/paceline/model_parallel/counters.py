@@ -1,6 +1,6 @@
-"""Random numbers that are a function of their place in the whole tensor, so that the mesh changes none of them.
+"""Random numbers that are a function of their position in the whole tensor, and so independent of the mesh.
 
-PyTorch's own differ with the layout (pytorch#168058). These are SplitMix64 of a counter, one stream for each use.
+PyTorch's own depend on the layout (pytorch#168058). These are SplitMix64 of a counter, one stream for each use.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def normal_part(
 def dropout_part(
     x: Tensor, seed: Sequence[int], whole: Sequence[int], first: Sequence[int], probability: float
 ) -> Tensor:
-    """Dropout of a part `x` of a tensor; what is dropped follows from the seed and a number's place in the whole.
+    """Dropout of a part `x` of a tensor; the mask depends only on the seed and the position in the whole tensor.
 
     Args:
         x: the part.
         seed: numbers that name the layer and the pass.
         whole: the whole tensor's shape.
         first: the part's first index in each dimension.
-        probability: of a number to be dropped.
+        probability: that a number is dropped.
     """
     if probability >= 1.0:
         return x * 0.0
@@ -69,7 +69,7 @@ def dropout_part(
 
 
 def _places(whole: Sequence[int], first: Sequence[int], shape: Sequence[int], device: torch.device | None) -> Tensor:
-    """Each element's place in the whole tensor as one row."""
+    """Each element's position in the whole tensor, as one row."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for size, begin, length in zip(whole, first, shape, strict=True):
         places = places[..., None] * size + torch.arange(begin, begin + length, device=device)
@@ -88,7 +88,7 @@ def _uniform(counters: Tensor, seed: Sequence[int]) -> Tensor:
 
 
 def _shifted(x: Tensor, places: int) -> Tensor:
-    """To the right, as if unsigned."""
+    """Logical right shift."""
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""A model's convolutions and fully connected layers, as the balance equations want them."""
+"""A model's convolutions and fully connected layers, in the form that the balance equations take."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from paceline.planner.balance import Layer
 __all__ = ["model_layers"]
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
-_GROUPS_PLACE = 6  # among a convolution's arguments
+_GROUPS_PLACE = 6  # index of `groups` in a convolution's arguments
 
 
 def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
-    """Each layer in the order of the forward pass, with the sizes of its images; one that is used twice is there twice.
+    """Each layer in the order of the forward pass, with the sizes of its images; a layer that is used twice appears twice.
 
-    A convolution in groups has so many times fewer inputs to each output; a linear layer over a sequence is one with as many
-    outputs per point as the sequence is long. The calls of `torch.nn.functional` count, so modules that make them themselves
-    are seen, while a matrix product written as `x @ w`, or PyTorch's attention, which is one operation, is not.
+    A grouped convolution has fewer inputs per output, by the number of groups; a linear layer over a sequence has as many
+    outputs per point as the sequence is long. Calls of `torch.nn.functional` count, so modules that make them themselves are
+    included; a matrix product written as `x @ w`, or PyTorch's attention, which is one operation, is not.
 
     Args:
-        model: is run once, without gradients, in evaluation mode; its mode is restored.
+        model: runs once, without gradients, in evaluation mode; its mode is restored.
         inputs: (points, ...) a batch of any size.
     """
     names = {id(parameter): name.removesuffix(".weight") for name, parameter in model.named_parameters()}
     modes = [(module, module.training) for module in model.modules()]
     seen, fast = _Seen(len(inputs), names), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # where a whole encoder layer is one operation
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses a whole encoder layer into one operation
     try:
         with torch.no_grad(), seen:
             model.eval()(inputs)

@@ -44,7 +44,6 @@ class Scheduler:
     that are blocked within a call: ten thousand would not fit in any cache.
     Costs: a hand-over takes about 1 us, somewhat more with thousands of programs. A wait needs none if its program is the
     only one at its instant and no other program comes earlier.
-    anybody else's next, no hand-over at all.
 
     Args:
         runs_torch: whether programs may compute with PyTorch (otherwise hand-overs do not restore its state).

@@ -1,4 +1,4 @@
-"""From operations to groups: what shares memory or cannot be sent stays together, and what is not worth moving does."""
+"""Merges operations into groups: those that share memory or cannot be sent, and those that are not worth a transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.specs.text import closest
 
 __all__ = ["Blocks", "blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
 
-_MOST_GROUPS = 200  # chains are merged down to so many
+_MOST_GROUPS = 200  # chains are merged until no more than this remain
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Blocks:
 
 
 def find_nodes(traced: Traced, name: str) -> list[str]:
-    """The operations that a name of the user's means: one's own name, or a module's path, with all that is in it.
+    """The operations that a user's name means: a single operation, or all of the module with that path.
 
     Raises:
         UsageError: there are none.
@@ -42,15 +42,15 @@ def find_nodes(traced: Traced, name: str) -> list[str]:
 
 
 def blocks_of(traced: Traced, labels: Mapping[str, object] | None = None) -> Blocks:
-    """Groups that nothing is known of yet but what the graph says.
+    """Groups that follow from the graph alone.
 
-    An operation joins the one that it shares memory with, as a view does, and one whose value is no tensor, such as a tuple,
-    is joined by its readers; as long as no group then waits for another that waits for it. Where it would, both only have
-    to be on one device; so have operations that share a parameter or a buffer, or memory that one of them changes in place.
+    An operation joins the one with which it shares memory, as a view does; an operation whose value is no tensor, such as a
+    tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must just be on one
+    device, like operations that share a parameter or a buffer, or memory that one of them changes in place.
 
     Args:
         traced: the graph.
-        labels: of operations, by name: those with different ones do not join.
+        labels: of operations, by name: operations with different labels do not join.
     """
     nodes = [one for one in traced.nodes if not one.is_local]
     index = {one.name: at for at, one in enumerate(nodes)}
@@ -69,8 +69,8 @@ def blocks_of(traced: Traced, labels: Mapping[str, object] | None = None) -> Blo
 
 
 def _check_changes(nodes: Sequence[Node], edges: set[tuple[int, int]], merger: _Merger) -> None:
-    """Refuses a change in place that could come before or after a reader of the memory that it came after or before."""
-    behind: list[set[int]] = [set() for _ in nodes]  # what each follows from
+    """Rejects an in-place change whose order relative to a reader of the same memory could differ from the model's."""
+    behind: list[set[int]] = [set() for _ in nodes]  # the predecessors of each
     for u, v in sorted(edges, key=lambda one: one[1]):
         behind[v] |= behind[u] | {u}
     for at in (at for at, one in enumerate(nodes) if one.changes):
@@ -100,16 +100,16 @@ def _sharing(nodes: Sequence[Node], what: Callable[[Node], Sequence[object]]) ->
 def coarsened(
     problem: Problem, labels: Sequence[object], move_s: Callable[[int], float] | None = None
 ) -> list[list[int]]:
-    """Sets of groups to merge: those that are not worth a transfer between them.
+    """Sets of groups to merge because they are not worth a transfer between them.
 
-    A group and its only reader, or its only source, merge where moving the tensor there and its gradient back takes longer
-    than the shorter of the two runs; those first between which most would be sent, so that cuts stay where least is. If more
-    than 200 are left, the shortest neighbours in chains do, too.
+    A group and its only reader, or its only source, merge if moving the tensor there and its gradient back takes longer than
+    the shorter of the two runs. Pairs with the largest transfers merge first, so that cuts remain at small ones. If more than
+    200 groups remain, the shortest neighbours in chains merge, too.
 
     Args:
         problem: groups with their times.
-        labels: by group: those with different ones do not merge.
-        move_s: seconds of a tensor's way, by its bytes; None: the problem's link's.
+        labels: by group: groups with different labels do not merge.
+        move_s: seconds to move a tensor, by its bytes; None: from the problem's link.
     """
     move_s = move_s or problem.link.move_s
     edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
@@ -122,7 +122,7 @@ def coarsened(
     took = [one.step_s for one in problem.groups]
 
     def merge_one(worth: Callable[[int, int, float], bool]) -> bool:
-        """Merges the two between which most would be sent, of those that it is worth it for."""
+        """Merges the pair with the largest transfer among those for which merging is worth it."""
         ways: dict[tuple[int, int], float] = {}
         for (u, v), moved_s in moved.items():
             a, b = merger.root(u), merger.root(v)
@@ -146,7 +146,7 @@ def coarsened(
 
 
 class _Merger:
-    """Groups that merge as long as the graph between them stays without cycles."""
+    """Merges groups while the graph between them stays acyclic."""
 
     def __init__(self, number: int, edges: set[tuple[int, int]], labels: Sequence[object]) -> None:
         self._root = list(range(number))
@@ -159,21 +159,21 @@ class _Merger:
         self.number = number
 
     def root(self, one: int) -> int:
-        """The group that it is in."""
+        """The group that contains it."""
         while self._root[one] != one:
             one = self._root[one]
         return one
 
     def after(self, one: int) -> set[int]:
-        """Those that read from it."""
+        """The groups that read from it."""
         return self._after[self.root(one)]
 
     def before(self, one: int) -> set[int]:
-        """Those that it reads from."""
+        """The groups that it reads from."""
         return self._before[self.root(one)]
 
     def merge(self, u: int, v: int) -> bool:
-        """Merges the two, the second of which reads from the first, if no other way leads from one to the other."""
+        """Merges two groups, the second of which reads from the first, unless another path connects them."""
         a, b = self.root(u), self.root(v)
         if a == b:
             return True
@@ -189,7 +189,7 @@ class _Merger:
         return True
 
     def _leads(self, a: int, b: int) -> bool:
-        """Whether a way of two steps or more leads from one to the other."""
+        """Whether a path of two or more edges leads from one to the other."""
         seen, todo = set(), [one for one in self._after[a] if one != b]
         while todo:
             one = todo.pop()
@@ -201,7 +201,7 @@ class _Merger:
         return False
 
     def sets(self) -> list[list[int]]:
-        """The members of each group; groups come in an order in which each is after those that it reads from."""
+        """The members of each group; groups in topological order."""
         members: dict[int, list[int]] = {}
         for one in range(len(self._root)):
             members.setdefault(self.root(one), []).append(one)
@@ -229,7 +229,7 @@ class _Merger:
 
 
 def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[Tensor]:
-    """The tensors that groups make for others, or for the loss."""
+    """The tensors that groups produce for others, or for the loss."""
     group_of = {name: at for at, names in enumerate(groups) for name in names}
     readers: dict[str, dict[int, list[str]]] = {}
     local = {one.name: one for one in traced.nodes if one.is_local}

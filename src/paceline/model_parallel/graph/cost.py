@@ -1,4 +1,4 @@
-"""What groups of operations take: measured in blocks while the other cores are busy, and compared with a whole step."""
+"""Measures groups of operations, in blocks while the other cores are busy, and compares the sum with a whole step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from paceline.model_parallel.graph.trace import Traced, tensors_in
 
 __all__ = ["LEAST_BLOCK_S", "Measured", "measure", "spread"]
 
-#: Of both passes: beside less than this, what starting a backward pass takes is too much of what is measured.
+#: Of both passes; in a shorter block, starting the backward pass dominates the measurement.
 LEAST_BLOCK_S = 1e-3
-_FLOPS_PER_BYTE = 5.0  # that a core computes while it reads or writes a byte: some 50 GFLOP/s and 10 GB/s
-_STATE_COPIES = 4  # a parameter, its gradient, and two of an optimizer such as Adam
+_FLOPS_PER_BYTE = 5.0  # operations of a core in the time of reading or writing a byte: some 50 GFLOP/s and 10 GB/s
+_STATE_COPIES = 4  # a parameter, its gradient, and two for an optimizer such as Adam
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Groups with their times, and how far these are off."""
+    """Groups with their times, and the error of these."""
 
     groups: tuple[Group, ...]
     step_s: float
@@ -37,7 +37,7 @@ class Measured:
 
     @property
     def error(self) -> float:
-        """How far the sum is from the whole, as a share of that."""
+        """Difference between the sum and the whole, relative to the whole."""
         return abs(self.sum_s - self.step_s) / self.step_s if self.step_s else 0.0
 
 
@@ -50,9 +50,9 @@ def measure(
     repeats: int = 5,
     busy_cores: int = 1,
 ) -> Measured:
-    """Medians of `repeats` runs after one that is not counted, each group between two whole steps, with one thread.
+    """Medians of `repeats` runs after a warm-up, each group between two whole steps, with one thread.
 
-    Gradients of ones stand for those that come from the loss.
+    Gradients of ones replace those of the loss.
 
     Costs: a copy of the model, and `2 * (repeats + 1)` steps.
 
@@ -61,7 +61,7 @@ def measure(
         traced: its graph.
         groups: names of operations.
         arguments: the example's.
-        repeats: how often.
+        repeats: number of measured runs.
         busy_cores: further cores that compute meanwhile, as the other workers will.
     """
     twin = copy.deepcopy(model)
@@ -99,10 +99,10 @@ def measure(
 
 
 def spread(groups: Sequence[Group], blocks: Sequence[Sequence[int]], measured: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups with shares of the times of the blocks that they were measured in.
+    """The groups with shares of the times of the blocks in which they were measured.
 
-    Shares go by floating-point operations. What a group makes is written and read, and counts by its bytes: activation
-    functions, pooling and norms have few operations that PyTorch counts.
+    Shares are proportional to floating-point operations. A group's outputs are written and read, so their bytes count as
+    well: activation functions, pooling and norms have few operations that PyTorch counts.
     """
     found = list(groups)
     for members, block in zip(blocks, measured, strict=True):
@@ -144,15 +144,15 @@ class _Runner(fx.Interpreter):
         return done_s - begun_s, time.perf_counter() - ready_s
 
     def flops(self, names: Sequence[str]) -> float:
-        """Floating-point operations of a group's forward pass, as far as PyTorch knows them."""
-        with torch.no_grad():  # PyTorch's counter hangs hooks on what needs gradients; counting needs none
+        """Floating-point operations of a group's forward pass, as far as PyTorch counts them."""
+        with torch.no_grad():  # PyTorch's counter adds hooks to tensors that need gradients; counting needs none
             self._prepare(names, leaves=True)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             self._forward(names)
         return float(counter.get_total_flops())
 
     def _prepare(self, names: Sequence[str], *, leaves: bool = False) -> None:
-        """Puts what a group reads into its place, as if it had come from elsewhere, or without any history."""
+        """Sets a group's inputs, as if they came from another worker, or as leaves without history."""
         self.env = {}
         own = set(names)
         for name in names:
@@ -176,7 +176,7 @@ class _Runner(fx.Interpreter):
 
 
 def _fresh(value: Any) -> Any:
-    """The value as if it had come from elsewhere; not a leaf, so that it may be changed in place."""
+    """The value as if it came from another worker; not a leaf, so that in-place changes are allowed."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_().clone() if value.requires_grad else value.detach().clone()
     if isinstance(value, tuple | list):
@@ -207,7 +207,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _busy(cores: int) -> Iterator[None]:
-    """Keeps so many further cores at matrix products, which need the interpreter for microseconds at a time."""
+    """Keeps this many other cores busy with matrix products, which hold the GIL only for microseconds."""
     cores = min(cores, (os.cpu_count() or 1) - 1)
     over = threading.Event()
 

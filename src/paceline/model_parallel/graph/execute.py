@@ -1,8 +1,8 @@
-"""One worker's part of a placed model: its operations in the plan's order, with sends and receives that autograd goes through.
+"""One worker's part of a placed model: its operations in the plan's order, with sends and receives inside autograd.
 
-The forward pass follows the plan's global order. Autograd goes back through its operations latest first, and so through the
-same order reversed: what was sent forward waits for its gradient there, and what was received sends one. Every wait is
-therefore for something that comes earlier in an order that all workers share, and no two wait for each other.
+The forward pass follows the plan's global order. Autograd runs its operations backwards, latest first, and so follows the
+reversed order: a tensor that was sent waits for its gradient there, and a received one sends it. Every wait is therefore
+for something earlier in an order that all workers share, which prevents deadlocks.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ONES = 2**63 - 1
 
 
 def node_seed(seed: int, call: int, index: int) -> int:
-    """The seed of one operation that draws random numbers, in one call of the model: the same wherever it is placed.
+    """The seed of one operation that draws random numbers, in one call of the model; it does not depend on the placement.
 
     Args:
         seed: the plan's.
-        call: how many forward passes the model has made before, micro-batches counted.
-        index: of the operation, among those of the graph that draw.
+        call: number of earlier forward passes of the model, including micro-batches.
+        index: of the operation, among the graph's operations that draw.
     """
     mixed = (seed * 0x9E3779B97F4A7C15 + call * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB + 1) & (2**64 - 1)
     mixed ^= mixed >> 31
@@ -42,20 +42,20 @@ def node_seed(seed: int, call: int, index: int) -> int:
 
 
 class Part(nn.Module):
-    """What one worker holds of a placed model. Called as the model is, with the same inputs on every worker.
+    """One worker's part of a placed model. Call it like the model, with the same inputs on every worker.
 
-    Every worker gets the model's output and computes the loss; gradients flow from the loss of the worker that has made the
-    output. Each sees, and trains, only the parameters that its operations use.
+    Every worker gets the model's output and computes the loss; gradients flow from the loss of the worker that has produced
+    the output. Each worker sees, and trains, only the parameters of its operations.
 
     Args:
-        plan: where everything runs.
-        model: the whole, as every worker builds it.
+        plan: the placement.
+        model: the whole model, built alike on every worker.
         worker: whose part; None: this worker's.
 
     Attributes:
         plan: as given.
         worker: whose part this is.
-        calls: forward passes so far, micro-batches counted.
+        calls: number of forward passes so far, including micro-batches.
     """
 
     def __init__(self, plan: Plan, model: nn.Module, worker: int | None = None) -> None:
@@ -71,7 +71,7 @@ class Part(nn.Module):
         if not 0 <= worker < plan.workers:
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
         self.plan, self.worker, self.calls = plan, worker, 0
-        self._whole = (model,)  # not one of the part's own modules, whose parameters would be its own
+        self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
         self._graph = _graph_of(plan, model)
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
         self._transfers = {one: at for at, one in enumerate(plan.transfers())}
@@ -80,7 +80,7 @@ class Part(nn.Module):
         self._runner = fx.Interpreter(model, garbage_collect_values=False, graph=self._graph)
         self._output = next(node for node in self._graph.nodes if node.op == "output")
         self._added = added_in_another_order(plan, worker)
-        self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # what one reader gets in place of what others get
+        self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # values that replace those of `env` for one reader
         self._exchange: Exchange | None = None
         self._owned = self._own_state()
         self.training = model.training
@@ -98,22 +98,22 @@ class Part(nn.Module):
             used.update(group.state)
             if device == self.worker:
                 own.update(group.state)
-        if self.worker == 0:  # what no operation uses is worker 0's
+        if self.worker == 0:  # unused parameters belong to worker 0
             own |= {name for name, _ in (*self.whole.named_parameters(), *self.whole.named_buffers())} - used
         return frozenset(own)
 
     def connect(self, exchange: Exchange, calls: int = 0) -> None:
-        """Lets it talk to the other parts; `attach` does.
+        """Connects it to the other parts; called by `attach`.
 
         Args:
             exchange: with the other workers.
-            calls: forward passes that the run has made before.
+            calls: number of earlier forward passes of the run.
         """
         self._exchange, self.calls = exchange, calls
 
     @property
     def transfers(self) -> tuple[tuple[str, str, int, int], ...]:
-        """What this worker has sent since the last step began: "move" or "return", the tensor's operation, from, to."""
+        """Messages that this worker has sent since the last step began: "move" or "return", operation, from, to."""
         return tuple(self._exchange.sent) if self._exchange is not None else ()
 
     # As a module
@@ -145,7 +145,7 @@ class Part(nn.Module):
         """The model's output, on every worker.
 
         Raises:
-            UsageError: the inputs are not shaped as the example was, or the workers have not met.
+            UsageError: the inputs have other shapes than the example, or the workers are not connected.
             WorkerLostError: another worker has left, or sends nothing within the deadline.
         """
         if not (self.training or self.plan.any_mode):
@@ -237,7 +237,7 @@ class Part(nn.Module):
                 self._keep(node, value, env)
 
     def _keep(self, node: fx.Node, value: Any, env: dict[fx.Node, Any]) -> None:
-        """Where the plan's order is not the model's, each reader gets the value from a node that adds in the model's."""
+        """If the plan's order differs from the model's, gives each reader a node that sums gradients in the model's order."""
         env[node] = value
         readers = self._added.get(node.name, ())
         if readers and value.requires_grad:
@@ -261,13 +261,13 @@ class Part(nn.Module):
             self._keep(node, self._runner.run_node(node), env)
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-        """Of an operation that has run here; of a parameter, or of a view of the inputs, which every worker makes."""
+        """The value of an operation that has run here, a parameter, or a view of the inputs, which every worker makes."""
         if node not in env:
             self._run(node, env)
         return env[node]
 
     def _anchored(self, out: Any, tokens: list[torch.Tensor]) -> Any:
-        """The output, such that a backward pass from it reaches all that this worker has sent and received."""
+        """The output, connected so that a backward pass from it reaches all sends and receives of this worker."""
         found = [one for one in tensors_in(out) if one.is_floating_point()]
         anchored = iter(Anchor.apply(self._exchange, len(found), *found, *tokens))
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)

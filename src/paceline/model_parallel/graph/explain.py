@@ -1,4 +1,4 @@
-"""A plan in words: where each group is and when, what is sent, how far from the best possible, and what was left."""
+"""A plan as text: each group's place and time, transfers, the distance from the optimum, and the alternatives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_ROWS = 60
 
 
 def rows(plan: Plan) -> list[tuple[str, int, float, float, int, float | None]]:
-    """By group, in the order in which they run: name, device, start and end of its first forward pass, bytes in, elsewhere.
+    """By group, in running order: name, device, start and end of its first forward pass, bytes in, elsewhere.
 
-    The last is how many seconds longer the step would be with the group on the best other device; None: it may be nowhere
-    else.
+    The last is how many seconds longer the step would be with the group on the best other device; None: no other device may
+    run it.
     """
     problem, device_of = plan.problem, plan.placement.device_of
     first = {(e.name, e.place): e for e in reversed(plan.schedule().events) if e.kind == "forward" and not e.microbatch}
@@ -35,7 +35,7 @@ def rows(plan: Plan) -> list[tuple[str, int, float, float, int, float | None]]:
 
 
 def verdict(plan: Plan) -> str:
-    """In one or two sentences: what the plan gains over one device, and how far from the best possible it is."""
+    """One or two sentences: the plan's gain over one device, and its distance from the optimum."""
     one_s, step_s = plan.one_device_s, plan.makespan_s
     above = step_s / plan.bounds.least_s - 1 if plan.bounds.least_s else 0.0
     near = (

@@ -1,4 +1,4 @@
-"""What a placed run's workers did when in a few of its steps, for the lanes beside the simulated ones."""
+"""Timelines of a placed run's workers in a few of its steps, shown beside the simulated ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEPS = range(2, 12)  # by then memory has been allocated
 
 @dataclass
 class _Step:
-    """One worker's: what ran, where each group's backward pass began, and its messages.
+    """One worker's step: the groups that ran, where each group's backward pass began, and its messages.
 
     Messages are (side, kind, operation, number, from, to, begin, end), their side "out" or "in".
     """
@@ -40,7 +40,7 @@ class _Step:
     end_s: float = 0.0
 
     def events(self) -> list[tuple[str, str, int, float, float]]:
-        """(kind, group, micro-batch, begin, end), a backward pass in pieces where messages interrupt it."""
+        """(kind, group, micro-batch, begin, end); messages split a backward pass into pieces."""
         found = [("forward", *one) for one in self.forward]
         waits = sorted((one[6], one[7]) for one in self.messages)
         first: dict[tuple[str, int], float] = {}
@@ -57,9 +57,9 @@ class _Step:
 
 
 class Recorder:
-    """One worker's times, in ten steps after the first two.
+    """Records one worker's times, in ten steps after the first two.
 
-    Costs: two looks at the clock for each group and message in these steps; a comparison in others.
+    Costs: two clock reads for each group and message in these steps; a comparison in others.
     """
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -76,7 +76,7 @@ class Recorder:
         self._step = self._steps.setdefault(self._number, _Step()) if is_wanted else None
 
     def begin_microbatch(self, microbatch: int) -> None:
-        """Its forward pass begins."""
+        """A micro-batch's forward pass begins."""
         self._microbatch = microbatch
 
     def ran(self, group: str, begun_s: float, values: Iterable[Any]) -> None:
@@ -101,7 +101,7 @@ class Recorder:
         self._step = None
 
     def write(self, folder: Path, plan: Plan) -> None:
-        """Writes the steps that have ended; worker 0 the plan, too."""
+        """Writes the finished steps; worker 0 also writes the plan."""
         whole = {number: one for number, one in self._steps.items() if one.end_s}
         values: dict[str, Any] = {
             "paceline_placed": _FORMAT,
@@ -113,12 +113,12 @@ class Recorder:
 
 
 def read_measured(folder: Path) -> tuple[Plan, tuple[Event, ...]]:
-    """The plan of a placed run, and the events of that of its recorded steps which took the median time.
+    """A placed run's plan, and the events of its recorded step with the median time.
 
-    A transfer lasts from its send to the end of its receive, and so until the receiver wants it.
+    A transfer lasts from its send to the end of its receive, that is, until the receiver needs it.
 
     Raises:
-        UsageError: the folder is of no placed run that has ended.
+        UsageError: the folder is not of a placed run that has ended.
     """
     try:
         first = _read(folder, 0)

@@ -1,4 +1,4 @@
-"""A batch as micro-batches, what a model makes of them as one output, and whether that is what it makes of the batch."""
+"""Splits a batch into micro-batches, joins their outputs, and checks that the model computes the same."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.model_parallel.graph.trace import Traced, tensors_in
 
 __all__ = ["check_micro_batches", "joined", "mapped", "micro_batch"]
 
-_CLOSE = 1e-3  # beside an output's largest value; batch statistics differ by about 1 / sqrt(samples)
+_CLOSE = 1e-3  # relative to an output's largest value; batch statistics differ by about 1 / sqrt(samples)
 
 
 def mapped(value: Any, change: Any) -> Any:
-    """The same with every tensor changed, in tuples, lists and dicts, too."""
+    """Applies `change` to every tensor, also inside tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -27,12 +27,12 @@ def mapped(value: Any, change: Any) -> Any:
 
 
 def micro_batch(value: Any, m: int, number: int) -> Any:
-    """The m-th of so many."""
+    """The m-th of `number` micro-batches."""
     return mapped(value, lambda one: one.chunk(number)[m] if one.dim() else one)
 
 
 def joined(outs: list[Any]) -> Any:
-    """One output of those of all micro-batches; of numbers the mean."""
+    """Joins the outputs of all micro-batches into one; averages numbers."""
     first = outs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(outs) if first.dim() else torch.stack(outs).mean()
@@ -43,10 +43,10 @@ def joined(outs: list[Any]) -> Any:
 
 @torch.no_grad()
 def check_micro_batches(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> None:
-    """Compares what a copy of the model makes of a batch with what it makes of so many micro-batches.
+    """Compares the output of a copy of the model for a batch with that for its micro-batches.
 
     Raises:
-        UsageError: they differ, or the model changes buffers, as it would once for each of them.
+        UsageError: they differ, or the model changes buffers, which it would do once per micro-batch.
     """
     twin = copy.deepcopy(model).train()
     before = [one.clone() for one in twin.buffers()]

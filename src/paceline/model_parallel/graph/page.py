@@ -1,4 +1,4 @@
-"""A plan as a page and as a trace: the graph coloured by device, and what each device and link does when."""
+"""A plan as a page and as a trace: the graph coloured by device, and a timeline of each device and link."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _lanes(plan: Plan, what: str, events: Sequence[Event]) -> Figure:
 
 
 def _graph(plan: Plan) -> Figure:
-    """Groups as points, by how many others come before them; lines where one reads from another."""
+    """Groups as points, ordered by the number of their predecessors; lines from each group to its readers."""
     problem, device_of = plan.problem, plan.placement.device_of
     depth = [0] * len(problem.groups)
     for group in range(len(problem.groups)):

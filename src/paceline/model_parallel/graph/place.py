@@ -15,14 +15,14 @@ __all__ = ["PLACERS", "Placement", "best_of", "candidates"]
 
 _MOST_EXACT_GROUPS = 14
 _MOST_EXACT_DEVICES = 4
-_MOST_BEGINNINGS = 100_000  # of placements, complete or not
-_BETTER = 1 - 1e-9  # by more than sums in another order differ
-_MOST_LOOKS = 5_000  # simulated placements, so that time is bounded and the outcome is the same on every machine
+_MOST_BEGINNINGS = 100_000  # of complete and partial placements
+_BETTER = 1 - 1e-9  # by more than rounding differences
+_MOST_LOOKS = 5_000  # simulated placements; bounds the time, and makes the result independent of the machine
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for each group, and what a step then takes."""
+    """A device for each group, and the time of the resulting step."""
 
     placer: str
     device_of: tuple[int, ...]
@@ -32,12 +32,12 @@ class Placement:
 
 
 def finish_soonest(problem: Problem) -> tuple[int, ...] | None:
-    """The white paper's: in the graph's order, each group goes where it finishes soonest, transfers of its inputs counted."""
+    """The white paper's: in graph order, each group goes where it finishes soonest, including transfers of its inputs."""
     return _one_by_one(problem, range(len(problem.groups)))
 
 
 def critical_path(problem: Problem) -> tuple[int, ...] | None:
-    """HEFT: the group with the longest path behind it first, each where it finishes soonest, also in gaps left before.
+    """HEFT: the group with the longest remaining path first, each where it finishes soonest, using earlier gaps as well.
 
     Topcuoglu et al., "Performance-effective and low-complexity task scheduling for heterogeneous computing", 2002.
     """
@@ -47,7 +47,7 @@ def critical_path(problem: Problem) -> tuple[int, ...] | None:
 
 
 def earliest_first(problem: Problem) -> tuple[int, ...] | None:
-    """m-ETF: of all groups that could run and devices with room for them, the pair that can start soonest.
+    """m-ETF: of all ready groups and devices with enough memory, the pair that can start soonest.
 
     Jeon et al., "Baechi: Fast Device Placement of Machine Learning Graphs", 2020.
     """
@@ -82,7 +82,7 @@ def earliest_first(problem: Problem) -> tuple[int, ...] | None:
 
 
 def balanced(problem: Problem) -> tuple[int, ...] | None:
-    """A chain of stages: the groups in their order, cut so that the slowest device's work is least. For micro-batches."""
+    """A chain of stages: the groups in order, cut to minimise the slowest device's work. For micro-batches."""
     num, k = len(problem.groups), len(problem.devices)
     work = [0.0]
     for group in problem.groups:
@@ -92,7 +92,7 @@ def balanced(problem: Problem) -> tuple[int, ...] | None:
         slowness, before = problem.devices[d].slowness, best[-1]
         row = []
         for i in range(num + 1):
-            # What comes before grows with the cut, what is left shrinks: the best cut is where they cross.
+            # Work before the cut grows with it, work after it shrinks: the best cut is where they cross.
             cross = bisect_left(range(i), True, key=lambda j, i=i: before[j][0] >= (work[i] - work[j]) * slowness)
             cuts = {max(0, cross - 1), cross}
             row.append(min((max(before[j][0], (work[i] - work[j]) * slowness), j) for j in cuts))
@@ -102,14 +102,14 @@ def balanced(problem: Problem) -> tuple[int, ...] | None:
         begin = best[d][end][1]
         device_of[begin:end] = [d] * (end - begin)
         end = begin
-    for first, members in problem.members.items():  # what must be together follows the first of it
+    for first, members in problem.members.items():  # constrained groups follow the first of them
         for group in members:
             device_of[group] = device_of[first]
     return tuple(device_of) if problem.fits(device_of) else None
 
 
 def all_on_one(problem: Problem) -> tuple[int, ...] | None:
-    """Everything on the fastest device that has the memory for it; wins more often than people expect."""
+    """Everything on the fastest device with enough memory; wins more often than people expect."""
     for device in sorted(range(len(problem.devices)), key=lambda one: (problem.devices[one].slowness, one)):
         placed = (device,) * len(problem.groups)
         if problem.fits(placed):
@@ -117,7 +117,7 @@ def all_on_one(problem: Problem) -> tuple[int, ...] | None:
     return None
 
 
-#: By name, all but the exact one, which needs the best of these to begin with.
+#: By name, all except the exact one, which starts from the best of these.
 PLACERS: dict[str, Callable[[Problem], tuple[int, ...] | None]] = {
     "all-on-one": all_on_one,
     "finish-soonest": finish_soonest,
@@ -128,13 +128,13 @@ PLACERS: dict[str, Callable[[Problem], tuple[int, ...] | None]] = {
 
 
 def candidates(problem: Problem, *, exact: bool = True) -> tuple[list[Placement], Bounds]:
-    """All placers' placements, the shortest simulated step first, and what no placement can fall below.
+    """All placers' placements, the shortest simulated step first, and the lower bounds.
 
-    Costs: milliseconds; up to some seconds where the exact placer goes through all placements of 14 groups or fewer on 4
-    devices or fewer.
+    Costs: milliseconds; up to some seconds if the exact placer tries all placements of at most 14 groups on at most 4
+    devices.
 
     Raises:
-        UsageError: no device has the memory for what must be together, or all of them have not enough.
+        UsageError: no device has enough memory for groups that must be together, or all devices together do not.
     """
     check_memory(problem)
     below = bounds(problem)
@@ -160,7 +160,7 @@ def candidates(problem: Problem, *, exact: bool = True) -> tuple[list[Placement]
 
 
 def best_of(problem: Problem, device_of: Sequence[int], *, records: bool = False) -> tuple[Schedule, tuple[int, ...]]:
-    """A placement's step in the better of two orders: the model's own, and the longest remaining path first."""
+    """A placement's step in the better of two orders: the model's own, and longest remaining path first."""
     orders = (tuple(range(len(problem.groups))), longest_remaining(problem))
     runs = [simulate(problem, device_of, order) for order in orders]
     chosen = min(range(2), key=lambda one: (runs[one].makespan_s, one))
@@ -174,7 +174,7 @@ def _placement(problem: Problem, name: str, device_of: Sequence[int], *, is_cert
 
 
 class _Partial:
-    """A placement that grows: where groups are, when they end, what memory is left."""
+    """A partial placement: the groups' devices and end times, and the remaining memory."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -186,7 +186,7 @@ class _Partial:
         self._memory = {first: problem.memory_of_class(first) for first in problem.members}
 
     def devices_for(self, group: int) -> Sequence[int]:
-        """Devices that it may be on, and that have the memory."""
+        """Allowed devices with enough memory."""
         first, choices = self.problem.class_of[group], self.problem.choices[group]
         if len(self.problem.members[first]) > 1:
             for one in self.problem.members[first]:
@@ -199,7 +199,7 @@ class _Partial:
         return [d for d in choices if (limit := limits[d]) is None or self._used[d] + need <= limit]
 
     def took_s(self, group: int, device: int) -> float:
-        """What both of its passes take there."""
+        """The time of both of its passes there."""
         return self.problem.groups[group].step_s * self.problem.devices[device].slowness
 
     def free_s(self, device: int) -> float:
@@ -250,9 +250,9 @@ def _one_by_one(problem: Problem, order: Sequence[int], *, fills_gaps: bool = Fa
 
 
 def _exact(problem: Problem, known: Placement | None) -> Placement | None:
-    """Goes through all placements of the classes, leaving out those whose work alone takes as long as the best one known.
+    """Searches all placements of the classes, pruning those whose work alone takes as long as the best known step.
 
-    None: that were too many.
+    None: there were too many.
     """
     firsts, devices = sorted(problem.members), problem.devices
     work = {first: sum(problem.groups[one].step_s for one in problem.members[first]) for first in firsts}
@@ -266,7 +266,7 @@ def _exact(problem: Problem, known: Placement | None) -> Placement | None:
     loads, looks, beginnings = [0.0] * len(devices), 0, 0
 
     def go(index: int) -> bool:
-        """Whether all placements that begin as chosen so far have been looked at."""
+        """Whether all placements with the current prefix have been tried."""
         nonlocal best, best_s, looks, beginnings
         beginnings += 1
         if beginnings > _MOST_BEGINNINGS:
@@ -285,7 +285,7 @@ def _exact(problem: Problem, known: Placement | None) -> Placement | None:
         for device in problem.choices[firsts[index]]:
             alike = (devices[device].slowness, devices[device].memory_bytes, devices[device].kind)
             if device not in used and not problem.allowed:
-                if alike in seen:  # an empty device like another empty one
+                if alike in seen:  # equivalent to another empty device
                     continue
                 seen.add(alike)
             chosen[firsts[index]] = device

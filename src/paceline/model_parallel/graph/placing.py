@@ -25,7 +25,7 @@ from paceline.specs.text import closest
 __all__ = ["place"]
 
 _MOST_ERROR = 0.25
-_TRIES = 3  # that the machine gives to measure, of which other programs may spoil one
+_TRIES = 3  # of measuring; other programs may spoil one
 _MOST_DEVICES = 64
 
 
@@ -51,43 +51,45 @@ def place(
     """Decides which of several workers runs which part of a model, by measuring its parts and simulating placements.
 
     The model's forward pass is traced into a graph, and its forward and backward pass is measured in blocks, on one core while
-    the others are busy: a long operation is a block, short ones are in one with their neighbours, by whose floating-point
-    operations its time is spread. The graph is cut into groups that are worth a transfer between them. Several placers then
-    propose placements, and the one with the shortest simulated step is taken; up to 14 groups on 4 devices are placed exactly.
+    the others are busy. A long operation is a block; short ones share one with their neighbours, and the block's time is
+    divided by floating-point operations. The graph is cut into groups that are worth a transfer between them. Several placers
+    then propose placements, and the one with the shortest simulated step wins; up to 14 groups on 4 devices are placed
+    exactly.
 
-    It helps a model with branches (towers, encoders, experts, critics), unequal devices, or a model too large for one. A chain
-    of layers, such as a plain transformer, gains nothing in a step's latency, and the plan says so; with `throughput`, several
-    micro-batches of it are in flight.
+    It helps a model with branches (towers, encoders, experts, critics), unequal devices, or a model too large for one device.
+    A chain of layers, such as a plain transformer, gains nothing in a step's latency, and the plan says so; with `throughput`,
+    several of its micro-batches are in flight.
 
-    In a worker of `launch(plan=...)` it returns that run's plan, and measures nothing: a script may call it on its top level.
+    In a worker of `launch(plan=...)` it returns that run's plan and measures nothing, so a script may call it at its top
+    level.
 
     Costs: about `2 * repeats + 4` steps on one core, and up to some seconds of planning.
 
     Args:
-        model: on the CPU; it is copied, and left as it is.
-        example: a batch, as `forward` is called: a tensor, a tuple, or a mapping of named arguments. Batches must be like it.
-        devices: how many workers, or `Device` for each, with its slowness, memory and kind.
+        model: on the CPU; it is copied and not changed.
+        example: a batch, as `forward` takes it: a tensor, a tuple, or a mapping of named arguments. Batches must match it.
+        devices: number of workers, or a `Device` for each, with its slowness, memory and kind.
         objective: "latency" of one step, or "throughput" with several micro-batches in flight.
-        microbatches: parts of a batch, for "throughput"; 8 where nothing is said. Their number must divide the batch, and
-            the model must make of each what it makes of the batch: no batch norm, and no sum over samples.
-        slow: by device, how many times as long it takes.
-        memory_bytes: of each device: parameters with gradients and an optimizer's state, and activations.
-        pins: by a module's path or an operation's name, the device that it is on, or the kind of device.
-        together: pairs of such names that are on one device.
-        link: what a transfer costs; None: as between two processes of one machine.
-        cluster: a `Cluster`, whose latency and bandwidth count instead.
-        placer: take this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced or exact.
+        microbatches: parts of a batch, for "throughput"; 8 by default. Their number must divide the batch, and the model must
+            compute the same for each as within the batch: no batch norm, and no sum over samples.
+        slow: by device, factor on its compute time.
+        memory_bytes: of each device: parameters with gradients and optimizer state, and activations.
+        pins: by a module's path or an operation's name, its device or kind of device.
+        together: pairs of such names that must share a device.
+        link: the cost of a transfer; None: between two processes of one machine.
+        cluster: a `Cluster`, whose latency and bandwidth replace `link`.
+        placer: use this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced or exact.
         wire: "bfloat16" sends float32 rounded to it; "bfloat16-truncated" cuts off, as published.
         seed: of the operations that draw random numbers, such as dropout.
         repeats: how often each block is measured.
-        force: plan also where the blocks' times are more than 25 % off those of a whole step.
+        force: plan even if the blocks' times are more than 25 % off those of a whole step.
 
     Returns:
         The plan: `explain()` it, `save` it, give it to `launch`, and call `plan.part(model)` in its workers.
 
     Raises:
-        UsageError: the model has no graph, or micro-batches would change what it computes; a pin, a constraint or the memory
-            is impossible; the cost model is too far off.
+        UsageError: the model cannot be traced, or micro-batches would change its results; a pin, a constraint or the memory
+            is impossible; the cost model is too inaccurate.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.
@@ -267,7 +269,7 @@ def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
 def _constraints(
     traced: Traced, machines: Sequence[Device], pins: Mapping[str, int | str], together: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, object], dict[str, tuple[int, ...]], list[tuple[str, str]]]:
-    """Labels that keep operations apart in groups, the devices that each may be on, and pairs that must be together."""
+    """Labels that separate operations into different groups, the devices allowed for each, and pairs that must be together."""
     asked: dict[str, tuple[str, int | str]] = {}
     allowed: dict[str, tuple[int, ...]] = {}
     for name, where in pins.items():

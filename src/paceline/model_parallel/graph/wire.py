@@ -1,4 +1,4 @@
-"""A tensor as a flat vector for a mailbox, and back; float32 as bfloat16 on the way, rounded or truncated."""
+"""Converts tensors to flat vectors for a mailbox and back; float32 travels as bfloat16 if wanted, rounded or truncated."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paceline.model_parallel.graph.problem import Tensor
 
 __all__ = ["WIRES", "from_wire", "to_wire", "truncated", "wire_bytes"]
 
-#: What float32 can be sent as: itself, rounded to the nearest bfloat16, or cut off as published in 2015.
+#: Formats for float32: unchanged, rounded to the nearest bfloat16, or truncated as published in 2015.
 WIRES = ("", "bfloat16", "bfloat16-truncated")
 _PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:
-    """float32 without its lower 16 bits, as bfloat16; a NaN stays one, also where only lower bits say so.
+    """float32 without its lower 16 bits, as bfloat16; a NaN stays a NaN, even if only its lower bits mark it.
 
-    Errors go towards zero: on average 0.3 % are lost, where rounding loses nothing.
+    Errors go towards zero: the mean loss is 0.3 %, while rounding is unbiased.
     """
     bits = x.contiguous().view(torch.int32)
     upper = (bits >> 16).to(torch.int16)
@@ -44,6 +44,6 @@ def from_wire(x: torch.Tensor, tensor: Tensor, wire: str) -> torch.Tensor:
 
 
 def wire_bytes(shape: tuple[int, ...], dtype: str, wire: str) -> int:
-    """How many bytes a tensor has there."""
+    """The size of a tensor on the wire in bytes."""
     size = getattr(torch, dtype).itemsize
     return math.prod(shape) * (2 if wire and dtype == "float32" else size)

@@ -1,8 +1,8 @@
-"""What happens where data parallelism meets a cut layer: gathers, and in the backward pass the same transposed.
+"""Exchanges at the border between data parallelism and a cut layer: gathers, and their transposes in the backward pass.
 
 Shapes: N workers in G groups of m; b rows on this worker, B in its group; f features, f / m of them a worker's part. Every
-function returns sums of gradients per row, as one process would compute them, but for the weights' own: those are of the
-mean of the group's losses, as they are of a penalty that a loss has for the weights themselves.
+function returns sums of gradients per row, as one process would compute them, except for the weights': those are of the
+mean of the group's losses, like those of a penalty on the weights in a loss.
 """
 
 from __future__ import annotations
@@ -122,5 +122,5 @@ def _own_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
 
 
 def _no_view(x: Tensor) -> Tensor:
-    """Autograd refuses in-place changes, such as nn.ReLU(inplace=True)'s, of a function's output that is a view."""
+    """Copies views: autograd forbids in-place changes, such as nn.ReLU(inplace=True)'s, of views that a function returns."""
     return x.clone() if x._base is not None else x

@@ -1,4 +1,4 @@
-"""The chooser on a model: which of its layers can be cut, how long they take at the shapes of a part, and what is fastest."""
+"""Chooses a layout for a model: which layers can be cut, how long they take at the local shapes, and what is fastest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPEATS = 3
 
 
 def candidates_of(model: nn.Module, inputs: Tensor, layout: Hybrid | None = None) -> list[Candidate]:
-    """The model's convolutions and linear layers in the order of the forward pass; those may be cut that the layout lets."""
+    """The model's convolutions and linear layers in the order of the forward pass; the layout decides which may be cut."""
     chains = cuttable_chains(model, layout or Hybrid())
     first = {chain[0] for chain in chains}
     inner = {name for chain in chains for name in chain}
@@ -35,7 +35,7 @@ def candidates_of(model: nn.Module, inputs: Tensor, layout: Hybrid | None = None
 
 
 def measured_s(flops_per_s: float) -> Callable[[Layer, float], float]:
-    """Seconds of a layer: a linear one is measured here, at its local shape; a convolution is taken by its operations."""
+    """Seconds of a layer: a linear one is measured here, at its local shape; a convolution's follow from its operations."""
 
     @cache
     def linear_s(ifm: int, ofm: int, rows: int) -> float:
@@ -58,12 +58,12 @@ def measured_s(flops_per_s: float) -> Callable[[Layer, float], float]:
 
 
 def counted_s(flops_per_s: float) -> Callable[[Layer, float], float]:
-    """Seconds of a layer by its operations: the same on every worker, where nothing measured would be."""
+    """Seconds of a layer from its operations: the same on every worker, unlike measurements."""
     return lambda layer, points: layer.operations(points) / flops_per_s
 
 
 def layout_for(choice: LayoutChoice, layout: Hybrid | None = None) -> Hybrid:
-    """The layout that a choice comes to."""
+    """The layout that a choice describes."""
     base = layout or Hybrid()
     if not choice.cut:
         return replace(base, groups=choice.groups)
@@ -81,7 +81,7 @@ def chosen_layout(
     bytes_per_s: float,
     compute_s: Callable[[Layer, float], float] | None = None,
 ) -> Hybrid:
-    """A layout with its groups chosen, of its own pairing; one that has them stays as it is.
+    """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
 
     Args:
         layout: with `groups=auto` or not.
@@ -91,8 +91,8 @@ def chosen_layout(
         batch_size: samples of each in a step.
         latency_s: of a message.
         bytes_per_s: that a worker sends.
-        compute_s: seconds of a layer, or of a part of one, for so many points; None: `measured_s` here, and convolutions at
-            10 GFLOP/s.
+        compute_s: seconds of a layer, or of a part of one, for a number of points; None: `measured_s` here, and convolutions
+            at 10 GFLOP/s.
     """
     if layout.groups != "auto":
         return layout

@@ -1,4 +1,4 @@
-"""A model of which this worker holds a part: its parameters, what its layers do, and the way back to the whole one."""
+"""A model of which this worker holds a part: its parameters, its layers' computation, and restoring the whole model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["CutModel"]
 
 
 class CutModel:
-    """Gives a model's cut layers the shard of one worker, in place: its modules and parameters stay the same objects.
+    """Replaces a model's cut layers by one worker's shards, in place: modules and parameters stay the same objects.
 
     Attributes:
-        parameters: that are trained: those of which every worker has all, and then the shards.
-        num_cut: how many of them are shards.
-        sharding: how their flat vectors and the whole model's belong together.
+        parameters: trainable ones: first those that every worker holds completely, then the shards.
+        num_cut: number of shards among them.
+        sharding: how their flat vectors relate to the whole model's.
         mesh: the workers; set by `connect`.
     """
 
@@ -44,7 +44,7 @@ class CutModel:
         self._seed = seed
         self._version: Callable[[], int] = int
         self._repeats: Callable[[], bool] = bool
-        self._pass = (-1, 0)  # the version at the last forward pass, and how many there were at it
+        self._pass = (-1, 0)  # the version at the last forward pass, and the number of passes at that version
         self._rows: Rows | None = None
         self._undo: list[Callable[[], None]] = []
         whole = FlatBinding(model.parameters(), on_any_device=True)
@@ -61,30 +61,30 @@ class CutModel:
         self._hook()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CutModel:
-        """A copy of the model, such as a moving average, is of the same shards, on the same worker."""
+        """A copy of the model, such as a moving average, has the same shards, on the same worker."""
         return self
 
     @property
     def parts(self) -> int:
-        """Workers that have a model between them."""
+        """The number of workers that share a model."""
         return self.plan.parts
 
     def samples_of_group(self, own: int) -> float:
-        """As many as its workers have together, where this one has so many: by the rows of the last pass."""
+        """The number of samples of its group if this worker has `own`, from the rows of the last pass."""
         rows = self._rows
         return 0 if rows is None else own * rows.total / rows.own if own else rows.total
 
     def dim_of(self, parameter: nn.Parameter) -> int | None:
-        """The dimension along which it is cut; None: it is whole."""
+        """The dimension along which it is cut; None: it is not cut."""
         return self._dims.get(parameter)
 
     def connect(self, mesh: Mesh, version: Callable[[], int] = int, repeats: Callable[[], bool] = bool) -> None:
-        """Meets the other workers.
+        """Connects to the other workers.
 
         Args:
             mesh: the workers.
-            version: tells the number of updates of the parameters, which dropout masks follow from.
-            repeats: tells whether the present batch is one that weighs nothing.
+            version: returns the number of updates of the parameters, which determines dropout masks.
+            repeats: tells whether the current batch is a repeated one, without weight.
         """
         self.mesh, self._version, self._repeats = mesh, version, repeats
 
@@ -94,14 +94,14 @@ class CutModel:
             self.model(like[:0]).sum().backward()
 
     def make_whole(self) -> None:
-        """Gives the cut parameters all of their elements, from the group's workers, who all call it at the same time."""
+        """Gathers the full cut parameters from the group's workers, which all call it at the same time."""
         for parameter, dim in self._dims.items():
             whole = torch.cat(self.mesh.group.all_gather(parameter.data).unbind(), dim)
             parameter.grad = None
             parameter.data = whole
 
     def take_whole(self, x: Tensor) -> None:
-        """Gives the cut parameters all of their elements, from the whole model's vector (W,)."""
+        """Sets the full cut parameters from the whole model's vector (W,)."""
         at = dict(zip(self._in_order, self.sharding.shards, strict=True))
         for parameter in self._dims:
             shard = at[parameter]
@@ -110,7 +110,7 @@ class CutModel:
             parameter.data = x[shard.whole_at : shard.whole_at + numel].view(shard.shape).clone()
 
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """The same for the optimizer's state of them, as long as it has their shapes."""
+        """Gathers the optimizer's full state of the cut parameters, if it has their shapes."""
         for parameter, dim in self._dims.items():
             state = optimizer.state.get(parameter, {})
             for name, value in state.items():
@@ -118,7 +118,7 @@ class CutModel:
                     state[name] = torch.cat(self.mesh.group.all_gather(value).unbind(), dim)
 
     def norm(self, gradients: list[Tensor | None]) -> float:
-        """Euclidean norm of all workers' model, each parameter counted once; of the `parameters`' gradients, in order."""
+        """The norm of the whole model's gradients, each parameter counted once; takes those of `parameters`, in order."""
         squares = torch.zeros(2, dtype=torch.float64)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is not None:
@@ -130,7 +130,7 @@ class CutModel:
         while self._undo:
             self._undo.pop()()
 
-    # What its modules do
+    # The computation of its modules
 
     def _cut_dims(self) -> dict[nn.Parameter, int]:
         modules, dims = dict(self.model.named_modules()), {}
@@ -152,7 +152,7 @@ class CutModel:
         self._undo.append(hook.remove)
 
     def _replace_forward(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-        module.forward = forward  # of this object alone: what it computes belongs to this worker's place
+        module.forward = forward  # of this object only: it computes with this worker's shards
         self._undo.append(lambda: module.__dict__.pop("forward", None))
 
     def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ class CutModel:
             return swap_to_rows(y, axis, rows)
         if layer.exit == "sum":
             y = scatter_rows(y, axis, rows)
-            return y if bias is None else y + bias  # once, and not by every part
+            return y if bias is None else y + bias  # added once, not by every part
         return y
 
     def _dropout(self, name: str, module: nn.Dropout, x: Tensor) -> Tensor:

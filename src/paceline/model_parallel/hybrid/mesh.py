@@ -1,4 +1,4 @@
-"""N workers as G groups of m: who shares a model, who holds the same shards, and what they send each other."""
+"""N workers as G groups of m: which workers share a model or hold the same shards, and their exchanges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.ports.ports import Collectives, Handle
 
 __all__ = ["Axis", "Mesh"]
 
-_MOST_ELEMENTS = 1 << 22  # of one operation inside a group, where its carrier has no limit of its own
+_MOST_ELEMENTS = 1 << 22  # of one operation inside a group, if its carrier has no limit
 
 
 class Axis:
@@ -20,9 +20,9 @@ class Axis:
 
     Args:
         collectives: of these workers.
-        index: this worker's place among them.
-        size: how many they are.
-        most_elements: that one operation of the carrier may have; longer ones are cut into several.
+        index: this worker's position among them.
+        size: number of these workers.
+        most_elements: of one operation of the carrier; longer ones are split.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Axis:
         return out.view(self.size, *part.shape)
 
     def reduce_scatter(self, pieces: torch.Tensor) -> torch.Tensor:
-        """The sum over all workers of the piece of `pieces` (size, ...) that is this worker's."""
+        """This worker's piece of `pieces` (size, ...), summed over all workers."""
         if self.size == 1:
             return pieces[0]
         collectives = self._collectives
@@ -54,7 +54,7 @@ class Axis:
         return self._exchange(pieces, lambda given, taken: collectives.start_reduce_scatter(given, taken), 1)[0]
 
     def all_to_all(self, pieces: torch.Tensor) -> torch.Tensor:
-        """Piece k of `pieces` (size, ...) goes to worker k; returns what all have for this one, in their order."""
+        """Piece k of `pieces` (size, ...) goes to worker k; returns the pieces for this worker, in worker order."""
         if self.size == 1:
             return pieces
         collectives = self._collectives
@@ -74,14 +74,14 @@ class Axis:
         return out.view(rows, *pieces.shape[1:])
 
     def _columns(self, length: int) -> list[slice]:
-        """Ranges of a piece's elements, so short that an operation on those of all workers is not too long."""
+        """Ranges of a piece's elements, short enough that an operation on those of all workers is within the limit."""
         step = max(1, self._most // self.size)
         return [slice(first, min(first + step, length)) for first in range(0, length, step)]
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """This worker's place: workers g m to g m + m - 1 are group g, and those with the same place in their group are replicas.
+    """This worker's position: workers g m to g m + m - 1 are group g; workers with the same index in their group are replicas.
 
     Args:
         worker_id: this worker.
@@ -90,7 +90,7 @@ class Mesh:
         everybody: collectives of all workers.
         group: those of its group.
         replicas: collectives of the workers with the same shards; None: there is one group.
-        traffic: what was exchanged.
+        traffic: counts exchanges.
     """
 
     worker_id: int
@@ -103,7 +103,7 @@ class Mesh:
 
     @staticmethod
     def alone() -> Mesh:
-        """Of a run with one worker."""
+        """The mesh of a run with one worker."""
         return Mesh(0, 1, 1, None, Axis(None, 0, 1), None)
 
     @property
@@ -117,7 +117,7 @@ class Mesh:
         return self.worker_id // self.parts * self.parts
 
     def count_rows(self, rows: int) -> list[int]:
-        """How many rows of its batch each worker has, all workers' in order of their ids."""
+        """The number of rows in each worker's batch, in worker order."""
         if self.everybody is None:
             return [rows]
         own, all_ = torch.tensor([float(rows)], dtype=torch.float64), torch.empty(self.num_workers, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Which layers of a model are cut, how, and what that makes the workers send: data, before any worker has started."""
+"""Which layers of a model are cut, how, and the resulting traffic: data, before any worker has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.model_parallel.hybrid.layout import Hybrid
 
 __all__ = ["CutLayer", "CutPlan", "check_called", "cuttable_chains", "plan_cuts"]
 
-# What works value by value, on a part of the features as on all.
+# Element-wise modules, which work on a part of the features as on all.
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus,
     nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.Dropout,
@@ -36,9 +36,9 @@ class CutLayer:
         ifm: inputs.
         ofm: outputs.
         dim: of its weight (ofm, ifm) that is cut: 0 by outputs, 1 by inputs.
-        entry: what its input is: own `rows`, gathered over the group; a `part` of the features of the group's rows, used as it
-            is; or such a part, gathered over the `features`.
-        exit: what its output becomes: a `part` of the features; own `rows` by all-to-all; own rows of the `sum` of all parts.
+        entry: its input: own `rows`, gathered over the group; a `part` of the features of the group's rows, used directly; or
+            such a part, gathered over the `features`.
+        exit: its output: a `part` of the features; own `rows` by all-to-all; own rows of the `sum` of all parts.
     """
 
     name: str
@@ -64,7 +64,7 @@ class CutPlan:
     dropouts: tuple[str, ...]
 
     def operations(self) -> dict[str, int]:
-        """Operations in a group in one step of one forward and backward pass, by kind, where gradients reach all inputs."""
+        """Operations in a group in one step of one forward and backward pass, by kind, if gradients reach all inputs."""
         kinds = {"all-gather": 0, "reduce-scatter": 0, "all-to-all": 0}
         for layer in self.layers if self.parts > 1 else ():
             if layer.entry in ("rows", "features"):
@@ -78,7 +78,7 @@ class CutPlan:
         return {kind: number for kind, number in kinds.items() if number}
 
     def group_bytes(self, rows: float, element_bytes: int = 4) -> float:
-        """Bytes that a worker sends inside its group in one such step, where each has so many rows."""
+        """Bytes that a worker sends inside its group in one such step, if each has `rows` rows."""
         elements = 0.0
         for layer in self.layers:
             if layer.entry in ("rows", "features"):
@@ -91,10 +91,10 @@ class CutPlan:
 
 
 def plan_cuts(model: nn.Module, layout: Hybrid, num_workers: int) -> CutPlan:
-    """Which layers are cut, and what lies between them.
+    """Chooses the layers to cut, and the exchanges between them.
 
     Raises:
-        UsageError: the layout does not fit the workers or the model; a sentence with the remedy.
+        UsageError: the layout does not fit the workers or the model; the message gives the remedy.
     """
     parts = layout.parts(num_workers)
     modules = dict(model.named_modules())
@@ -127,7 +127,7 @@ def plan_cuts(model: nn.Module, layout: Hybrid, num_workers: int) -> CutPlan:
 
 
 def cuttable_chains(model: nn.Module, layout: Hybrid) -> list[list[str]]:
-    """Names of the layers that some number of groups could cut, those together that follow each other."""
+    """Names of the layers that some number of groups could cut, consecutive ones together."""
     modules = dict(model.named_modules())
     chosen = list(layout.names) or [
         name
@@ -138,10 +138,10 @@ def cuttable_chains(model: nn.Module, layout: Hybrid) -> list[list[str]]:
 
 
 def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
-    """Runs the whole model once in evaluation mode, to see that its layers are called as what they are.
+    """Runs the whole model once in evaluation mode to check how its layers are called.
 
     Raises:
-        UsageError: a cut layer is not, or with inputs that are not one row per sample; the message says which.
+        UsageError: a cut layer is not called, or its inputs are not one row per sample; the message says which.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     modules = dict(model.named_modules())
@@ -201,14 +201,14 @@ def _chosen(modules: dict[str, nn.Module], layout: Hybrid, parts: int) -> list[s
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a linear layer is PyTorch's own, with parameters that are trained."""
+    """Whether a linear layer is PyTorch's own, with trainable parameters."""
     return type(module) is nn.Linear and all(
         one is None or (one.requires_grad and one.is_contiguous()) for one in module._parameters.values()
     )
 
 
 def _chains(modules: dict[str, nn.Module], chosen: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Chosen layers that follow each other in an `nn.Sequential`, with nothing but element-wise modules between.
+    """Chosen layers that follow each other in an `nn.Sequential`, with only element-wise modules between them.
 
     Yields their names, and for each the names of the modules after it.
     """

@@ -1,4 +1,4 @@
-"""The rows of one forward pass: how many each worker has, and which of the global batch's they are."""
+"""The rows of one forward pass: their number on each worker, and their position in the global batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Rows:
     """One forward pass of all workers together.
 
     Args:
-        counts: each worker's rows; negative: so many rows of a repeated batch, which weigh nothing.
+        counts: each worker's rows; negative: rows of a repeated batch, which get no weight.
         number: of the pass.
 
     Attributes:
         own: rows of this worker.
         first: its first row's number in the global batch, worker 0's rows first.
         of_group: rows of each worker of its group.
-        total: what its group's rows weigh: as many as they are, but for repeated ones.
+        total: weight of its group's rows: their number, except repeated ones.
         first_of_group: the number of the group's first row.
     """
 
@@ -40,13 +40,13 @@ class Rows:
         self._are_equal = min(self.of_group) == self._most
 
     def padded(self, own: torch.Tensor) -> torch.Tensor:
-        """A worker's rows (own, ...) with as many as the group's largest batch has, so that all parts are equally long."""
+        """A worker's rows (own, ...) padded to the group's largest batch, so that all parts have the same length."""
         if len(own) == self._most:
             return own
         return torch.cat([own, own.new_zeros(self._most - len(own), *own.shape[1:])])
 
     def joined(self, stacked: torch.Tensor) -> torch.Tensor:
-        """All workers' rows (total, ...), of what they had padded (parts, most, ...)."""
+        """All workers' rows (total, ...), from the padded ones (parts, most, ...)."""
         if self._are_equal:
             return stacked.flatten(0, 1)
         return torch.cat([one[:rows] for one, rows in zip(stacked, self.of_group, strict=True)])
@@ -58,9 +58,9 @@ class Rows:
         return torch.stack([self.padded(one) for one in rows.split(self.of_group)])
 
     def weights(self, like: torch.Tensor) -> torch.Tensor | float:
-        """What each of the group's rows weighs (total, 1), or all alike, in the mean of its workers' losses.
+        """The weight of each of the group's rows (total, 1), or one for all, in the mean of its workers' losses.
 
-        Each worker's loss is the mean over its rows, and counts as many times as these weigh.
+        Each worker's loss is the mean over its rows, and is weighted by their weights.
         """
         if self._are_equal and self._weights == self.of_group:
             return 1 / len(self.of_group)

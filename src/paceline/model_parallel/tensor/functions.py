@@ -1,9 +1,9 @@
-"""What layers compute, one autograd function each, on the parts of tensors that a worker has; no DTensor is in the way.
+"""Layer computations on a worker's parts of tensors, one autograd function each, without DTensor.
 
-What is trained is the mean of the losses of all workers of the mesh, each of which is a function of what that worker has.
-Along an axis on which a tensor is cut, its gradient here is that of the sum of their losses, and of their mean where all
-have it alike. So a loss of a user's own may be of either; functions between the two multiply or divide by the workers, and
-`Used` divides the gradient of a parameter that is cut over a grid, where all between layers is.
+Training minimises the mean of the losses of all workers of the mesh, each of which is a function of that worker's tensors.
+Along an axis on which a tensor is cut, its gradient here is that of the sum of the losses; on axes where all have the same
+tensor, that of their mean. So a user-defined loss may be of either kind; functions between the two multiply or divide by
+the workers, and `Used` divides the gradient of a parameter that is cut over a grid, where all tensors between layers are cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ColumnLinear(torch.autograd.Function):
-    """On a line: whole inputs, own outputs; the input's gradient is added up over the line (Megatron's f)."""
+    """On a line: whole inputs, own outputs; the input's gradient is summed over the line (Megatron's f)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
@@ -60,7 +60,7 @@ class ColumnLinear(torch.autograd.Function):
 
 
 class RowLinear(torch.autograd.Function):
-    """On a line: own inputs, whole outputs, which are added up over the line (Megatron's g); the bias is added once, after."""
+    """On a line: own inputs, whole outputs, summed over the line (Megatron's g); the bias is added once, afterwards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
@@ -128,9 +128,9 @@ class GridLogits(torch.autograd.Function):
 
 
 class GridNorm(torch.autograd.Function):
-    """Layer normalisation of features that are cut over an axis: two numbers per token are added up, in each direction.
+    """Layer normalisation of features that are cut over an axis: two numbers per token are summed, in each direction.
 
-    The sums are in float64, in which a variance as the difference of two of them loses nothing that float32 has.
+    The sums are in float64, so a variance as their difference keeps float32 precision.
     """
 
     @staticmethod
@@ -163,7 +163,7 @@ class GridNorm(torch.autograd.Function):
 
 
 class LineEmbedding(torch.autograd.Function):
-    """On a line: rows of the vocabulary that are another worker's count as zero, and the line adds up."""
+    """On a line: rows of the vocabulary that another worker has count as zero, and the line sums them."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor, axis: Axis) -> Tensor:
@@ -183,7 +183,7 @@ class LineEmbedding(torch.autograd.Function):
 
 
 class GridEmbedding(torch.autograd.Function):
-    """On a grid: the table (vocabulary / q, hidden / q) of the column is collected, and its gradient handed back."""
+    """On a grid: the table (vocabulary / q, hidden / q) of the column is gathered, and its gradient scattered back."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, table: Tensor, mesh: Mesh) -> Tensor:
@@ -201,7 +201,7 @@ class GridEmbedding(torch.autograd.Function):
 
 
 class WholeFeatures(torch.autograd.Function):
-    """All features (..., features) of what is cut over an axis, whose workers then compute the same loss."""
+    """Gathers all features (..., features) that are cut over an axis, whose workers then compute the same loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -214,7 +214,7 @@ class WholeFeatures(torch.autograd.Function):
 
 
 class Used(torch.autograd.Function):
-    """A parameter that lies in so many parts over a grid, as a layer uses it; other terms of a loss use it as it is."""
+    """A parameter cut into several parts over a grid, as a layer uses it; other terms of a loss use it directly."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, parts: int) -> Tensor:
@@ -227,10 +227,10 @@ class Used(torch.autograd.Function):
 
 
 class VocabularyLoss(torch.autograd.Function):
-    """Cross entropy of logits whose vocabulary is cut: the mean over all of the batch, each worker's part of its gradient.
+    """Cross entropy of logits with a sharded vocabulary: the mean over the whole batch; each worker gets its gradient part.
 
-    Largest logit, sum of exponentials and the target's logit are collected for each token; logits are not. Targets go with
-    them, so that workers that train on other samples find out.
+    For each token, the largest logit, the sum of exponentials and the target's logit are gathered; logits are not. Targets are
+    gathered with them to detect workers that train on different samples.
     """
 
     @staticmethod
@@ -264,7 +264,7 @@ class VocabularyLoss(torch.autograd.Function):
 
 
 def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
-    """Its output, which is one tensor."""
+    """The output of a function with one tensor."""
     output = function.apply(*arguments)
     assert isinstance(output, Tensor)
     return output
@@ -276,7 +276,7 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _local_tokens(tokens: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Places in this worker's part of the vocabulary, and which tokens are in another's, whose place is then 0."""
+    """Indices in this worker's part of the vocabulary, and a mask of tokens in another's part, whose index is then 0."""
     _check_tokens(tokens, rows * axis.size)
     local = tokens - axis.index * rows
     is_elsewhere = (local < 0) | (local >= rows)

@@ -1,4 +1,4 @@
-"""Modules whose parameters are cut over a mesh; on a mesh of one worker they are PyTorch's."""
+"""Modules whose parameters are sharded over a mesh; on a mesh of one worker they are PyTorch's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
     "PositionEmbedding",
 ]
 
-_BATCH = ("row", "depth")  # along which workers have other samples
+_BATCH = ("row", "depth")  # along which workers have different samples
 
 
 class Cut(nn.Module):
@@ -50,15 +50,15 @@ class Cut(nn.Module):
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """How its own parameters lie on the mesh, by name; another one once the mesh is connected otherwise."""
+        """The placements of its own parameters, by name; they change when the mesh is connected in another shape."""
         return {name: self.placement(name) for name, one in self._parameters.items() if one is not None}
 
     def placement(self, name: str) -> Placement:
-        """How one of them lies there."""
+        """The placement of one of them."""
         raise NotImplementedError
 
     def _add(self, name: str, shape: tuple[int, ...], *, deviation: float = 0.0, mean: float = 0.0) -> None:
-        """A parameter of that whole shape, normally distributed; its numbers do not depend on the mesh."""
+        """Creates a parameter of that whole shape, normally distributed; its values do not depend on the mesh."""
         axes, stream, placement = self.mesh.axes, self.mesh.new_stream(), self.placement(name)
         local = placement.local_shape(shape, axes, f"{type(self).__name__}'s {name}")
         first = [0] * len(shape)
@@ -70,7 +70,7 @@ class Cut(nn.Module):
         self.register_parameter(name, nn.Parameter(values.to(torch.get_default_dtype())))
 
     def _used(self, name: str) -> Tensor:
-        """A parameter, whose gradients are watched from now on."""
+        """Returns a parameter and watches its gradients from now on."""
         parameter = getattr(self, name)
         if torch.is_autocast_enabled(parameter.device.type):
             raise UsageError(
@@ -83,19 +83,19 @@ class Cut(nn.Module):
 
 
 class Linear(Cut):
-    """x W' + b, as `torch.nn.Linear`, over the mesh.
+    """x W' + b, like `torch.nn.Linear`, over the mesh.
 
-    On a grid inputs and outputs are cut alike, and layers follow each other in any order. On a line `cut` says what is cut:
-    "outputs", which takes whole activations and gives cut ones, or "inputs", which takes these and gives whole ones. Two
-    layers so paired need no collective between them.
+    On a grid, inputs and outputs are cut alike, and layers can follow each other in any order. On a line `cut` says what is
+    cut: "outputs" takes whole activations and returns cut ones, "inputs" takes cut activations and returns whole ones. Two
+    layers paired in this way need no collective between them.
 
     Args:
         inputs: features, whole.
         outputs: features, whole.
         mesh: the workers.
-        cut: on a line; a grid does not need it.
+        cut: on a line; ignored on a grid.
         bias: whether there is one.
-        deviation: of the weight's first values; None: inputs ** -0.5.
+        deviation: of the weight's initial values; None: inputs ** -0.5.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Linear(Cut):
         return mesh.placement(None, "line") if is_weight else mesh.placement()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) -> (..., outputs), of which this worker has its parts."""
+        """(..., inputs) -> (..., outputs), this worker's parts of them."""
         weight = self._used("weight")
         bias = None if self.bias is None else self._used("bias")
         if self.mesh.hidden.size == 1:
@@ -143,7 +143,7 @@ class Linear(Cut):
 
 
 class LayerNorm(Cut):
-    """As `torch.nn.LayerNorm` over the last dimension. On a grid, two numbers per token are added up along the row.
+    """Like `torch.nn.LayerNorm` over the last dimension. On a grid, two numbers per token are summed along the row.
 
     Args:
         features: whole.
@@ -161,7 +161,7 @@ class LayerNorm(Cut):
         return self.mesh.placement() if self.mesh.is_line else self.mesh.placement("column", batch=_BATCH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., features), and so is what comes out."""
+        """(..., features) -> (..., features)."""
         weight, bias = self._used("weight"), self._used("bias")
         if self.mesh.is_line or self.mesh.hidden.size == 1:
             return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
@@ -169,13 +169,13 @@ class LayerNorm(Cut):
 
 
 class Embedding(Cut):
-    """As `torch.nn.Embedding`, its vocabulary cut over a line or a grid's rows, its features over columns.
+    """Like `torch.nn.Embedding`, with the vocabulary cut over a line or a grid's rows, and features over columns.
 
     Args:
-        vocabulary: rows; pad it to a multiple of what it is cut into.
+        vocabulary: rows; pad it to a multiple of the number of parts.
         features: whole.
         mesh: the workers.
-        deviation: of the first values.
+        deviation: of the initial values.
     """
 
     def __init__(self, vocabulary: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
@@ -196,7 +196,7 @@ class Embedding(Cut):
         return apply(GridEmbedding, tokens, weight, self.mesh)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The output layer that shares this table: (..., features) -> (..., vocabulary), cut as `cross_entropy` wants it."""
+        """The output layer that shares this table: (..., features) -> (..., vocabulary), cut as `cross_entropy` needs it."""
         weight = self._used("weight")
         if self.mesh.hidden.size == 1:
             return F.linear(x, weight)
@@ -206,13 +206,13 @@ class Embedding(Cut):
 
 
 class PositionEmbedding(Cut):
-    """A learned vector for each place in a sequence; only its features are cut.
+    """A learned vector for each position in a sequence; only its features are cut.
 
     Args:
         length: of the longest sequence.
         features: whole.
         mesh: the workers.
-        deviation: of the first values.
+        deviation: of the initial values.
     """
 
     def __init__(self, length: int, features: int, mesh: Mesh, *, deviation: float = 0.02) -> None:
@@ -228,14 +228,14 @@ class PositionEmbedding(Cut):
 
 
 class Dropout(nn.Module):
-    """As `torch.nn.Dropout`, whose mask is a function of element and call, so that the mesh does not change it.
+    """Like `torch.nn.Dropout`, with a mask that depends only on element and call, so it is independent of the mesh.
 
     Args:
         probability: that an element is zero.
         mesh: the workers.
-        axis: along which `cut_dim` is cut; None: this worker has all of it. "features": as activations between layers are,
-            over a grid's columns, and whole on a line; "heads": as heads are, over columns or a line.
-        cut_dim: a dimension of what it is given. Dimension 0 is the batch.
+        axis: along which `cut_dim` is cut; None: this worker has all of it. "features": like activations between layers, over
+            a grid's columns, and whole on a line; "heads": like heads, over columns or a line.
+        cut_dim: a dimension of the input. Dimension 0 is the batch.
     """
 
     def __init__(self, probability: float, mesh: Mesh, *, axis: str | None = None, cut_dim: int = -1) -> None:
@@ -248,7 +248,7 @@ class Dropout(nn.Module):
         self.calls: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape; in evaluation as it is."""
+        """Returns the same shape; the identity in evaluation mode."""
         if not self.training or not self.probability:
             return x
         mesh, whole, first = self.mesh, list(x.shape), [0] * x.dim()
@@ -285,12 +285,12 @@ class MLP(nn.Module):
         self.dropout = Dropout(dropout, mesh, axis="features")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., features), and so is what comes out."""
+        """(..., features) -> (..., features)."""
         return self.dropout(self.narrow(F.gelu(self.wide(x))))
 
 
 class Attention(nn.Module):
-    """Attention with several heads, which are cut over a line or a grid's columns: between the two products all is local.
+    """Multi-head attention with heads cut over a line or a grid's columns: all operations between the two products are local.
 
     The rows of `qkv.weight` are by head: a head's queries, keys and values, then the next head's.
 
@@ -298,8 +298,8 @@ class Attention(nn.Module):
         features: whole.
         heads: whole; the mesh must divide them.
         mesh: the workers.
-        is_causal: whether a token sees only those up to its own place.
-        dropout: its probability, on the attention's weights and on what comes out.
+        is_causal: whether a token attends only to positions up to its own.
+        dropout: its probability, for the attention weights and for the output.
     """
 
     def __init__(self, features: int, heads: int, mesh: Mesh, *, is_causal: bool = True, dropout: float = 0.0) -> None:
@@ -314,7 +314,7 @@ class Attention(nn.Module):
         self.dropout = Dropout(dropout, mesh, axis="features")
 
     def local_heads(self, shape: Line | Grid) -> int:
-        """How many a worker of such a mesh has.
+        """The number of heads of a worker on such a mesh.
 
         Raises:
             UsageError: there are too few, or they do not divide.
@@ -327,7 +327,7 @@ class Attention(nn.Module):
         return divided(self.heads, shape.hidden_parts, "a number of heads")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, features), and so is what comes out."""
+        """(batch, length, features) -> (batch, length, features)."""
         heads = self.heads // self.mesh.shape.hidden_parts
         query, key, value = self.qkv(x).unflatten(-1, (heads, 3, -1)).permute(3, 0, 2, 1, 4)
         if self.training and self.weights_dropout.probability:
@@ -342,7 +342,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's layer: attention, then an MLP of four times the features, each after a normalisation and added.
+    """A transformer layer: attention, then an MLP of four times the features, each after a normalisation and with a residual.
 
     Args:
         features: whole.
@@ -360,7 +360,7 @@ class Block(nn.Module):
         self.mlp = MLP(features, 4 * features, mesh, dropout=dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, features), and so is what comes out."""
+        """(batch, length, features) -> (batch, length, features)."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 

@@ -1,4 +1,4 @@
-"""Workers as a line or a grid: who this one is, and how it reaches the others."""
+"""Workers as a line or a grid: this worker's position, and how it reaches the others."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from paceline.transport.roll_call import RollCall
 
 __all__ = ["Mesh"]
 
-_ANSWER_S = 5.0  # a layer's computing between two collectives may take some of it
+_ANSWER_S = 5.0  # a layer's computation between two collectives may use some of it
 
 
 class Mesh:
     """The workers of a tensor-parallel model, seen from one of them.
 
-    `Mesh.open` makes it from torch.distributed's workers; layers are given it. Worker number k q^2 + i q + j of a grid is in
-    row i, column j, layer k of the depth. Along the axis "column" the column differs, so those workers share a row.
+    `Mesh.open` creates it from torch.distributed's workers; pass it to layers. Worker k q^2 + i q + j of a grid is in row i,
+    column j, layer k of the depth. Along the axis "column" the column differs, so those workers share a row.
 
     Args:
         shape: a line or a grid.
         axes: "line", or "depth", "row" and "column"; and "world", all workers.
-        mode: how products on a grid are made. "allgather" collects a row's blocks and a column's, and multiplies once;
-            "summa" is the papers' loop of broadcasts, whose two buffers take less memory and whose messages are as many bytes.
+        mode: how products on a grid are computed. "allgather" gathers a row's blocks and a column's, and multiplies once;
+            "summa" is the papers' loop of broadcasts, whose two buffers take less memory and which sends as many bytes.
         seed: of parameters and dropout.
-        bucket_bytes: of gradients that are averaged along the depth at once.
+        bucket_bytes: size of the buckets of gradients that are averaged along the depth.
 
     Attributes:
         shape, axes, mode, seed, bucket_bytes: as given.
-        gradients: makes them means, where that is needed.
-        replica, replicas: which this mesh is, of those that train the same model under a layout.
+        gradients: averages them where needed.
+        replica, replicas: this mesh's index, and the number of those that train the same model under a layout.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Mesh:
 
     @staticmethod
     def alone(*, seed: int = 0) -> Mesh:
-        """Of one worker. A model that is built on it is whole, until `attach(layout=...)` cuts it over the run's workers."""
+        """The mesh of one worker. A model built on it is whole, until `attach(layout=...)` cuts it over the run's workers."""
         return Mesh(Line(1), {"world": Alone(), "line": Alone()}, seed=seed)
 
     def connect(
@@ -75,13 +75,13 @@ class Mesh:
         *,
         mode: Mode = "allgather",
     ) -> None:
-        """From now on it is this mesh, one of several that train the same model; layers that were built on it go along.
+        """Turns this into a mesh that is one of several that train the same model; layers built on it change with it.
 
         Args:
             shape: a line or a grid.
             axes: as of the constructor.
-            replica: which of them it is.
-            replicas: how many they are.
+            replica: the index of this mesh.
+            replicas: the number of meshes.
             mode: as of the constructor.
         """
         self.shape, self.axes, self.mode = shape, dict(axes), mode
@@ -89,7 +89,7 @@ class Mesh:
         self.gradients = GradientMeans(self.axes, self.bucket_bytes)
 
     def disconnect(self) -> None:
-        """From now on it is of one worker again."""
+        """Turns this into a mesh of one worker again."""
         lone = Mesh.alone()
         self.shape, self.axes, self.mode, self.gradients = lone.shape, lone.axes, lone.mode, lone.gradients
         self.replica, self.replicas = 0, 1
@@ -98,7 +98,7 @@ class Mesh:
     def open(
         shape: Line | Grid | str, *, mode: Mode = "allgather", seed: int = 0, bucket_bytes: int = 25 << 20
     ) -> Mesh:
-        """Over all of torch.distributed's workers, whose default group must be there; without one, a mesh of one worker.
+        """The mesh of all of torch.distributed's workers, in its default group; without one, a mesh of one worker.
 
         Raises:
             UsageError: the mesh has another size.
@@ -125,7 +125,7 @@ class Mesh:
 
     @property
     def hidden(self) -> Axis:
-        """Along which features, heads and the vocabulary are cut."""
+        """The axis along which features, heads and the vocabulary are cut."""
         return self.axes[self.hidden_axis]
 
     @property
@@ -139,7 +139,7 @@ class Mesh:
 
     @property
     def batch_part(self) -> int:
-        """Which part of the batch this worker has."""
+        """The index of this worker's part of the batch."""
         if isinstance(self.shape, Line):
             return 0
         return self.axes["depth"].index * self.shape.q + self.axes["row"].index
@@ -162,29 +162,29 @@ class Mesh:
 
     @torch.no_grad()
     def mean(self, x: Tensor) -> Tensor:
-        """The mean of the workers' `x`, such as a loss to be reported, without gradients; all workers call it together."""
+        """The mean of the workers' `x`, such as a loss to report, without gradients; all workers call it together."""
         total = x.detach().clone()
         self.axes["world"].start_all_reduce(total).wait()
         return total / self.shape.workers
 
     def sum_over_batch(self, x: Tensor) -> Tensor:
-        """`x`, added up in place over the workers that have the other samples."""
+        """`x`, summed in place over the workers that have the other samples."""
         for name in () if self.is_line else ("row", "depth"):
             self.axes[name].start_all_reduce(x).wait()
         return x
 
     def placement(self, *cuts: str | None, batch: tuple[str, ...] = ()) -> Placement:
-        """Of a tensor whose dimensions are cut along these axes, and whose gradients are averaged along those."""
+        """The placement of a tensor with dimensions cut along `cuts`, and with gradients averaged along `batch`."""
         return Placement(tuple((at, axis) for at, axis in enumerate(cuts) if axis is not None), batch)
 
     def new_stream(self) -> tuple[int, int]:
-        """The seed of the next parameter or dropout; models that are built alike get the same ones on every mesh."""
+        """The seed of the next parameter or dropout; models that are built alike get the same seeds on every mesh."""
         self._streams += 1
         return self.seed, self._streams
 
 
 def _members(shape: Line | Grid) -> dict[str, list[list[int]]]:
-    """Of each axis: its groups of workers, in order."""
+    """For each axis, its groups of workers, in order."""
     if isinstance(shape, Line):
         return {"line": [list(range(shape.workers))]}
     number = torch.arange(shape.workers).view(shape.depth, shape.q, shape.q)
@@ -202,6 +202,6 @@ def _axis(lists: list[Any], name: str, roll_call: RollCall | None) -> Axis:
 
 
 def _roll_call(workers: int) -> RollCall:
-    """In the default group's store; who has given up once has done so on all meshes of these workers."""
+    """In the default group's store; a worker that gives up does so on all meshes of these workers."""
     store = own_part(dist.distributed_c10d._get_default_store(), "mesh")
     return RollCall(store, dist.get_rank(), workers, answer_s=_ANSWER_S)

@@ -7,8 +7,8 @@ outputs):
     multiply_transposed   Y_t = sum_j X_j W_tj'       W_tj from row t; added up along the row, into column t
     weight_gradient       G_tj = sum_i X_t' Y_j       X_t from column t; added up along the column, into row t
 
-Both ways move the same elements. The loop has two blocks at a time instead of q, and multiplies one while the next comes.
-A weight may be stored as its transpose (outputs, inputs), as PyTorch's linear layers do: `turned`.
+Both ways move the same elements. The loop holds two blocks at a time instead of q, and multiplies one while the next arrives.
+A weight may be stored as its transpose (outputs, inputs), like PyTorch's linear layers: `turned`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _side_by_side(blocks: Tensor) -> Tensor:
 
 
 def _blocks(mine: Tensor, axis: Axis) -> Iterator[Tensor]:
-    """The block of each worker along the axis in turn; the next is on its way while one is used."""
+    """The block of each worker along the axis in turn; prefetches the next while one is used."""
     mine = mine.contiguous()
     buffers: list[Tensor | None] = [None, None]
 
@@ -86,7 +86,7 @@ def _blocks(mine: Tensor, axis: Axis) -> Iterator[Tensor]:
 
 
 def _reduced(products: Iterator[Tensor], axis: Axis) -> Tensor:
-    """Of the t-th product, the sum over the axis is worker t's; one travels while the next is computed."""
+    """The t-th product, summed over the axis, for worker t; one is sent while the next is computed."""
     mine = before = None
     for t, product in enumerate(products):
         if before is not None:
@@ -102,7 +102,7 @@ def _reduced(products: Iterator[Tensor], axis: Axis) -> Tensor:
 
 
 class _Held:
-    """A product that must live while it travels."""
+    """A product that must stay alive while it is being sent."""
 
     def __init__(self, product: Tensor, started: Started) -> None:
         self._product, self._started = product, started

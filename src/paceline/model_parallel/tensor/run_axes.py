@@ -1,4 +1,4 @@
-"""An axis of a mesh over a run's own collectives: shared memory under `launch`, Gloo under torchrun."""
+"""A mesh's axis over a run's own collectives: shared memory under `launch`, Gloo under torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LoneCollectives", "RunAxis"]
 
 
 class RunAxis:
-    """Implements `Axis`. Long tensors go in pieces, as shared memory has areas of a fixed size."""
+    """Implements `Axis`. Splits long tensors, as shared memory has areas of a fixed size."""
 
     def __init__(self, collectives: RootedCollectives, index: int, size: int, most_bytes: int) -> None:
         self._collectives = collectives
@@ -68,7 +68,7 @@ class RunAxis:
         return _Changed([start(flat[piece]) for piece in self._pieces(flat)], x, flat)
 
     def _pieces(self, flat: Tensor, times: int = 1) -> list[slice]:
-        """Ranges so short that an operation on so many of each is not too long."""
+        """Ranges short enough that an operation on `times` of each is within the limit."""
         step = max(1, self._most_bytes // (times * flat.itemsize))
         return [slice(first, min(first + step, len(flat))) for first in range(0, len(flat), step)]
 
@@ -89,10 +89,10 @@ def _finish(calls: list[Callable[[], None]]) -> None:
 
 
 class LoneCollectives:
-    """Implements `Collectives` for the program of a mesh that has no replicas beside it."""
+    """Implements `Collectives` for the program of a mesh without replicas."""
 
     def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
-        """Leaves `vector` (P,) as it is, without a weight zero; returns the number."""
+        """Leaves `vector` (P,) unchanged, or zero without a weight; returns the number."""
         if not weight:
             vector.zero_()
         return number
@@ -115,4 +115,4 @@ class LoneCollectives:
 
 class _Done:
     def wait(self) -> None:
-        """It is done."""
+        """Returns at once."""

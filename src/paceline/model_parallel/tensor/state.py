@@ -1,4 +1,4 @@
-"""A cut model and its optimizer as whole tensors, which any other mesh can load; the gradient's norm, over all workers."""
+"""Converts a sharded model and its optimizer to whole tensors, which any other mesh can load; clips gradient norms."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Refuses what a mesh would train wrongly.
+    """Rejects models that a mesh would train wrongly.
 
     Raises:
-        UsageError: a parameter of no layer of ours, one cut in two ways, one of a half type, or an optimizer whose update of
-            an element depends on others.
+        UsageError: a parameter is not in one of our layers, has two placements or a half-precision type, or the optimizer's
+            update of an element depends on others.
     """
     placements_of(model)
     for name, parameter in model.named_parameters():
@@ -54,10 +54,10 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Each worker takes its parts of whole tensors, whichever mesh they were saved on.
+    """Loads each worker's parts from whole tensors, regardless of the mesh that saved them.
 
     Raises:
-        UsageError: names or shapes are of another model.
+        UsageError: names or shapes do not match the model.
     """
     mesh, placed = placements_of(model)
     own = model.state_dict()
@@ -74,7 +74,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     groups. The optimizer's state is not in it.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # which takes half a second
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # takes half a second
 
     mesh, placed = placements_of(model)
     if mesh.shape.workers == 1:
@@ -107,7 +107,7 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Each worker takes its parts; the optimizer has the same groups as the one that was saved.
+    """Loads each worker's parts; the optimizer must have the same groups as the saved one.
 
     Raises:
         UsageError: it has others.
@@ -136,10 +136,10 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
 
 @torch.no_grad()
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Scales gradients down to a norm of `max_norm` at most, as `torch.nn.utils.clip_grad_norm_` does with the whole model.
+    """Clips gradients to a norm of at most `max_norm`, like `torch.nn.utils.clip_grad_norm_` with the whole model.
 
-    Each element counts once, on however many workers it is; the norm before, which is returned, is the same on all. One
-    all-reduce of a number.
+    Each element counts once, regardless of how many workers have it; returns the norm before, which is the same on all. Costs
+    an all-reduce of one number.
     """
     mesh, placed = placements_of(model)
     parameters = {name: one for name, one in model.named_parameters() if one.grad is not None}
@@ -158,7 +158,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
-    """The model's mesh, and how its parameters lie on it, by name."""
+    """The model's mesh, and the placements of its parameters, by name."""
     mesh: Mesh | None = None
     placed: dict[int, Placement] = {}
     for prefix, module in cut_modules(model):
@@ -186,7 +186,7 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _placement(name: str, placed: Mapping[str, Placement]) -> Placement:
-    return placed.get(name, Placement())  # buffers are alike on all workers
+    return placed.get(name, Placement())  # buffers are the same on all workers
 
 
 def _part(name: str, whole: Tensor, shape: torch.Size, mesh: Mesh, placed: Mapping[str, Placement]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What one layer of a transformer sends on a mesh, operation by operation: the papers' formulas, which tests count after."""
+"""Traffic of one transformer layer on a mesh, operation by operation: the papers' formulas, which tests verify by counting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Traffic:
     """Operations of one kind along one axis.
 
     Args:
-        calls: collectives that are started.
+        calls: number of collectives.
         elements: that each worker sends in all of them, on average.
     """
 
@@ -31,12 +31,12 @@ class Traffic:
 
 
 def sent_elements(kind: str, workers: int, elements: int | Fraction) -> Fraction:
-    """What each worker sends, on average, where no element is sent more often than it must be.
+    """Elements that each worker sends, on average, if the algorithm is optimal.
 
     Args:
         kind: of the collective.
-        workers: that take part.
-        elements: that one of them gives; a reduce-scatter's are all pieces.
+        workers: number of participants.
+        elements: of one worker's input; a reduce-scatter's input is all pieces.
 
     >>> [str(sent_elements(kind, 4, 100)) for kind in ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")]
     ['300', '75', '150', '75', '75']
@@ -48,7 +48,7 @@ def sent_elements(kind: str, workers: int, elements: int | Fraction) -> Fraction
 def block_traffic(
     shape: Line | Grid, batch: int, sequence: int, hidden: int, *, mode: Mode = "allgather"
 ) -> dict[tuple[str, str], Traffic]:
-    """Of a `Block`'s forward and backward pass, by axis and kind; the sums of gradients, in one bucket each, are in it.
+    """Traffic of a `Block`'s forward and backward pass, by axis and kind, including gradient sums in one bucket each.
 
     Args:
         shape: the mesh.

@@ -1,4 +1,4 @@
-"""A worker's part of a model on a mesh, in a run: it is cut as the run begins, and whole again when it has ended."""
+"""A worker's part of a model on a mesh, in a run: it is cut when the run begins, and whole again when it has ended."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ __all__ = ["WorkerPart", "check_algorithm"]
 
 
 class WorkerPart:
-    """Implements `LayoutPart` for a model of layers on a mesh; see there.
+    """Implements `LayoutPart` for a model of layers on a mesh.
 
-    What a mesh has alike on several workers, such as a normalisation's gain on a line, these compute alike. Where a codec
-    makes something else of it on each, it becomes that of the first of them, after every update.
+    Several workers of a mesh compute replicated parameters, such as a normalisation's gain on a line, alike. If a codec makes
+    them differ, they are set to the values of the first of these workers after every update.
 
     Args:
         model: whole, on a mesh of one worker, and the same on all workers; it is cut here.
-        layout: how.
-        worker_id: this worker; p workers in a row are a mesh.
+        layout: how to cut it.
+        worker_id: this worker; p consecutive workers are a mesh.
         num_workers: of the run.
         seed: of the run.
 
@@ -50,16 +50,16 @@ class WorkerPart:
         mesh: the model's.
 
     Raises:
-        UsageError: the model is not of layers on such a mesh, or the layout does not divide it.
+        UsageError: the model's layers are not on such a mesh, or the layout does not divide them.
     """
 
     keeps_random_alike = True
-    without_batch = None  # workers of a mesh are without one together
+    without_batch = None  # workers of a mesh run out of batches together
 
     def __init__(self, model: nn.Module, layout: TensorLayout, worker_id: int, num_workers: int, seed: int) -> None:
         self.repeats: Callable[[], bool] = bool
         self.model = model
-        self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as outside any launcher
+        self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as without a launcher
         self._mode: Mode = layout.mode if num_workers > 1 else "allgather"
         parts = self._shape.workers
         replicas = num_workers // parts if num_workers == 1 else layout.replicas(num_workers)
@@ -73,7 +73,7 @@ class WorkerPart:
         whole = FlatBinding(model.parameters(), on_any_device=True)
         self.whole: Tensor | None = whole.zeros()
         whole.read(self.whole)
-        # How parameters lie on the mesh to come, by name, is what the layers say once it is that mesh.
+        # The layers name the placements of parameters only once they are on the new mesh.
         places: dict[str, Axis] = {name: _Place(one, self._place) for name, one in mesh_axes.items()}
         self._shapes = {one: one.shape for one in model.parameters()}
         self._frozen = {one: one.data for one in model.parameters() if not one.requires_grad}
@@ -93,9 +93,9 @@ class WorkerPart:
     def begin(
         self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
-        """As of `LayoutPart`: the program is one of as many as there are replicas, and knows of no mesh."""
+        """As of `LayoutPart`: the program sees one worker per replica, and no mesh."""
         self.whole = None
-        for parameter, whole in self._frozen.items():  # which are worker 0's by now
+        for parameter, whole in self._frozen.items():  # worker 0's values by now
             parameter.data = whole
         self._cut(self._frozen)
         counts = None if carrier_counts else ports.counts
@@ -137,7 +137,7 @@ class WorkerPart:
         return norm
 
     def has_changed_gradients(self) -> bool:
-        """Whether a gradient has been changed since backward, or the last clipping; asked once for each step."""
+        """Whether a gradient has changed since backward, or the last clipping; called once per step."""
         return self._noted is not None and self._noted.have_changed()
 
     def remove(self) -> None:
@@ -199,7 +199,7 @@ class WorkerPart:
         return Sharding(self._shape.workers, whole.num_elements, own, own, tuple(shards), axes)
 
     def _make_alike(self, x: Tensor) -> None:
-        """Of `x` (P,), gives what several workers of the mesh have alike the values of the first of them."""
+        """Sets the replicated parts of `x` (P,) to the values of the first worker of the mesh that has them."""
         mesh, together = self.mesh, dict[tuple[str, ...], list[Tensor]]()
         for parameter, view in zip(self.binding.parameters, self.binding.views(x), strict=True):
             cut = {axis for _, axis in self._placed[parameter].cuts}
@@ -217,14 +217,14 @@ class WorkerPart:
 
 
 class _Place(Alone):
-    """Where a worker is along an axis that is not there yet."""
+    """A worker's position along an axis that is not connected yet."""
 
     def __init__(self, shape: AxisShape, worker: int) -> None:
         self.size, self.index = shape.size, shape.place(worker)
 
 
 class _KeptAlike:
-    """Shared parameters after whose changes something is to be done, while they are still marked as being written."""
+    """Shared parameters that call a function after each change, while they are still marked as being written."""
 
     def __init__(self, shared: Any, after: Any) -> None:
         self._shared, self._after = shared, after
@@ -240,10 +240,10 @@ class _KeptAlike:
 
 
 def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
-    """The mesh of one worker on which a model was built, if that shape divides it.
+    """The mesh of one worker on which a model was built, if the shape divides the model.
 
     Raises:
-        UsageError: it does not, or it was built otherwise.
+        UsageError: it does not, or the model was built otherwise.
     """
     mesh = placements_of(model)[0]
     meshes = {id(one.mesh) for _, one in cut_modules(model)}
@@ -264,7 +264,7 @@ def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuses one that does not go through rounds, or whose workers each measure what all of a mesh must agree on."""
+    """Rejects an algorithm without rounds, or one in which workers of a mesh could decide differently."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     if not algorithm.lockstep or needs.mailbox or needs.kind != "replicated":
         raise UsageError(
