@@ -1,4 +1,4 @@
-"""AdaptiveRevision: an asynchronous parameter server whose AdaGrad revises its steps once it knows what overlapped."""
+"""AdaptiveRevision: an asynchronous parameter server whose AdaGrad corrects steps that overlapped with late gradients."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ __all__ = ["AdaptiveRevision"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveRevision(Served):
-    """AdaptiveRevision: asynchronous workers, and servers whose AdaGrad makes up for how late each gradient comes.
+    """AdaptiveRevision: asynchronous workers, and servers whose AdaGrad compensates for each gradient's delay.
 
-    A server knows which gradients it has applied since a worker read the parameters. Where a late gradient agrees with them,
-    all of them together went too far: rates fall by that, and the steps already made are corrected. Where they contradict each
-    other, lateness does no harm, and rates stay. Without delay, and so with one worker, it is AdaGrad whose sums begin at 1.
-    Without a launcher a loop is plain PyTorch: this rule does not run.
+    A server knows which gradients it has applied since a worker read the parameters. If a late gradient agrees with them,
+    their steps together went too far: rates fall, and past steps are corrected. If they contradict each other, the delay does
+    no harm, and rates stay. Without delay, and so with one worker, it is AdaGrad whose sums start at 1. Without a launcher a
+    loop is plain PyTorch: this rule does not run.
 
-    Costs per step: a gradient sent and the parameters received by every worker, and as much again for the sum of gradients
-    that travels with them (`echo`); or a vector at the server for each version that a worker may still answer (`snapshot`).
-    Three vectors of state at the servers.
+    Costs per step: every worker sends a gradient and receives the parameters, and as much again for the sum of gradients that
+    travels with them (`echo`); or a vector at the server for each version that a worker may still answer (`snapshot`). Three
+    vectors of state at the servers.
     Clipping acts on the worker's own gradient, which is the update.
     Use when: hundreds of workers, or slow ones, make gradients hundreds of updates late, above all with sparse features.
     When N doubles: staleness doubles, and the best alpha hardly changes.
-    Not: `downpour`, whose AdaGrad takes late gradients for fresh; `parameter-server(mode=async)`, where the user's optimizer
+    Not: `downpour`, whose AdaGrad treats late gradients as fresh; `parameter-server(mode=async)`, where the user's optimizer
     applies them.
 
     Args:
-        alpha: the factor on every rate; none: the learning rate of the run, with its schedule. What suits SGD suits it, as the
-            sums begin at 1.
+        alpha: the factor on every rate; None: the learning rate of the run, with its schedule. A rate that suits SGD suits it,
+            as the sums start at 1.
         shards: servers, each with a contiguous part of the vector.
-        revision_state: who keeps the sum of gradients as it was when a worker read: the worker (`echo`) or the server
+        revision_state: where to keep the sum of gradients at a worker's read: at the worker (`echo`) or at the server
             (`snapshot`), which refuses gradients whose snapshot died with its predecessor.
-        snapshot_s: a server keeps a snapshot of its state so often.
+        snapshot_s: seconds between snapshots of a server's state.
 
-    Differs from the paper: snapshots are held per worker, so that a worker that died holds none for ever.
+    Differs from the paper: snapshots are held per worker, so that a dead worker's snapshots are freed.
 
     Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
     """
@@ -60,7 +60,7 @@ class AdaptiveRevision(Served):
         self._server()  # checks the rest
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
-        """As `parameter-server(mode=async)`: the method is the servers'."""
+        """As `parameter-server(mode=async)`; only the servers' rule differs."""
         self._server().work(replica, ports)
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:

@@ -1,4 +1,4 @@
-"""The mean gradient of all workers, and which parameters have one: those that have none on any worker make no step."""
+"""The mean gradient of all workers; parameters without a gradient on any worker make no step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["AgreedGradient"]
 
 
 class AgreedGradient:
-    """Lets all workers make one update, with the mean, of the parameters that have a gradient on any of them.
+    """Averages gradients so that all workers make the same update.
 
-    Where one has none on this worker alone, it counts as zero in the mean. Where it has none on any, the optimizer leaves it
-    out, as in plain PyTorch: no weight decay, no momentum, no state.
+    A gradient missing on this worker only counts as zero in the mean. A parameter without a gradient on any worker is skipped
+    by the optimizer, as in plain PyTorch: no weight decay, no momentum, no state.
 
-    Every worker remembers what it told the others last, which before the first step is that all parameters have gradients. A
-    number travels with each mean and says how many workers would tell something else now; only if it is not 0, all of them
-    tell each other. `SameRounds` uses the same number and exchange for rounds, equal parameters and learning rates.
+    Every worker remembers which missing gradients it last reported; before the first step, none. A number sent with each mean
+    counts the workers whose report has changed; only if it is not 0, all exchange reports. `SameRounds` uses the same number
+    and exchange for rounds, equal parameters and learning rates.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
     Args:
         replica: this worker's.
         ports: of its program.
-        by_speed: whether the workers' batches are as large as they are fast.
+        by_speed: whether batch sizes are proportional to worker speed.
 
     Attributes:
-        rounds: where all workers are.
+        rounds: checks that all workers are in the same round.
     """
 
     def __init__(self, replica: Replica, ports: Ports[ReplicatedParameters], *, by_speed: bool = False) -> None:
@@ -48,7 +48,7 @@ class AgreedGradient:
         self._agreed: Ranges = ()
 
     def steps(self) -> Iterator[int]:
-        """The replica's steps; before each, notes the parameters that all workers should have alike."""
+        """The replica's steps; before each, notes the parameters that must be equal on all workers."""
         x, shards = self._ports.shared.x, self._ports.shards
         equal = [x if shards is None else x[: shards.first]]
         for step in self._replica.steps():
@@ -56,7 +56,7 @@ class AgreedGradient:
             yield step
 
     def average(self, weight: float) -> None:
-        """The replica's gradient becomes the mean, weighted by `weight`, of all."""
+        """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
         replica = self._replica
         number = replica.samples * EXACT + self.number()
         samples, rest = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), EXACT)
@@ -64,13 +64,13 @@ class AgreedGradient:
         self.settle(rest)
 
     def number(self) -> float:
-        """This worker's number, whose sum over all workers is exact in float32, too."""
+        """This worker's number; the sum over all workers is exact even in float32."""
         replica = self._replica
         has_changed = replica.changed_outside or replica.missing != self._told
         return self.rounds.number(changed=has_changed)
 
     def settle(self, total: float) -> None:
-        """Gives the replica what all workers agree on; they first exchange it if the `total` of their numbers says so.
+        """Sets the replica's agreed missing gradients; exchanges reports first if the `total` of the numbers is not 0.
 
         Raises:
             UsageError: some workers have left out a step, or parameters or learning rates differ.

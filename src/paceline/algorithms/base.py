@@ -1,4 +1,4 @@
-"""What every algorithm is: a frozen dataclass with one worker program."""
+"""The base class of algorithms: a frozen dataclass with one worker program."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Closures = Literal["in place", "in rounds", "on a copy", "once"]
 class Algorithm:
     """How workers agree on parameters. Subclasses are immutable data plus `work`, written in the order of the paper."""
 
-    #: What may happen to a worker without ending the training of the others: "kill", "straggler".
+    #: Faults of a worker that the others survive: "kill", "straggler".
     tolerates: ClassVar[tuple[str, ...]] = ()
     #: Whether all workers make one update together, each from its share of the round's batches.
     lockstep: ClassVar[bool] = False
-    #: Whether every worker gets every batch, in the same order, as those do that have a part of the model each.
+    #: Whether every worker gets every batch, in the same order, as workers with different parts of the model do.
     same_batches: ClassVar[bool] = False
-    #: The most workers it can use; None: any number.
+    #: Maximum number of workers; None: any number.
     max_workers: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
@@ -40,60 +40,60 @@ class Algorithm:
 
     @property
     def needs(self) -> Needs:
-        """What `work` asks of its ports: the kind of shared parameters, collectives, messages, servers."""
+        """The ports that `work` uses: the kind of shared parameters, collectives, messages, servers."""
         raise TypeError(f"{type(self).__name__} must say what it needs")
 
     @property
     def patience_s(self) -> float:
-        """How long a peer may be silent before it counts as lost; a method that goes on without it takes it back later."""
+        """How long a peer may be silent before it counts as lost; asynchronous methods take it back later."""
         return 5.0
 
     @property
     def default_learning_rate(self) -> float | None:
-        """The rate of a training that names none; None: the task's own, which suits SGD."""
+        """The default learning rate; None: the task's own, which suits SGD."""
         return None
 
     @property
     def overrides(self) -> str:
-        """A sentence where the method leaves out what the user has said about the optimizer, though it need not; or empty."""
+        """A sentence if the method overrides the user's optimizer settings; or empty."""
         return ""
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """A sentence where these arguments are possible and likely not what is meant; or empty.
+        """A sentence if these arguments are valid but likely a mistake; or empty.
 
-        `delay` is what the program has chosen; None: it has chosen nothing yet.
+        `delay` is the delay that the program has chosen; None: not yet.
         """
         return ""
 
     def warn(self, num_workers: int, stacklevel: int = 3) -> None:
-        """Warns of what it overrides, if anything, and of arguments that are likely not meant."""
+        """Warns of overridden settings and of arguments that are likely a mistake."""
         for sentence, category in ((self.overrides, OverrideWarning), (self.caution(num_workers), AlgorithmWarning)):
             if sentence:
                 warnings.warn(sentence, category, stacklevel=stacklevel)
 
     def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
-        """What a result says of this method only; `delay` is what its program has chosen (`Counts.delay`)."""
+        """Results specific to this method; `delay` is the delay that its program has chosen (`Counts.delay`)."""
         return {}
 
     def note(self, num_workers: int) -> str:
-        """A sentence for the run's result, as where so many workers leave chosen options without effect; or empty."""
+        """A sentence for the run's result, such as on options without effect at this number of workers; or empty."""
         return ""
 
     def lost_with(self, workers: Sequence[int]) -> str:
-        """A sentence on what is lost with workers that have died, beside their last gradients; or empty."""
+        """A sentence on what dead workers take with them besides their last gradients; or empty."""
         return ""
 
     @property
     def gossip(self) -> bool:
-        """Whether every worker has a model of its own, and the run's is their mean; versions are then each worker's own."""
+        """Whether every worker has its own model and versions, and the run's model is their mean."""
         return self.needs.own_models
 
     @property
     def in_rounds(self) -> bool:
-        """Whether all workers take part in every round, and so end, and are checkpointed, after the same one.
+        """Whether all workers take part in every round, and so end and are checkpointed after the same one.
 
-        A checkpoint needs the parts of all of them: rounds depend on the number of workers, and workers that have the same
-        batches each have a part of the model.
+        A checkpoint needs all workers' parts: rounds depend on the number of workers, and workers with the same batches each
+        have a part of the model.
         """
         return self.lockstep or self.same_batches
 
@@ -104,7 +104,7 @@ class Algorithm:
 
     @property
     def by_speed(self) -> bool:
-        """Whether each worker's batch of a round is as large as it is fast; `Replica.shares` says how large."""
+        """Whether batch sizes are proportional to each worker's speed; `Replica.shares` has the sizes."""
         return False
 
     @property
@@ -114,17 +114,17 @@ class Algorithm:
 
     @property
     def clips_before_the_mean(self) -> bool:
-        """Whether an update is a mean of several workers' gradients, each as its worker's loop has left it, clipped or not."""
+        """Whether loops clip their own gradients before several workers' gradients are averaged."""
         return self.together and not self.averages_in_backward
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """Whether a loop may have several optimizers; programs that send messages know of one."""
+        """Whether a loop may have several optimizers; programs that send messages support only one."""
         return not self.needs.mailbox
 
     @property
     def splits_update(self) -> bool:
-        """Whether a worker makes a part of the update only, and sees no more of the mean gradient and the state."""
+        """Whether a worker makes only a part of the update, and has only that part of the mean gradient and the state."""
         return False
 
     def closures(self, num_workers: int) -> Closures:
@@ -135,11 +135,11 @@ class Algorithm:
 
     @property
     def takes_shards(self) -> bool:
-        """Whether a layout may cut parameters over groups of workers: the program averages shards across groups."""
+        """Whether a layout may shard parameters over groups of workers: the program averages shards across groups."""
         return False
 
     def weighting(self, num_workers: int) -> str:
-        """The option by which each gradient has a factor of its own, which only a linear optimizer can follow; or empty."""
+        """The option that scales each gradient separately, which needs a linear optimizer; or empty."""
         return ""
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
@@ -150,7 +150,7 @@ class Algorithm:
 
     @property
     def lets_gradients_wait(self) -> bool:
-        """Whether a gradient may be applied in a later update than the one that it came for."""
+        """Whether a gradient can be applied in a later update than its own."""
         return False
 
     def check(self, num_workers: int) -> None:

@@ -1,4 +1,4 @@
-"""The mean gradient through a codec: buckets are coded and sent while backward still computes."""
+"""The mean gradient through a codec: codes and sends buckets while backward still computes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["work_coded"]
 def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Codec, *, by_speed: bool = False) -> None:
     """x: this worker's parameters (P,), g: its gradient, which becomes the decoded mean of all.
 
-    A step of several backward passes codes after each of them what has come out so far plus the new gradient; what a codec
-    keeps back of one pass goes into the next. Within `worker.accumulate()` passes only add up, and are coded once.
+    A step of several backward passes codes, after each pass, the decoded mean so far plus the new gradient; the error feedback
+    of one pass goes into the next. Within `worker.accumulate()` passes only add up, and are coded once.
     """
     shared = ports.shared
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
@@ -40,16 +40,16 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
 
 
 class _CodedGradient:
-    """sum_k w_k g_k / sum_k w_k, w_k: worker k's samples; each bucket by itself.
+    """sum_k w_k g_k / sum_k w_k, w_k: worker k's samples; separately for each bucket.
 
     The last bucket's number is that of `AgreedGradient`.
 
-    A codec that remembers is told beforehand what all weigh, by one small all-reduce, so that what it has kept back counts as
-    much as it was worth also in a round in which some have no batch, or a smaller one. So it begins when backward has ended,
-    and so does one whose bits depend on how large all workers' gradients are (`CodedMean.fit`).
+    A codec with error feedback first gets all workers' weights, by one small all-reduce, so that its feedback keeps its weight
+    in rounds in which some have no batch or a smaller one. So it starts only after backward, and so does a codec whose bits
+    depend on the size of all workers' gradients (`CodedMean.fit`).
 
-    Where a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that
-    all scalers skip the step and lower their scale; what codecs remember is then as it was before the step.
+    If a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that all
+    scalers skip the step and lower their scale; the error feedback is then restored to before the step.
 
     Attributes:
         coded: the buckets' means.
@@ -72,7 +72,7 @@ class _CodedGradient:
         self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
 
     def begin(self, bucket: torch.Tensor) -> None:
-        """Codes a bucket (n,), and starts averaging it in place; with a codec that waits for all, notes it."""
+        """Codes a bucket (n,) and starts averaging it in place; only queues it if the codec waits for all workers."""
         self.coded.skips = self._replica.scaled
         if self.coded.tuner.wants_size:
             self.coded.keep()
@@ -87,19 +87,19 @@ class _CodedGradient:
     def _start(self, bucket: torch.Tensor, total: float | None) -> None:
         self._num_left -= bucket.numel()
         said = 0.0
-        if bucket.numel() and not self._num_left:  # by now it is known which parameters have gradients
+        if bucket.numel() and not self._num_left:  # missing gradients are known by now
             said = self._gradient.number()
         number, weight = len(self._under_way), self._replica.samples
         self._under_way.append(self.coded.start(number, bucket, weight, said, first=self._num_left, total=total))
 
     def finish(self) -> None:
-        """Adds up this worker's pieces of all buckets, in their order, and waits for the means."""
+        """Adds up this worker's pieces of all buckets, in order, and waits for the means."""
         total = None
         if self._weighed is not None:
             self._weighed.wait()
             self._weighed = None
             total, num_scaled = self._known.tolist()
-            if num_scaled:  # this worker, perhaps without a batch, may have to skip the step with them
+            if num_scaled:  # even a worker without a batch may have to skip the step with them
                 self.coded.keep()
             self.coded.leaves_out = bool(self._replica.missing)
         if self._waiting:
@@ -116,7 +116,7 @@ class _CodedGradient:
         self._leave_out(self._replica.missing)
 
     def _leave_out(self, missing: Ranges) -> None:
-        """Parameters without a gradient on any worker: what codecs have made of them is not applied."""
+        """Resets what codecs have made of parameters without a gradient on any worker."""
         self.coded.leave_out(missing)
         end = self._num_elements
         for bucket in self._waiting:

@@ -1,4 +1,4 @@
-"""DiLoCo and Streaming DiLoCo: local steps, and an outer optimizer that steps with the mean of what they have changed."""
+"""DiLoCo and Streaming DiLoCo: local steps, and an outer optimizer that steps with the mean of the workers' changes."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ __all__ = ["DiLoCo"]
 class DiLoCo(Algorithm):
     """DiLoCo: H local steps, then an outer optimizer steps with the mean of all workers' changes, in lockstep.
 
-    With `fragments` and `delay` it is Streaming DiLoCo: the tensors leave in parts, one after the other, and a part's outer
-    step is merged `delay` steps after it left. A merge keeps `local_weight` of what a worker has learnt meanwhile and drops
-    the rest, which leaves 1 - (1 - local_weight) delay / period of the progress: the result's `progress_factor`.
+    With `fragments` and `delay` it is Streaming DiLoCo: fragments of the parameters are sent one after the other, and a
+    fragment's outer step is merged `delay` steps after its departure. A merge keeps `local_weight` of a worker's progress
+    meanwhile and drops the rest, which leaves 1 - (1 - local_weight) delay / period of it: the result's `progress_factor`.
 
-    Costs per step: 1/H of an all-reduce of the parameters, with a delay beside the computation; on every worker the outer
-    parameters and their momentum, and two copies of each fragment under way.
-    Clipping acts on the worker's own gradient, which its own model takes.
+    Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation if there is a delay; on every
+    worker the outer parameters and their momentum, and two copies of each fragment under way.
+    Clipping acts on the worker's own gradient, before its local step.
     Use when: links are slow, as between sites: with 100 local steps a hundredth of the traffic of all-reduce.
     Not: `local-sgd`, which has no outer optimizer (`outer=sgd(rate=1)`); `da-sgd`, which merges late averages of the models.
 
     Args:
         period: H, steps between two averages of a fragment.
         outer: the outer optimizer, `sgd` or `nesterov`. Its best rate rises with the number of workers and with H.
-        fragments: P, parts that leave one after the other, H / P steps apart.
+        fragments: P, parts that are sent one after the other, H / P steps apart.
         delay: tau, steps from a fragment's departure to its merge, fewer than H / P; `auto` measures a step and an average,
-            and takes the smallest that hides it, the same on all workers.
+            and takes the smallest delay that hides the average, the same on all workers.
         local_weight: alpha, of the worker's own parameters in the merge.
-        codec: what the changes look like on their way, such as `qsgd(bits=4)`: see `all-reduce`.
+        codec: compresses the changes, such as `qsgd(bits=4)`: see `all-reduce`.
 
-    Differs from the paper: fragments are whole tensors, dealt so that all are about as large, as a flat vector knows no
-    layers. Changes are quantised only where `codec` says so, and not to floats of 4 bits. The model that is evaluated, and
-    that the run ends with, is the mean of the workers' models, which is the outer model after every merge without a delay;
-    later it has their local steps, too. The local optimizer's state, such as momentum, stays each worker's own. One launched
-    worker makes outer steps as well, by a fixed delay late; `auto` is then 0. Without a launcher a loop is plain PyTorch: the
-    outer optimizer does not run.
+    Differs from the paper: fragments are whole tensors, grouped to similar sizes, as a flat vector has no layers. Changes are
+    quantised only by `codec`, and not to 4-bit floats. Evaluation and the final result use the mean of the workers' models:
+    right after every merge without a delay that is the outer model; later it includes their local steps. The local optimizer's
+    state, such as momentum, stays each worker's own. A single launched worker makes outer steps too, late by a fixed delay;
+    `auto` is then 0. Without a launcher a loop is plain PyTorch: the outer optimizer does not run.
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv:2311.08105,
         Algorithm 1; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, Algorithm 2.
@@ -93,7 +92,7 @@ class DiLoCo(Algorithm):
         return progress_of(self.period, delay, self.local_weight)
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """Where merges drop most of the local steps; a lone worker's, too."""
+        """A warning if merges drop most of the local steps, also a lone worker's."""
         if self.delay != "auto":
             return slow_progress(self.progress_factor(self.delay))
         said = slow_progress(self.progress_factor(delay)) if delay is not None else ""
@@ -104,7 +103,7 @@ class DiLoCo(Algorithm):
         return {"delay": delay, "progress_factor": self.progress_factor(delay)}
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """Fragments leave in turn; `delay` steps later the outer optimizer steps with the mean of their changes."""
+        """Sends fragments in turn; `delay` steps later the outer optimizer steps with the mean of their changes."""
         averages = Averages(
             replica,
             ports,

@@ -1,4 +1,4 @@
-"""Rounds within a step, in which the optimizers of all workers evaluate their closures."""
+"""Rounds within a step in which all workers' optimizers evaluate their closures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Evaluations:
     """Lets the optimizers of equal replicas evaluate their closures several times per step.
 
     Equal parameters, losses and gradients make all optimizers decide alike. Before each evaluation, and at the end of a step,
-    the workers check that all do the same.
+    the workers check that they agree.
 
     Costs: per evaluation, what a gradient of the method costs, and two small all-reduces.
 

@@ -1,8 +1,8 @@
 """The engine of local-sgd, da-sgd and diloco: local steps, and averages of fragments, which may arrive some steps late.
 
-A fragment is some of the parameters. A flight is its average under way: there is no second thread, as the operation makes
-progress by itself. Which fragment leaves when follows from the number of steps, so that all workers start the same operations
-in the same order.
+A fragment is a subset of the parameters. A flight is its average under way, without a second thread: the operation progresses
+by itself. The step number alone decides which fragment departs, so that all workers start the same operations in the same
+order.
 
 Shapes: x: (P,), n elements of a fragment.
 """
@@ -37,12 +37,12 @@ __all__ = ["Averages", "Flight", "Fragment", "Schedule", "cut", "train"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When which fragment leaves.
+    """When each fragment departs.
 
     Args:
         period: H, steps between two departures of a fragment.
         delay: steps from a departure to the merge; "auto": not known yet.
-        num_fragments: they leave one after the other, evenly spread over the period.
+        num_fragments: they depart one after the other, evenly spread over the period.
     """
 
     period: int
@@ -50,7 +50,7 @@ class Schedule:
     num_fragments: int = 1
 
     def leaving(self, k: int) -> list[int]:
-        """The fragments that leave after step `k`, which counts from 1.
+        """The fragments that depart after step `k`, counted from 1.
 
         >>> [Schedule(4, num_fragments=2).leaving(k) for k in (1, 2, 3, 4)]
         [[], [1], [], [0]]
@@ -60,12 +60,12 @@ class Schedule:
 
 
 class Fragment(NamedTuple):
-    """Some elements of the flat vector, in their order there."""
+    """Some elements of the flat vector, in order."""
 
     ranges: Ranges
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its elements of `x` (P,): a view where they lie together, else a copy."""
+        """Its elements of `x` (P,): a view if they are contiguous, else a copy."""
         parts = [x[begin:end] for begin, end in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -78,7 +78,7 @@ class Fragment(NamedTuple):
 
 
 def cut(ranges: Ranges, num_elements: int, num_fragments: int) -> list[Fragment]:
-    """Whole tensors dealt to fragments: the largest first, each to the fragment that is the smallest so far.
+    """Distributes whole tensors over fragments: the largest first, each to the smallest fragment so far.
 
     >>> [one.ranges for one in cut(((0, 50), (50, 60), (60, 100)), 100, 2)]
     [((0, 50),), ((50, 60), (60, 100))]
@@ -103,7 +103,7 @@ def cut(ranges: Ranges, num_elements: int, num_fragments: int) -> list[Fragment]
 
 
 def layouts(fragments: list[Fragment], replica: Replica) -> list[Layout]:
-    """What the fragments' vectors (n,) are made of: one fragment is the whole flat vector, with what lies between tensors."""
+    """The layouts of the fragments' vectors (n,); a single fragment is the whole flat vector, padding included."""
     if len(fragments) == 1:
         return [Layout(replica.ranges, replica.shapes, is_padded=True)]
     shapes = dict(zip(replica.ranges, replica.shapes, strict=True))
@@ -119,7 +119,7 @@ class Flight(NamedTuple):
     """A fragment whose average is under way."""
 
     fragment: int
-    sent: torch.Tensor  # (n,), what this worker gave to the average
+    sent: torch.Tensor  # (n,), this worker's contribution
     due: int  # the step after which it is merged
     mean: MeanUnderWay
 
@@ -130,12 +130,12 @@ class Averages:
     Args:
         replica: this worker's.
         ports: this worker's.
-        schedule: when which leaves.
-        make_rule: makes the method's rule, given a function that returns the fragments of parameters that all workers have.
-        most_delay: the longest that "auto" may choose.
-        codec: what fragments look like on their way; the rule should send what shrinks.
-        of_changes: whether changes are averaged, for an outer optimizer, which steps for a lone worker, too; else models.
-        caution: what to warn of where "auto" has chosen, by the number of workers and the delay.
+        schedule: when each fragment departs.
+        make_rule: makes the method's rule, given a function that returns the fragments that all workers have in common.
+        most_delay: the longest delay that "auto" may choose.
+        codec: compresses fragments; the rule should send vectors that shrink.
+        of_changes: whether to average changes, for an outer optimizer, which also steps for a lone worker; else models.
+        caution: makes the warning for a delay chosen by "auto", from the number of workers and the delay.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class Averages:
 
     @property
     def delay(self) -> int:
-        """By how many steps averages are late; 0 for a lone worker, and as long as it is not chosen."""
+        """By how many steps averages are late; 0 for a lone worker, and until it is chosen."""
         return int(self._schedule.delay) if self._is_on else 0
 
     def _is_as_kept(self, kept: dict[str, Any]) -> bool:
-        """Whether a checkpoint is of this method and schedule; `auto` goes on with the delay that was chosen."""
+        """Whether a checkpoint is of this method and schedule; `auto` keeps the delay that was chosen."""
         period, delay, num_fragments = astuple(self._schedule)
         schedule = kept.get("schedule")
         if schedule is None and "of_changes" not in kept:  # another method's
@@ -204,7 +204,7 @@ class Averages:
         return [fragment.of(x) for fragment in self._fragments]
 
     def _common(self) -> list[torch.Tensor]:
-        """Fragments that all workers have: at the beginning their own; where another method has begun the run, their mean."""
+        """The fragments common to all workers: initially their own; if another method began the run, their mean."""
         x, collectives = self._ports.shared.x, self._ports.collectives
         if self._kept is None and self._ports.shared.version and not self._only_time:
             assert collectives is not None
@@ -295,9 +295,9 @@ class Averages:
         return self._fragments[index].of(self._ports.shared.x)
 
     def drain(self) -> None:
-        """Waits for what is under way, so that no worker leaves others alone with it.
+        """Waits for averages under way, so that no worker abandons the others in one.
 
-        It is not merged: a run that goes on from here merges it when it is due, as this one would have.
+        They are not merged: a resumed run merges them when they are due, as this one would have.
         """
         with suppress(RunStopped):
             for flight in self._flights:
@@ -317,7 +317,7 @@ class Averages:
         }
 
     def _load(self, kept: dict[str, Any]) -> None:
-        """Goes on from `kept`: what was under way is sent once more, as every worker gives the same to it as before."""
+        """Restores `kept`, and sends the averages under way again, with the same vectors as before."""
         self._rule.load(kept["rule"])
         self._means.load(kept["means"])
         for one in kept["flights"]:
@@ -344,8 +344,7 @@ def train(
 ) -> None:
     """One worker's program. x: its parameters (P,), k: steps made.
 
-    The first `warmup_steps` average every gradient instead. `rate_factor` says what the learning rate is multiplied by with a
-    delay.
+    The first `warmup_steps` average every gradient instead. `rate_factor` maps a delay to a factor on the learning rate.
     """
     shared = ports.shared
     gradient = AgreedGradient(replica, ports)
@@ -356,7 +355,7 @@ def train(
             replica.gradient(at=shared.x, version=k)
             if warms_up:
                 gradient.average(weight=replica.samples)
-            if warms_up or replica.samples:  # alone and without a batch, a worker makes no step
+            if warms_up or replica.samples:  # without a batch, a worker makes no local step
                 with shared.writing():
                     replica.apply(to=shared.x, scale=rate_factor(averages.delay))
             if not warms_up:

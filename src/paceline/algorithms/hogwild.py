@@ -1,4 +1,4 @@
-"""Hogwild!: everyone reads and writes the shared parameters at the same time, without any lock."""
+"""Hogwild!: all workers read and write the shared parameters at the same time, without locks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Hogwild"]
 class Hogwild(Algorithm):
     """Hogwild!: racing component-wise updates of one shared vector.
 
-    Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. Views may
+    Costs per step: nothing beyond the user's own step, except that the caches of all workers hold the same vector. Views can
     be torn: partly older, partly newer than their version says.
     Clipping acts on the worker's own gradient, which is the update.
     Use when: gradients are sparse, or steps are long compared to updates.
@@ -27,11 +27,11 @@ class Hogwild(Algorithm):
     Args:
         reads: compute the gradient on the `live` vector (it may change under the forward pass) or on a private `copy`. If a
             loop moves parameters during a step, its worker switches to a copy, with a warning.
-        step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
+        step_size: factor on each gradient by its staleness; works with SGD, not with Adam.
 
-    Differs from the paper: it assumes that each addition to a component is atomic. Here an update is a vectorised
-    read-modify-write: of two workers that write one component at the same instant, one addition can be lost. The update is as
-    dense as the gradient; `paceline.sklearn` has kernels that write the components of a sparse example alone.
+    Differs from the paper: the paper assumes that each addition to a component is atomic. Here an update is a vectorised
+    read-modify-write: if two workers write one component at the same instant, one addition can be lost. The update is as
+    dense as the gradient; `paceline.sklearn` has kernels that write only the components of a sparse example.
 
     Reference: Niu et al., "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", 2011,
         arXiv:1106.5730, Algorithm 1. `reads=copy` is HOG of Bäckström et al., 2021, arXiv:2102.09032.

@@ -22,7 +22,7 @@ __all__ = ["Leashed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Leashed(Algorithm):
-    """Leashed-SGD: compute in place on an immutable vector, publish a new one, try again if somebody was faster.
+    """Leashed-SGD: compute in place on an immutable vector, publish a new one, retry if another worker was faster.
 
     A published vector is never written again, so every gradient is computed at one consistent version, without a copy. Updates
     are totally ordered by the compare-and-swap that publishes them; one fails only because another succeeded.
@@ -34,11 +34,11 @@ class Leashed(Algorithm):
     Not: `hogwild`, whose views may be torn and whose racing writes may cancel.
 
     Args:
-        persistence: T_p, how many lost races a worker makes up for before it drops its gradient. None: it never gives up;
-            0: one attempt only, so that nothing is added to the staleness after the gradient is ready. With a number, only SGD
-            without momentum is possible: other optimizers would keep dropped gradients in their state.
+        persistence: T_p, how many lost races a worker retries before it drops its gradient. None: it never gives up; 0: a
+            single attempt, so that staleness does not grow after the gradient is ready. Only SGD without momentum allows a
+            number: other optimizers would keep dropped gradients in their state.
         backoff: wait between attempts, in update times.
-        step_size: factor on each gradient by its staleness when it is first tried; SGD can follow, and Adam cannot.
+        step_size: factor on each gradient by its staleness at the first attempt; works with SGD, not with Adam.
 
     Differs from the paper: vectors are recycled in a fixed pool (version-tagged head, one hazard word per worker) instead of
     freed; a retry re-publishes the newest vector plus the update that the optimizer made on the first attempt, so that an
@@ -62,7 +62,7 @@ class Leashed(Algorithm):
         return self.step_size.option
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
-        """An update that is given up must not stay in the optimizer's state."""
+        """With a persistence, a dropped update must not stay in the optimizer's state."""
         super().check_optimizers(optimizers, num_workers)
         if self.persistence is not None and num_workers > 1:
             check_stateless(optimizers, f"leashed(persistence={self.persistence})")

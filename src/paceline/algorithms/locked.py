@@ -29,10 +29,10 @@ class Locked(Algorithm):
     Args:
         kind: `mutex`, or `rwlock`: a read-write lock with writer preference, under which copies do not exclude each other.
         backoff: with a back-off, workers do not queue: they try the lock and wait that long after each failure.
-        step_size: factor on each gradient by its staleness; SGD can follow, and Adam cannot.
+        step_size: factor on each gradient by its staleness; works with SGD, not with Adam.
 
-    Differs from the paper: any optimizer steps under the lock, not plain SGD alone. A back-off and a factor by staleness are
-    options; left alone, workers queue at the lock, as published.
+    Differs from the paper: any optimizer can step under the lock, not only plain SGD. Back-off and a factor by staleness are
+    optional; by default workers queue at the lock, as published.
 
     Reference: AsyncSGD of Bäckström et al., 2021, arXiv:2102.09032; the read-write lock after Ek, "Asynchronous Parallel
         Stochastic Gradient Descent", Chalmers 2021.

@@ -1,7 +1,6 @@
-"""What is averaged of a worker's fragment, and what the fragment becomes when the mean arrives, perhaps some steps late.
+"""The vector that a worker sends for a fragment, and how the mean is merged when it arrives, possibly some steps late.
 
-Shapes: x, sent, mean: (n,), elements of one fragment. Where parameters are of a half type, means are made and merged in
-float32.
+Shapes: x, sent, mean: (n,), elements of one fragment. Means of half types are computed and merged in float32.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _WHAT = "the last average"
 
 
 class Rule(Protocol):
-    """A method's own part of the engine.
+    """The method-specific part of the engine.
 
     Attributes:
-        sends_a_copy: whether what is sent is the fragment itself, of which a copy has to be made.
-        moved_out: vectors that are read and written to make what is sent, beside that copy.
-        moved_in: the same of the merge, beside the copy of its result to the parameters.
+        sends_a_copy: whether the fragment itself is sent, and so must be copied.
+        moved_out: vectors read and written to make the sent vector, besides that copy.
+        moved_in: vectors read and written by the merge, besides copying its result to the parameters.
     """
 
     sends_a_copy: bool
@@ -48,11 +47,11 @@ class Rule(Protocol):
     moved_in: float
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
-        """What is averaged (n,): `x` itself, or a new vector."""
+        """The vector to average (n,): `x` itself, or a new vector."""
         ...
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """What `x` becomes (n,), `sent` being what this worker has sent, and `mean` that of all, which may be overwritten."""
+        """The merged `x` (n,), from this worker's `sent` vector and the `mean` of all, which may be overwritten."""
         ...
 
     def common(self, fragment: int) -> list[torch.Tensor]:
@@ -60,16 +59,16 @@ class Rule(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What must outlive the worker."""
+        """The state for a checkpoint."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
+        """Restores `state`."""
         ...
 
 
 class MeanOfModels:
-    """Parameters are averaged: of local SGD, DaSGD and CoCoD-SGD.
+    """Averages parameters: for local SGD, DaSGD and CoCoD-SGD.
 
     Args:
         merge: "paper": local_weight * x + (1 - local_weight) * mean; "corrected": x + (1 - local_weight) * (mean - sent);
@@ -105,13 +104,13 @@ class MeanOfModels:
 
 
 class OfChanges:
-    """Averages of models of which the changes since the last mean travel: what a codec drops of them shrinks with them.
+    """Averages models by sending the changes since the last mean, so that codec errors shrink with the changes.
 
     Costs: the last mean, on every worker.
 
     Args:
-        rule: what becomes of the models.
-        anchors: by fragment, the parameters (n,) that all workers had at last.
+        rule: merges the models.
+        anchors: by fragment, the last parameters (n,) that all workers had in common.
     """
 
     sends_a_copy = False
@@ -143,13 +142,13 @@ class OfChanges:
 
 
 class OuterStep:
-    """Changes since the last merge are averaged, and an outer optimizer steps with their mean: of DiLoCo.
+    """Averages changes since the last merge; an outer optimizer steps with their mean: for DiLoCo.
 
-    Costs: the outer parameters, and their momentum if there is one, on every worker: all are equal.
+    Costs: the outer parameters, and their momentum if there is one, equal on every worker.
 
     Args:
         outer: the optimizer.
-        local_weight: alpha, of what the worker has come to since it sent its change.
+        local_weight: alpha, of the worker's own parameters in the merge.
         anchors: by fragment, the outer parameters (n,) at its last merge, from which changes are counted.
     """
 
@@ -181,7 +180,7 @@ class OuterStep:
         return {"anchors": list(self._anchors), "momenta": momenta}
 
     def load(self, state: dict[str, Any]) -> None:
-        """As of `Rule`.
+        """Restores `state`.
 
         Raises:
             UsageError: it is of another model.
@@ -196,12 +195,12 @@ class OuterStep:
 
 
 def rule_of_models(rule: MeanOfModels, codec: Codec, common: Callable[[], list[torch.Tensor]]) -> Rule:
-    """The rule itself where models travel as they are; with a codec, of their changes since the parameters of `common`."""
+    """The rule itself without a codec; with a codec, one that sends changes since the parameters of `common`."""
     return rule if isinstance(codec, NoCodec) else OfChanges(rule, common())
 
 
 def progress_of(period: int, delay: int, local_weight: float) -> float:
-    """Which share of the local steps is still there after a merge that weighs a worker's newest parameters `local_weight`.
+    """The share of the local steps that a merge keeps if it weighs a worker's newest parameters by `local_weight`.
 
     >>> progress_of(period=4, delay=1, local_weight=0.25), progress_of(period=4, delay=4, local_weight=0.0)
     (0.8125, 0.0)
@@ -219,7 +218,7 @@ def refuse_no_progress(factor: float) -> None:
 
 
 def slow_progress(factor: float, rate_factor: float = 1.0) -> str:
-    """A warning where less than half of the progress is left, or steps are as much longer; else nothing."""
+    """A warning if merges keep less than half of the progress, or steps are lengthened accordingly; else empty."""
     if factor >= 0.5:
         return ""
     made_up = (

@@ -1,4 +1,4 @@
-"""What the workers of a placed model do: each steps on its own part. A layout, and no way of agreeing on parameters."""
+"""The algorithm of a placed model: each worker steps on its own part. It is a layout; parameters need no synchronization."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Placed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Placed(Algorithm):
-    """Every worker computes and trains a part of one model; `launch(plan=...)` chooses it, and no one else can.
+    """Every worker computes and trains a part of one model; only `launch(plan=...)` can choose it.
 
-    All workers have the same batches in the same order. The parameters are one vector, of which each worker writes the
-    elements of its own part. Worker 0 records the steps; the others record theirs without samples, as theirs are the same.
+    All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of its
+    own part. Worker 0 records the steps; the others record theirs without samples, since the batches are the same.
 
     Costs per step: the plan's transfers.
     """

@@ -44,30 +44,30 @@ UNEQUAL_EVALUATIONS = (
 
 
 class SameRounds:
-    """Sees, where all workers meet, that they have been through as many rounds of batches, and made as many steps.
+    """Checks, whenever all workers meet, that they have gone through the same rounds of batches and made as many steps.
 
-    A loop that goes on to its next batch without a step, as by `continue` after `backward`, cannot be told from one that
-    accumulates gradients, as long as one looks at its worker alone. Where all do the same, it is right either way: their steps
-    stay together. Where some do and others do not, the steps that meet are from then on of different rounds: under
-    `all-reduce`, whose means are made as `backward` returns, one worker even leaves out an update that all others make. So
-    that is refused where they meet next, on all of them. A loop that fetches its batches by itself has no rounds: only its
-    steps count.
+    Seen from one worker, a loop that skips a step, as by `continue` after `backward`, looks like one that accumulates
+    gradients. If all workers do the same, both are fine: their steps stay together. If only some do, later meetings combine
+    steps of different rounds: under `all-reduce`, which averages as `backward` returns, one worker even leaves out an update
+    that all others make. So the next meeting raises an error on all workers. A loop that fetches its own batches has no
+    rounds: only its steps count.
 
-    Every worker expects that the others do what followed last time after as many meetings within one step, so that
-    accumulation is no surprise. A number that travels anyway says how many are surprised; only then all tell where they are.
+    Every worker expects the others to repeat what followed last time after as many meetings within one step, so that
+    accumulation causes no exchange. A number that is sent anyway counts the workers whose expectation failed; only then all
+    report where they are.
 
     Vectors that should be equal on all workers (`note`) are compared, too. In the first 10 rounds and then in every 100th,
     the number carries 8 bits of their digest: fewer above 255 workers, and none above 2,895. If the sum shows that another
-    worker's digest differs, all tell each other at the next meeting. If the vectors differ by rounding, as between machines
+    worker's digest differs, all report theirs at the next meeting. If the vectors differ by rounding, as between machines
     with different processors, all continue with worker 0's, with one warning; any other difference ends the run.
 
-    Workers also tell whether their loops pass a closure to `step`: all must, or none.
+    Workers also report whether their loops pass a closure to `step`: all must, or none.
 
     Costs: a pass over memory for each digest; if a worker is surprised, one all-reduce of five numbers per worker.
 
     Attributes:
-        has_closure: whether they do, by the last exchange.
-        is_evaluating: the workers meet within a step, where their optimizers evaluate closures.
+        has_closure: whether they pass one, by the last exchange.
+        is_evaluating: the workers meet within a step to evaluate closures.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
@@ -109,14 +109,14 @@ class SameRounds:
         """This worker's number; `heard` reads the sum over all workers, which is below `EXACT`.
 
         Args:
-            changed: whether this worker has something else to tell.
+            changed: whether this worker has something else to report.
         """
         base = 1 + self._ports.num_workers
         tells = self._surprised() or self._differs or changed
         return float(tells + base * self._digest)
 
     def heard(self, total: float) -> int:
-        """How many workers have something to tell, from the `total` of all numbers."""
+        """How many workers have something to report, from the `total` of all numbers."""
         digests, num_telling = divmod(round(total), 1 + self._ports.num_workers)
         self._differs = digests != self._ports.num_workers * self._digest
         if self._digest and not self._differs:
@@ -124,7 +124,7 @@ class SameRounds:
         return num_telling
 
     def _surprised(self) -> bool:
-        """Whether this worker comes to the present meeting otherwise than all have agreed to expect."""
+        """Whether this worker reaches the present meeting in another way than expected."""
         if self._replica.round is None:
             return False
         self._look()
@@ -153,10 +153,10 @@ class SameRounds:
         return float(sum(map(_sum_of_words, self._vectors)) % _DIGESTS), float(self._replica.rates)
 
     def check(self, places: torch.Tensor, since: int | None = None) -> None:
-        """Looks at what all have told; `since`: the last step of which all are known to have made it.
+        """Compares all workers' reports; `since`: the last step that all are known to have made.
 
         Raises:
-            UsageError: they are not at the same place, and the message says who has left out which step; or replicas differ
+            UsageError: the workers are at different places (names the workers and the steps they left out), or replicas differ
                 by more than rounding.
         """
         rounds, steps, digests, rates, closures = (row.tolist() for row in places.view(5, -1))
@@ -190,7 +190,6 @@ class SameRounds:
             warnings.warn(_ONLY_ROUNDED.format(step=self._replica.step), AlgorithmWarning, stacklevel=2)
 
     def _of_first(self, vector: torch.Tensor) -> torch.Tensor:
-        """Worker 0's."""
         return self._add_up(torch.zeros_like(vector) if self._ports.worker_id else vector.clone())
 
     def _add_up(self, vector: torch.Tensor) -> torch.Tensor:
@@ -199,7 +198,7 @@ class SameRounds:
         return vector
 
     def met(self) -> None:
-        """The meeting is over, and all were where they were expected, or at the same place."""
+        """Ends a meeting at which all workers were where expected, or at the same place."""
         if self._replica.round is not None:
             self._followed[self._meetings] = self._since
             self._meetings = 0 if self._since[1] else self._meetings + 1
@@ -207,7 +206,7 @@ class SameRounds:
             self._round, self._step = self._replica.round, self._replica.step
 
     def meet(self, *, steps: bool = False) -> None:
-        """All tell where they are, and whether they step, where those that are elsewhere would call other operations next.
+        """All workers report their place, and whether they step, before operations that would not match elsewhere.
 
         Raises:
             UsageError: as of `check`.
@@ -218,7 +217,7 @@ class SameRounds:
             self.met()
 
     def meet_after(self, total: float) -> None:
-        """Meets with nothing else to tell: if the numbers' `total` shows a surprised worker, all tell where they are.
+        """Ends a meeting with nothing else to report; if the numbers' `total` is not as expected, all report their places.
 
         Raises:
             UsageError: as of `check`.
@@ -227,7 +226,7 @@ class SameRounds:
         self.met()
 
     def tell_if(self, total: float) -> None:
-        """Where the numbers' `total` arrives later, and `met` was called as they left: all tell where they are by now.
+        """As `meet_after`, for a `total` that arrives later; `met` was called when the numbers were sent.
 
         Raises:
             UsageError: as of `check`.
@@ -264,7 +263,7 @@ def check_rates(rates: Sequence[float], step: int) -> None:
 
 
 def left_out(workers: list[int], step: int, first: int | None = None) -> UsageError:
-    """What to raise on all workers where some have gone on without a step that the others make, or one since the `first`."""
+    """The error for all workers if some have left out `step`, or one of the steps since `first`, that the others make."""
     who = name_workers(workers)
     which = f"step {step}" if first in (None, step) else f"one of steps {first} to {step}"
     return UsageError(

@@ -1,4 +1,4 @@
-"""SGD with one worker: what the others are measured against."""
+"""SGD with one worker: the baseline."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ class Sequential(Algorithm):
     """Plain SGD: one worker, one update after the other.
 
     Costs per step: nothing beyond the user's own step; with a delay, one vector for every gradient that waits.
-    Clipping acts on the gradient as it was computed; with a delay, it waits clipped.
-    Use when: it is the baseline of a comparison, or the problem is small; with a delay, to study what staleness does, without
-    the luck of timing.
-    Not: another method with one worker, which makes the same updates and keeps what it needs for more workers.
+    Clipping acts on the computed gradient; with a delay, before it waits.
+    Use when: a comparison needs a baseline, or the problem is small; with a delay, to study staleness without random timing.
+    Not: another method with one worker, which makes the same updates and keeps its state for more workers.
 
     Args:
-        delay: every gradient waits so many updates before the optimizer steps with it; none: no gradient waits.
+        delay: number of updates that every gradient waits before the optimizer steps with it; None: no wait.
 
-    Differs from the paper: steps have the optimizer's rate, which need not fall. A delay has no paper: it stands for the
-    staleness that many workers would cause.
+    Differs from the paper: steps have the optimizer's rate, which need not fall. The delay is our own: it emulates the
+    staleness of many workers.
 
     Reference: Robbins and Monro, "A Stochastic Approximation Method", Annals of Mathematical Statistics 22 (3), 1951.
     """

@@ -1,4 +1,4 @@
-"""Batches as large as their workers are fast: how all workers come to the same sizes, from one measurement that all know."""
+"""Batch sizes proportional to worker speed, computed by all workers from the same shared measurements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.ports.shared import SharedParameters
 
 __all__ = ["MEETINGS_BETWEEN", "SharesBySpeed", "limited", "next_sizes"]
 
-MEETINGS_BETWEEN = 5  # few enough to see a change soon, and enough for a median that one disturbed step does not move
-_LEAST_GAIN = 0.05  # of a round's time: less is noise, and other batch sizes have costs of their own
+MEETINGS_BETWEEN = 5  # few enough to react soon; enough for a median that is robust to one disturbed step
+_LEAST_GAIN = 0.05  # of a round's time: less is noise, and resizing batches has a cost
 _RESOLUTION = 1 << 40  # of the fastest worker's speed
 
 _OWN_BATCHES = (
@@ -26,13 +26,13 @@ _OWN_BATCHES = (
 
 @lru_cache(maxsize=16)  # workers that are simulated all ask for the same
 def next_sizes(sizes: tuple[int, ...], times_s: tuple[float, ...]) -> tuple[int, ...]:
-    """Sizes of batches with which all workers would need the same time; the present ones, where that gains less than 5 %.
+    """Batch sizes with which all workers need the same time; the current ones if that gains less than 5 %.
 
-    A pure function: the same on every worker, and the sum stays.
+    A pure function, so the result is the same on every worker; the sum stays the same.
 
     Args:
-        sizes: at present.
-        times_s: per sample, by worker; 0: not known, and the sizes stay.
+        sizes: the current ones.
+        times_s: per sample, by worker; 0: unknown, and the sizes stay.
 
     >>> next_sizes((64, 64), (0.002, 0.001))
     (43, 85)
@@ -50,10 +50,10 @@ def next_sizes(sizes: tuple[int, ...], times_s: tuple[float, ...]) -> tuple[int,
 
 
 def limited(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The wanted sizes, or some way towards them: before all are brought to the same sum, none is halved or doubled further.
+    """Moves towards the wanted sizes by at most a factor of 2 each way, before normalising to the same sum.
 
-    Steps have costs that do not grow with their batch. Where these are most of a step, a sample takes long on a worker that
-    has few, and one disturbed measurement that took it to a single sample would confirm itself.
+    Steps have costs that do not grow with the batch. If these dominate, the time per sample is high for small batches, so that
+    a disturbed measurement that reduced a worker to one sample would confirm itself.
 
     >>> limited((8, 8, 8), (6, 9, 9))
     (6, 9, 9)
@@ -65,12 +65,12 @@ def limited(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class SharesBySpeed:
-    """Lets the workers exchange, every few times that they meet, how long a sample takes each of them.
+    """Exchanges every few meetings how long a sample takes each worker.
 
-    All get the same numbers, so all compute the same sizes, which hold from the first round of which no worker has claimed
-    its batch: a worker whose loader fetches ahead says how far.
+    All workers get the same numbers, so all compute the same sizes. These apply from the first round in which no worker has
+    claimed a batch: workers whose loaders prefetch report how far ahead they are.
 
-    Costs: every 5 meetings one all-reduce of two numbers for each worker.
+    Costs: every 5 meetings one all-reduce of two numbers per worker.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
@@ -80,7 +80,7 @@ class SharesBySpeed:
         self._num_meetings = 0
 
     def meet(self) -> None:
-        """All workers have met, and come from the same round.
+        """Call when all workers meet, after the same round.
 
         Raises:
             UsageError: the loop fetches its batches by itself.

@@ -1,4 +1,4 @@
-"""A mean gradient of which every worker gets its own strips only: part-reduce, owner's update, part-broadcast."""
+"""Sharded updates: part-reduce of each worker's own strips, the owner's update, part-broadcast."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Bucket:
 class OwnedStrips:
     """sum_k (w_k / u) g_k / sum_k (w_k / u) of this worker's strips, w_k: worker k's samples, u: a unit that all know.
 
-    Every bucket of the gradient is cut into one strip per worker, as in the paper every layer is: so its part-reduce begins
-    while backward computes the layers before it. One range of the whole vector per worker would lie in a few layers only,
-    whose owner would be waited for. Strips are exact ranges of elements; parameters may be cut anywhere.
+    Every bucket of the gradient is cut into one strip per worker, as every layer is in the paper, so that its part-reduce
+    starts while backward computes earlier layers. With one range of the whole vector per worker, all would wait for the owner
+    of a few layers. Strips are exact ranges of elements; they may cut parameters anywhere.
     """
 
     replica: Replica
@@ -71,7 +71,7 @@ class OwnedStrips:
 
     def finish(self) -> None:
         """Waits for the strips of the mean."""
-        # Which parameters have gradients is known only now, and the weight goes with that.
+        # Missing gradients are known only now; the weight travels with them.
         sums = torch.tensor([self.replica.samples / self._unit, self.gradient.number()], dtype=torch.float64)
         self.collectives.start_all_reduce(sums).wait()
         total, said = sums.tolist()
@@ -102,7 +102,7 @@ class OwnedStrips:
             self._x[at : at + length] = x[first : first + length]
         self.moved(2 / self.num_workers)
         self.replica.apply_pieces(to=self._x, g=self._g, pieces=self._pieces)
-        for bucket in reversed(self._buckets):  # the first layers first: the next forward pass begins with them
+        for bucket in reversed(self._buckets):  # the first layers first: the next forward pass starts there
             part = self._x[bucket.at : bucket.at + bucket.strip]
             bucket.handle = self.collectives.start_all_gather(part, bucket.x)
         for bucket in reversed(self._buckets):

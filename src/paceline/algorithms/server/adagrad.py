@@ -19,8 +19,8 @@ __all__ = ["Adagrad", "AsyncAdagrad"]
 class Adagrad(ApplyRule):
     """z <- z + g^2; x <- x - rate g / (sqrt(z) + eps). Costs: one vector of state.
 
-    Use when: features are sparse, or many asynchronous workers would need a rate of their own each; the rate is then typically
-    about ten times the best fixed one. Of Downpour SGD, with a warm start.
+    Use when: features are sparse, or many asynchronous workers would each need their own rate; the rate is then typically
+    about ten times the best fixed one. Used by Downpour SGD, with a warm start.
 
     Args:
         initial: z before the first gradient.
@@ -34,7 +34,7 @@ class Adagrad(ApplyRule):
 
     @property
     def default_learning_rate(self) -> float | None:
-        """Far below SGD's: the first steps are of this length in every coordinate."""
+        """Far below SGD's: the first steps have this length in every coordinate."""
         return 0.01
 
     def __post_init__(self) -> None:
@@ -60,10 +60,10 @@ class _AdagradApplier(Applier):
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncAdagrad(ApplyRule):
-    """AdaGrad with z = 1 + sum of g^2, applied to gradients as they come, however old: what AdaptiveRevision improves on.
+    """AdaGrad with z = 1 + sum of g^2, applied to gradients of any age as they arrive: the baseline of AdaptiveRevision.
 
     Costs: one vector of state (descent) or two (dual averaging).
-    Not: `adaptive-revision`, which counts what overlapped with a gradient and goes back on steps that were too long.
+    Not: `adaptive-revision`, which tracks what overlapped with a gradient and corrects steps that were too long.
 
     Args:
         form: `descent`: x <- x - rate g / sqrt(z). `dual-averaging`: x = x_0 - rate (sum of g) / sqrt(z), all gradients at the
@@ -83,9 +83,9 @@ class AsyncAdagrad(ApplyRule):
 
 
 class _DualAveragingApplier(Applier):
-    """x_0 is never stored: the old step back to it is undone, and the new one made.
+    """Never stores x_0: each step undoes the old total step and makes the new one.
 
-    That is of all gradients, at the newest rate: so parameters without a new one move where the rate has changed.
+    The total step uses the newest rate, so parameters without a new gradient also move when the rate changes.
     """
 
     leaves_out: ClassVar[bool] = True

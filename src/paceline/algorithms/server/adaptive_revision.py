@@ -17,7 +17,7 @@ __all__ = ["AdaptiveRevision"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveRevision(ApplyRule):
-    """Rates that fall with the gradients and with their products over the delay, and are corrected afterwards.
+    """Rates that fall with the gradients and with their products over the delay, corrected afterwards.
 
     Per element, with G the sum of all gradients applied, G_read that sum when the worker read, and z = z' = 1 at first:
 
@@ -25,22 +25,22 @@ class AdaptiveRevision(ApplyRule):
         rate_old <- alpha / sqrt(z');  z <- z + g^2 + 2 g overlap;  z' <- max(z', z);  rate <- alpha / sqrt(z')
         x <- x - rate g + (rate_old - rate) overlap;  G <- G + g
 
-    The last term of x is the revision: gradients that were applied meanwhile get the rate that is now known to be right. z'
-    keeps rates from rising where gradients contradict each other. Without delay this is AdaGrad with z = 1 + sum of g^2.
+    The last term of x is the revision: it moves the gradients applied meanwhile to the new rate. z' keeps rates from rising if
+    gradients contradict each other. Without delay this is AdaGrad with z = 1 + sum of g^2.
 
-    Costs: three vectors of state, three more during an update. Echo: G travels with the parameters and comes back with the
+    Costs: three vectors of state, three more during an update. Echo: G travels with the parameters and returns with the
     gradient, which doubles the traffic; a codec must leave it exact. Snapshot: the server keeps one vector per version that a
     worker may still answer.
     Use when: gradients are sparse and hundreds of updates late; the best alpha then hardly depends on the delay.
     Not: `async-adagrad`, whose best rate falls with the delay.
 
     Args:
-        alpha: none: the learning rate of the run.
-        revision_state: who keeps G_read: the worker (`echo`) or the server (`snapshot`).
-        reads_kept: snapshots kept per worker that reads more often than it sends; gradients at older reads are not accepted.
+        alpha: None: the learning rate of the run.
+        revision_state: where G_read is kept: at the worker (`echo`) or at the server (`snapshot`).
+        reads_kept: snapshots kept per worker that reads more often than it sends; gradients at older reads are refused.
 
     Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
-        Differs: snapshots are held per worker, so that a worker that died holds none for ever.
+        Differs: snapshots are held per worker, so that a dead worker's snapshots are freed.
     """
 
     alpha: Annotated[float, ABOVE_0] | None = None
@@ -90,8 +90,8 @@ class _EchoApplier(Applier):
 class _SnapshotApplier(_EchoApplier):
     """Keeps G per version read; versions that several workers read share one copy. Snapshots are not part of the state.
 
-    After a restart from a snapshot workers must read again: what they computed before is not accepted. A second copy of the
-    shard reads as it does, and accepts what it would.
+    After a restart from a snapshot workers must read again: earlier gradients are refused. A second copy of the shard repeats
+    its reads, and so accepts the same gradients.
     """
 
     keeps_reads = True
@@ -120,7 +120,7 @@ class _SnapshotApplier(_EchoApplier):
         if not self.accepts(info):
             raise ValueError(f"worker {info.worker_id} has not read version {info.version_read}, or too long ago")
         self._revise(x, gradient, self._G_at[info.version_read], learning_rate)
-        versions = self._versions_of[info.worker_id]  # a worker answers its reads in order, so older ones are done with
+        versions = self._versions_of[info.worker_id]  # a worker answers its reads in order, so older ones can go
         self._keep(info.worker_id, [one for one in versions if one >= info.version_read])
 
     def forget(self, worker_id: int) -> None:

@@ -1,4 +1,4 @@
-"""A lone worker with a server's rule: no server, no messages, the same updates."""
+"""A lone worker that applies a server's rule itself: no server, no messages, the same updates."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def work_alone(
 ) -> None:
     """A lone worker's program. x: the parameters (P,), in its own memory; g: its gradient (P,).
 
-    The user's optimizer takes its own steps, so it may be any; a delay goes in front of it. `average` is the decay
-    of the moving average that is evaluated.
+    The user's optimizer takes its own steps, so any optimizer works; a delay precedes it. `average` is the decay of the moving
+    average used for evaluation.
     """
     shared, storage = ports.shared, ports.storage
     averages = SharedAverage(ports, average, with_buffers=True) if average is not None else None
@@ -68,7 +68,7 @@ def work_alone(
 
 
 def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]:
-    """The rule at work on x (P,), and whether it is the worker's own optimizer that steps."""
+    """The rule's applier for x (P,), and whether the worker's own optimizer steps."""
     if isinstance(rule, UserOptimizer):
         return _OwnStep(replica), True
     if isinstance(rule, Delayed) and isinstance(rule.rule, UserOptimizer):
@@ -77,7 +77,7 @@ def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]
 
 
 class _OwnStep(Applier):
-    """The worker's own optimizer as a rule: it steps with whichever gradient is due."""
+    """The worker's own optimizer as a rule: it steps with the gradient that is due."""
 
     leaves_out: ClassVar[bool] = True
 

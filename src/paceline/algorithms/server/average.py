@@ -21,16 +21,16 @@ _PREFIX = "average."  # in a snapshot
 
 
 class MovingAverage:
-    """average <- decay average + (1 - decay) x after every update, beginning with the x it is made from.
+    """average <- decay average + (1 - decay) x after every update, starting from the initial x.
 
-    Evaluated instead of the parameters it has less of the noise that many workers bring. BatchNorm's statistics need one of
-    their own, with the same decay: an averaged model with the newest statistics is no model that ever was.
+    Evaluating the average instead of the parameters reduces the noise of many workers. BatchNorm's statistics need their own
+    average, with the same decay: the newest statistics do not fit an averaged model.
 
     Args:
         x: first value (P,), copied.
         decay: share of the old average that is kept.
-        at: memory for the average (P,); None: its own. Of half types it is float32: they cannot add a thousandth.
-        warm_up: keeps at most (1 + n) / (10 + n) at the n-th update, so that short runs do not evaluate where they began.
+        at: memory for the average (P,); None: its own. For half types it is float32: they cannot add a thousandth.
+        warm_up: limits the decay to (1 + n) / (10 + n) at the n-th update, so that short runs do not evaluate their start.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981. The warm-up is TensorFlow's.
     """
@@ -43,7 +43,7 @@ class MovingAverage:
         self._updates = torch.zeros((), dtype=torch.int64)
 
     def update(self, x: Tensor) -> None:
-        """Count the parameters (P,) after an update."""
+        """Adds the parameters (P,) after an update."""
         n = int(self._updates.add_(1))
         decay = min(self._decay, (1 + n) / (10 + n)) if self._warm_up else self._decay
         self.x.lerp_(x.detach().to(self.x.dtype), 1 - decay)
@@ -53,13 +53,13 @@ class MovingAverage:
         return {"average": self.x, "average_updates": self._updates}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a snapshot's tensors, by copy."""
+        """Restores a snapshot's tensors, by copy."""
         for name, own in self.state().items():
             own.copy_(state[name])
 
 
 class SharedAverage:
-    """The moving averages that lie beside a shard's part of the vector and, for the first shard, the model's buffers.
+    """The moving averages of a shard's part of the vector and, at the first shard, of the model's buffers.
 
     Args:
         ports: of the shard's server, or of a lone worker.
@@ -75,7 +75,7 @@ class SharedAverage:
         self._averages = [MovingAverage(source, decay, at=average) for source, average in pairs]
 
     def update(self) -> None:
-        """Count the vector and the buffers as they are after an update."""
+        """Adds the vector and the buffers after an update."""
         self._moved(3)
         for average, source in zip(self._averages, self._sources, strict=True):
             average.update(source)
@@ -89,7 +89,7 @@ class SharedAverage:
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a snapshot has of it, by copy; nothing where the run had no average."""
+        """Restores a snapshot by copy; does nothing if the run had no average."""
         own = self.state()
         found = {name: state[name] for name in own if name in state}
         if found:

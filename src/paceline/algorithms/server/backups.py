@@ -1,4 +1,4 @@
-"""`backups=auto`: how many backup workers, from the round trips of a run as it goes on."""
+"""`backups=auto`: choose the number of backup workers from the measured round trips of the running training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["BackupController"]
 
 
 class BackupController:
-    """`backups=auto`: chooses b again from time to time, from the round trips that it is told of.
+    """`backups=auto`: chooses b every few steps from the reported round trips.
 
-    Late gradients count as well, so tell it of those that were dropped. A worker that is late for one step misses the next
-    ones and says nothing about them; therefore the times of a step are not taken as they came, but drawn from each worker's
-    own round trips. A worker that is always slow so stays visible as such.
+    Report dropped gradients too: late ones count. A worker that is late for one step also misses the next ones without a
+    report; therefore a step's times are drawn from each worker's own round trips instead of taken as they arrived. So a worker
+    that is always slow stays visible.
 
     Args:
-        num_workers: M, all of them, backups included.
-        every_steps: how often b is chosen again.
+        num_workers: M, including backups.
+        every_steps: steps between two choices.
         window: round trips remembered per worker.
-        max_backups: the most to choose; None: M / 4, or 1.
+        max_backups: maximum b; None: M / 4, or 1.
         seed: of the draws.
 
     Attributes:
-        backups: the b of now.
+        backups: the current b.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class BackupController:
         self._round_trips: dict[int, deque[float]] = {}
 
     def arrived(self, worker_id: int, round_trip_s: float) -> None:
-        """A gradient has come, in time or late, so many seconds after the worker was given the parameters for it."""
+        """A gradient arrived, in time or late, `round_trip_s` after the worker was sent the parameters for it."""
         self._round_trips.setdefault(worker_id, deque(maxlen=self._window)).append(round_trip_s)
 
     def left(self, worker_id: int) -> None:
-        """A worker is gone: one machine less."""
+        """A worker has left."""
         self._round_trips.pop(worker_id, None)
         self._num_workers = max(1, self._num_workers - 1)
         self.backups = min(self.backups, self._most())
@@ -59,13 +59,13 @@ class BackupController:
         self._num_workers += 1
 
     def step_done(self, step: int) -> int:
-        """To be called after every step, counted from 0; returns b for the next."""
+        """Call after every step, counted from 0; returns b for the next."""
         if (step + 1) % self._every == 0 and len(self._round_trips) == self._num_workers:
             self.backups = int(np.argmin(self.times_to_target()))
         return self.backups
 
     def times_to_target(self, num_draws: int = 400) -> np.ndarray:
-        """(B,) relative times to the target with b = 0, 1, ... backups; of the workers that have sent something."""
+        """(B,) relative times to the target with b = 0, 1, ... backups, over the workers that have sent gradients."""
         draws = np.random.default_rng(self._seed)
         times = [np.array(self._round_trips[worker]) for worker in sorted(self._round_trips)]
         arrivals_s = np.stack([draws.choice(one, num_draws) for one in times], axis=1) if times else np.empty((0, 0))

@@ -1,4 +1,4 @@
-"""An apply rule whose gradients wait: staleness injected into any server, with any rule."""
+"""An apply rule that delays gradients: injects staleness into any server, with any rule."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ __all__ = ["Delayed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Delayed(ApplyRule):
-    """Another rule, whose gradients wait for some updates before they are applied.
+    """Wraps another rule and delays its gradients by some updates.
 
-    Every gradient counts as an update when it comes, also while the queue fills up and nothing is applied yet: so a gradient
-    that waits d updates is d versions stale, the first one as well.
+    Every gradient counts as an update on arrival, even while the queue fills up and nothing is applied yet: so a gradient that
+    waits d updates is d versions stale, including the first one.
 
-    Costs: one vector for every gradient that waits (two if the rule echoes). What waits when a run ends is never applied.
+    Costs: one vector for every gradient that waits (two if the rule echoes). Gradients that wait when a run ends are never
+    applied.
     Use when: studying staleness; real servers have enough of it.
 
     Args:
         delay: how long each gradient waits.
-        rule: what applies it then. It sees the version of that time, so `staleness` includes the wait.
+        rule: the rule that applies it then, at the version of that time, so that `staleness` includes the wait.
     """
 
     delay: Delay
@@ -55,11 +56,11 @@ class Delayed(ApplyRule):
         return self.rule.echoes
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: the rule's, and every gradient that waits."""
+        """State: the rule's, and every waiting gradient."""
         return self.around(self.rule.start(num_elements, dtype), num_elements, dtype)
 
     def around(self, within: Applier, num_elements: int, dtype: torch.dtype) -> Applier:
-        """An applier that hands `within` each gradient when its time has come."""
+        """An applier that passes each gradient to `within` when it is due."""
         return _DelayedApplier(within, DelayQueue(self.delay), num_elements, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Gradients that wait at a shard, their mean, and what is known of the last one of each worker."""
+"""Gradients that wait at a shard, their mean, and each worker's last decided update."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["COUNTED", "DROPPED", "Held", "Known", "as_one", "cloned", "info_of",
 
 # In place of the version that an update became:
 DROPPED = -1
-COUNTED = 0  # it is in one of the next updates, and its worker goes on
+COUNTED = 0  # part of a later update; its worker goes on
 
 
 class Held(NamedTuple):
-    """A gradient that waits for others, with where it came from."""
+    """A gradient that waits for others, and its source."""
 
     update: UpdateInfo
     incarnation: int
@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A worker's last update that was decided on."""
+    """A worker's last decided update."""
 
     incarnation: int
     sequence: int
@@ -45,7 +45,7 @@ def info_of(
 ) -> UpdateInfo:
     """Describes a gradient (n,) that a shard has received, and sets it to 0 in the ranges that are `missing`."""
     own = within(missing, *shared.ranges[shard_id])
-    for begin, end in own:  # where codecs make something of zeros
+    for begin, end in own:  # codecs may turn zeros into other values
         if gradient[begin:end].any():
             gradient[begin:end] = 0
     return UpdateInfo(
@@ -60,9 +60,9 @@ def info_of(
 
 
 def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
-    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; of one, its own bits.
+    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; a single gradient keeps its bits.
 
-    `moved` is told how many vectors that reads and writes.
+    Calls `moved` with the number of vectors read and written.
     """
     weights = [one.update.num_samples for one in ones]
     mean = ones[0].gradient
@@ -80,7 +80,7 @@ def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
 
 
 def as_one(ones: list[Held], version: int) -> UpdateInfo:
-    """What is known of the update that these gradients make at `version`; what is missing is missing from all of them."""
+    """Describes the update that these gradients make at `version`; elements missing from all of them are missing."""
     first, *others = (one.update for one in ones)
     missing = tuple(own for own in first.missing if all(own in other.missing for other in others))
     num_samples = sum(one.update.num_samples for one in ones)
@@ -88,7 +88,7 @@ def as_one(ones: list[Held], version: int) -> UpdateInfo:
 
 
 def cloned(state: Any) -> Any:
-    """A state with copies of its tensors, which may be changed again at once."""
+    """A state with copies of its tensors."""
     if isinstance(state, dict):
         return {name: cloned(one) for name, one in state.items()}
     if isinstance(state, list):

@@ -1,4 +1,4 @@
-"""What a shard reads from a message, checked before anything is changed by it."""
+"""Parse and check a shard's incoming messages before they change anything."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["check_form", "read_choice", "read_gradient", "read_settings", "read_
 _FROM_WORKERS = frozenset(
     ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet")
 )
-_COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number counts something
+_COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number is a count
 
 
 def check_form(received: Received, num_workers: int) -> None:
-    """Whether one who says this may, and with such numbers.
+    """Checks that the sender may send this kind of message, with these numbers.
 
     Raises:
-        MalformedMessageError: not so.
+        MalformedMessageError: it may not.
     """
     sender, _, message = received
     if message.kind in _FROM_WORKERS and sender >= num_workers:
@@ -38,10 +38,10 @@ def check_form(received: Received, num_workers: int) -> None:
 
 
 def read_gradient(received: Received, codec: Codec, x: Tensor) -> Tensor:
-    """The gradient (n,) of a push, for a shard whose parameters are `x` (n,); empty where only time is simulated.
+    """The gradient (n,) of a push, for a shard whose parameters are `x` (n,); empty if only time is simulated.
 
     Raises:
-        MalformedMessageError: there is none, it is none of this codec, or it is the mean of no number of samples.
+        MalformedMessageError: the vector is missing, is not of this codec, or has an invalid number of samples.
     """
     sender, _, message = received
     checked_weight(received)
@@ -59,7 +59,7 @@ def read_choice(received: Received, num_workers: int) -> tuple[int, ...]:
     """The workers of a choice.
 
     Raises:
-        MalformedMessageError: it names none of this run's.
+        MalformedMessageError: an id is invalid or occurs twice.
     """
     sender, _, message = received
     x = message.x
@@ -76,11 +76,11 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
 
     Args:
         received: the message.
-        known: what the workers have said before.
-        ranges: of all shards; empty where only time is simulated.
+        known: the workers' earlier settings.
+        ranges: of all shards; empty if only time is simulated.
 
     Raises:
-        MalformedMessageError: they are none, or of another optimizer than this worker's was.
+        MalformedMessageError: they are invalid, or of another optimizer than this worker's last.
         UsageError: they are of another optimizer than the other workers'.
     """
     sender, _, message = received
@@ -106,7 +106,7 @@ def read_state(received: Received, x: Tensor) -> dict[str, Tensor]:
     """An optimizer's state from a worker's message.
 
     Raises:
-        MalformedMessageError: it is none of this shard's.
+        MalformedMessageError: it is not a state of this shard.
     """
     sender, _, message = received
     try:

@@ -1,4 +1,4 @@
-"""The state that a loop has loaded into its optimizer, on its way to the servers, which have the optimizer."""
+"""Send the state that a loop has loaded into its optimizer to the servers, which run the optimizer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["state_from_bytes", "state_to_bytes"]
 
 
 def state_to_bytes(state: dict[str, Tensor], elements: tuple[int, int]) -> Tensor:
-    """Vectors (P,) and numbers, of which a shard gets its `elements`, as bytes to be sent."""
+    """A shard's `elements` of vectors (P,), and numbers, as bytes."""
     own = {key: value[slice(*elements)] if value.dim() else value for key, value in state.items()}
     return torch.frombuffer(tensors_to_bytes(own), dtype=torch.uint8)
 
 
 def state_from_bytes(sent: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """What was sent to a shard whose parameters are `x` (n,).
+    """The inverse of `state_to_bytes`, for a shard whose parameters are `x` (n,).
 
     Raises:
-        ValueError: it is something else, or another shard's.
+        ValueError: the bytes are malformed, or another shard's.
     """
     state = tensors_from_bytes(sent.numpy().tobytes())
     for key, value in state.items():

@@ -1,4 +1,4 @@
-"""Which workers wait where all of them meet, as in `worker.sum`: a server must not let the others wait for them."""
+"""Which workers wait at a meeting of all workers, such as `worker.sum`: a server must not let others wait for them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from paceline.ports.ports import Message
 
 __all__ = ["Meetings"]
 
-_NOT_WAITING = ("push", "push-only", "join")  # what only a worker sends that trains
+_NOT_WAITING = ("push", "push-only", "join")  # sent only by workers that train
 
 
 class Meetings:
-    """Counts the meetings that every worker has come to, as it tells the server before it waits there.
+    """Counts the meetings that each worker has reached; a worker tells the server before it waits at one.
 
-    A worker that waits brings nothing until the last has come, and the last may need an update that lacks this worker's
-    gradient, or parameters that lack its next update. As soon as one sends something else, all have met and go on: so they
-    are waited for again from the same message on, and no update is made without those whose message is slower.
+    A waiting worker sends no gradient until the last has arrived, and the last may need an update without this worker's
+    gradient, or parameters without its next update. As soon as one sends anything else, all have met and go on: from that
+    message on the server waits for all of them again, so that no update leaves out a worker whose message is slower.
 
-    A worker that joins has come to as many as are over. Where the count of a dead server is lost, the others wait at one
-    meeting for its successor to take the worker for dead.
+    A worker that joins counts as having reached all meetings that are over. If a dead server's count is lost, the others wait
+    at one meeting until its successor takes the worker for dead.
     """
 
     def __init__(self) -> None:
         self._over = 0
-        self._come: dict[int, int] = {}  # worker -> meetings, where it has told
+        self._come: dict[int, int] = {}  # worker -> meetings reached
         self._last: dict[int, int] = {}  # worker -> number of its message, which may be sent twice
 
     def hear(self, worker: int, message: Message) -> frozenset[int]:
-        """Takes what any message of a worker says; returns the workers that are at a meeting which is not over."""
+        """Handles any message of a worker; returns the workers that wait at a meeting."""
         if message.kind == "meet" and self._last.get(worker) != message.number:
             self._last[worker] = message.number
             self._come[worker] = max(self._come.get(worker, 0), self._over) + 1
@@ -40,7 +40,7 @@ class Meetings:
         return frozenset(worker for worker, come in self._come.items() if come > self._over)
 
     def leave(self, worker: int) -> None:
-        """Its successor counts from what is over then."""
+        """Forgets a worker; if it rejoins, it counts as having reached the meetings that are over by then."""
         self._come.pop(worker, None)
         self._last.pop(worker, None)
 

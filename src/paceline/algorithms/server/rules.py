@@ -1,4 +1,4 @@
-"""What a shard is put together from."""
+"""The components of a shard."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ OnDeath = Literal["shrink", "wait", "fail"]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRules:
-    """What the shards of a server are put together from.
+    """The components of a server's shards.
 
     Args:
         admission: makes a shard's admission.
-        apply: by which rule gradients become updates.
-        codec: what gradients look like on their way.
-        on_death: what follows from a worker's death.
+        apply: the rule that applies gradients.
+        codec: compresses gradients.
+        on_death: the reaction to a worker's death.
         scales_rate: whether the learning rate grows with the number of gradients in an update.
-        chooses: whether shard 0 chooses for all whose gradients make a step.
-        gathering: where admitted gradients are gathered, of which an update has several of one worker.
-        average: decay of the moving average that is evaluated; None: there is none.
+        chooses: whether shard 0 chooses whose gradients make a step, for all shards.
+        gathering: gathers admitted gradients if an update can include several of one worker.
+        average: decay of the moving average used for evaluation; None: no average.
     """
 
     admission: Callable[[int], Admission]

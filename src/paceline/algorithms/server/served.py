@@ -1,4 +1,4 @@
-"""What the algorithms with parameter servers have in common, and the others lack."""
+"""The base class of algorithms with parameter servers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["Served", "server_rule"]
 
 
 class Served(Algorithm):
-    """An algorithm whose parameters lie with servers: beside the workers' program `work` it has the servers', `serve`.
+    """An algorithm whose servers hold the parameters: it has a workers' program, `work`, and a servers' program, `serve`.
 
-    Subclasses are dataclasses with a field `shards`, the number of servers that a run of several workers has.
+    Subclasses are dataclasses with a field `shards`, the number of servers in a run of several workers.
     """
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
-    #: Options that need servers, and so play no part with one worker.
+    #: Options that need servers, and so have no effect with one worker.
     of_servers: ClassVar[tuple[str, ...]] = ()
 
     shards: int
 
     @property
     def server_rule(self) -> ApplyRule:
-        """What the servers apply gradients by. Its state is in the run's checkpoints."""
+        """The rule by which servers apply gradients. Checkpoints include its state."""
         raise TypeError(f"{type(self).__name__} must say by which rule its servers apply gradients")
 
     @property
     def pushes_by(self) -> Codec:
-        """What gradients look like on their way to the servers."""
+        """The codec of gradients sent to the servers."""
         return NoCodec()
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
@@ -65,7 +65,7 @@ class Served(Algorithm):
         return isinstance(self.server_rule, Delayed)
 
     def note(self, num_workers: int) -> str:
-        """Says so where a lone worker leaves chosen options without effect."""
+        """Names the chosen options that have no effect with a lone worker."""
         chosen = [name for name in self.of_servers if getattr(self, name) != getattr(type(self)(), name)]
         if num_workers > 1 or not chosen:
             return ""
@@ -77,5 +77,5 @@ class Served(Algorithm):
 
 
 def server_rule(algorithm: Algorithm) -> ApplyRule | None:
-    """What the algorithm's servers apply gradients by; None: it has no servers."""
+    """The rule by which the algorithm's servers apply gradients; None: it has no servers."""
     return algorithm.server_rule if isinstance(algorithm, Served) else None

@@ -1,4 +1,4 @@
-"""One shard of a parameter server: takes gradients, applies those that are admitted, and answers with parameters."""
+"""One shard of a parameter server: receives gradients, applies the admitted ones, and answers with parameters."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPo
 
 __all__ = ["RETURN_DEADLINE_S", "Shard"]
 
-_FIRST_DEADLINE_S = 60.0  # in which workers must come; afterwards they are taken for dead until they do
-RETURN_DEADLINE_S = 10.0  # the same, at the successor of a shard that died
+_FIRST_DEADLINE_S = 60.0  # for workers to report; later ones count as dead until they do
+RETURN_DEADLINE_S = 10.0  # the same, at the successor of a dead shard
 
 
 class Shard:
     """A shard's program.
 
-    Every update carries its worker's incarnation and a sequence number; one that is not newer than the last is a duplicate: it
-    is answered and not applied. State that is kept for a successor holds the last numbers of all workers together with the
-    parameters, so a successor knows which updates are in them.
+    Every update carries its worker's incarnation and a sequence number; an update that is not newer than the last is a
+    duplicate: it is answered but not applied. Snapshots hold the last numbers of all workers with the parameters, so that a
+    successor knows which updates they include.
 
     Costs: the parameters, the rule's state, and one message per worker; a mean is summed up in the first of them.
 
     Args:
         shard_id: from 0; with several, the first may choose for all.
-        rules: what to do.
+        rules: the shard's components.
         ports: of this server.
     """
 
@@ -53,7 +53,7 @@ class Shard:
         self._decoding_moves = moves_in(ports, rules.codec).decoding
         self._ports, self._mailbox, self._shared = ports, ports.mailbox, ports.shared
         self._x: Tensor = ports.shared.x
-        self._link: CopyLink | None = None  # to the second copy, where there is one and this is not it
+        self._link: CopyLink | None = None  # to the second copy, if there is one
         self._admission = rules.admission(shard_id)
         self._applier, self._gathering = rules.apply.start(len(self._x), self._x.dtype), rules.gathering
         self._average: SharedAverage | None = None
@@ -71,10 +71,10 @@ class Shard:
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
-        self._not_back = set(self._present)  # workers that have not been heard of
+        self._not_back = set(self._present)  # workers that have not reported yet
         self._patience_s = _FIRST_DEADLINE_S
         self._told = Told()
-        self._given_s: dict[int, float] = {}  # worker -> when it was given the parameters for its next gradient
+        self._given_s: dict[int, float] = {}  # worker -> when it was sent the parameters for its next gradient
 
     def run(self) -> None:
         """Serves until all workers have said goodbye and left."""
@@ -91,7 +91,7 @@ class Shard:
                 storage.checkpoint(self.state, None)
 
     def _take_next(self) -> None:
-        """Waits for a message or an event; keeps no hold of a gradient that has been applied, whose answer needs the room."""
+        """Handles one message or event; releases an applied gradient's memory, which its answer needs."""
         match self._mailbox.receive(self._patience_s if self._not_back else None):
             case event if self._link is not None and self._link.is_about(event):
                 self._link.hear(event)
@@ -109,10 +109,10 @@ class Shard:
                     self._left(worker, "it did not come")
                 self._not_back.clear()
 
-    # What outlives the server
+    # State that survives the server
 
     def state(self) -> dict[str, Any]:
-        """All that a successor needs, or a later run with another number of shards."""
+        """The state for a successor, or for a later run with another number of shards."""
         state = self._state()
         if not (self._applier.copies_state and self._average is None):
             return cloned(state)
@@ -195,7 +195,7 @@ class Shard:
             case "echo":
                 self._echoes[sender] = checked_vector(received, self._x)
             case "join":
-                # With a number it takes part, and counts on from where another shard has told it.
+                # With a number, the worker is a member already and adopts another shard's clock.
                 (self._hear_clock if message.number else self._join)(sender, message.number)
             case "meet":
                 self._log("copy-meet", about=sender, weight=message.number)
@@ -215,8 +215,8 @@ class Shard:
     def _push(self, received: Received, gradient: Tensor) -> None:
         sender, incarnation, message = received
         if sender not in self._settings:
-            return  # it told this server's predecessor: as it learns of the change, it sends both again
-        if sender not in self._present:  # it was taken for dead, and is not
+            return  # the predecessor had them: once the worker notices the change, it sends both again
+        if sender not in self._present:  # it was wrongly taken for dead
             self._join(sender, message.number)
         known, held = self._known.get(sender), self._held.get(sender)
         if held is not None and (held.incarnation, held.update.sequence) == (incarnation, message.number):
@@ -244,10 +244,10 @@ class Shard:
     # Updates
 
     def _settle(self) -> None:
-        """Makes the updates that are due, and answers the workers that may read."""
+        """Makes the due updates and answers the workers that may read."""
         while (workers := self._admission.complete()) is not None:
             self._choices.make(self._shared.version, workers)
-            if self._link is None:  # before its own update, which the others make at the same time
+            if self._link is None:  # before its own update, so that all shards update in parallel
                 self._choices.tell(self._mailbox)
             if workers:
                 self._apply([self._held.pop(worker) for worker in workers])
@@ -272,7 +272,7 @@ class Shard:
     def _apply(self, ones: list[Held]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
         first, gradient, update = ones[0], weighted_mean(ones, self._ports.moved), as_one(ones, self._shared.version)
-        if self._link is not None:  # before its own update, so that both are made at the same time
+        if self._link is not None:  # before its own update, so that both update in parallel
             self._link.log_update(ones, update, gradient)
         version = self._make(update, gradient, len(ones), first.echo)
         for one in ones:
@@ -284,7 +284,7 @@ class Shard:
         else:
             self._decide(one, COUNTED)
             if not one.update.staleness:
-                self._requests.without_x.add(one.update.worker_id)  # it has them
+                self._requests.without_x.add(one.update.worker_id)  # it has the newest
         self._ports.moved(self._gathering.moves)
         tell_choice(self._gathering, self._shared)
 

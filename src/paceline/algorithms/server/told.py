@@ -1,4 +1,4 @@
-"""What a shard has told the run's result of its decisions, so that each is told once."""
+"""The admission's counts that a shard has reported to the run's result, so that it reports each once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["Told"]
 
 
 class Told:
-    """What has been told.
+    """The reported counts.
 
     Attributes:
-        counted: of the admission: `backups` of the last step, and `incomplete` updates.
+        counted: `backups` of the last step, and `incomplete` updates, as last reported.
     """
 
     def __init__(self) -> None:
         self.counted = {"backups": 0, "incomplete": 0}
 
     def count(self, admission: Admission, shared: ServedParameters) -> dict[str, int]:
-        """Tells what the admission has changed; returns that."""
+        """Reports the admission's changed counts; returns them."""
         changed = {name: getattr(admission, name) for name in self.counted}
         changed = {name: now for name, now in changed.items() if now != self.counted[name]}
         for name, now in changed.items():

@@ -1,4 +1,4 @@
-"""How much memory a server's rule reads and writes, counted while PyTorch carries it out."""
+"""Measure how much memory a server's rule reads and writes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paceline.algorithms.server.user import UserOptimizer
 
 __all__ = ["TrafficCount", "update_vectors"]
 
-_WRITE_ONLY = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # what they write, they do not read
+_WRITE_ONLY = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # do not read their output
 _TOUCH_NOTHING = ("empty", "new_empty")
 _NUM_ELEMENTS = 4096
 
 
 class TrafficCount(TorchDispatchMode):
-    """Inside its `with`, counts the bytes of all tensors that operations read, and of those that they write.
+    """Counts the bytes of all tensors that operations read and write inside its `with`.
 
-    A tensor that is given twice is read once; views cost nothing. What an operation reads and writes on its way is not seen:
-    counted is the least that it can move.
+    A tensor passed twice counts once; views cost nothing. Temporary memory inside an operation is invisible, so the count is a
+    lower bound.
 
     Args:
-        counts: called with each operation that reads or writes, for whether it counts; None: all do.
+        counts: called for each operation that reads or writes; returns whether it counts. None: all do.
 
     Attributes:
         num_bytes: so far.
@@ -67,11 +67,11 @@ class TrafficCount(TorchDispatchMode):
 
 
 def update_vectors(rule: ApplyRule | None, optimizer_vectors: float) -> float:
-    """How many vectors as long as the shard one update by this rule reads, plus how many it writes.
+    """The number of shard-length vectors that one update by this rule reads plus writes.
 
     Args:
         rule: any; None: there are no servers.
-        optimizer_vectors: the same of the workers' own optimizer, of which nothing is known here.
+        optimizer_vectors: the same number for the workers' own optimizer, which is unknown here.
     """
     if rule is None or isinstance(rule, UserOptimizer):
         return optimizer_vectors

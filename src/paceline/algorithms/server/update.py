@@ -1,4 +1,4 @@
-"""What is known of a gradient when it is applied, besides its values."""
+"""Where a gradient comes from, and how old it is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["UpdateInfo"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateInfo:
-    """Where a gradient comes from, and how old it is.
+    """A gradient's source and age.
 
     Args:
         worker_id: the worker that computed it.
-        sequence: the worker's own count of what it has sent; the same twice is a duplicate.
+        sequence: the worker's own count of its gradients; a repeated number marks a duplicate.
         step: the step that the gradient was computed for, as stamped by the worker.
         version_read: version of the parameters that it was computed at.
         version: version of the parameters now, before it is applied.

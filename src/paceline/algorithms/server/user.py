@@ -18,10 +18,10 @@ __all__ = ["UserApplier", "UserOptimizer"]
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptimizer(ApplyRule):
-    """What the workers' optimizer would do, at the rates that their schedulers have come to.
+    """The workers' own optimizer, at their schedulers' current rates.
 
-    The workers send its class and its groups' settings, once and whenever they change. So it must be one of torch's that work
-    element by element: SGD, Adam, AdamW, RMSprop, Adagrad and their kin. Its state is the server's, and begins with what the
+    The workers send its class and its groups' settings, once and whenever they change. So it must be an element-wise optimizer
+    of torch, such as SGD, Adam, AdamW, RMSprop or Adagrad. The server keeps its state, which starts with the state that the
     workers have loaded into theirs.
     """
 
@@ -32,12 +32,12 @@ class UserOptimizer(ApplyRule):
         return False
 
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
-        """An applier that waits to be told the settings."""
+        """An applier that waits for the settings."""
         return UserApplier()
 
 
 class UserApplier(Applier):
-    """Attributes to be set before `apply`.
+    """Applies the user's optimizer; set its attributes before `apply`.
 
     Attributes:
         begin: where the shard begins in the flat vector.
@@ -59,7 +59,7 @@ class UserApplier(Applier):
     def apply(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
-        """One step of the optimizer; it goes by its groups' own rates, and leaves out what has no gradient."""
+        """One step of the optimizer at its groups' own rates; skips elements without a gradient."""
         assert self.settings is not None
         if self._optimizer is None:
             self._optimizer = FlatOptimizer(self.settings, x, self.begin)
@@ -71,7 +71,7 @@ class UserApplier(Applier):
         return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)
 
     def begin_with(self, state: dict[str, Tensor]) -> None:
-        """The optimizer begins with what a worker's has come with, unless it has begun or got that before."""
+        """Starts the optimizer with a worker's loaded state, unless it has started or has one already."""
         if self._optimizer is None and not self._loaded:
             self._loaded = state
 

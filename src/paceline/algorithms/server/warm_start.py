@@ -1,4 +1,4 @@
-"""Admission with a warm start: one worker trains alone first, and the others wait."""
+"""Admission with a warm start: one worker trains alone first while the others wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["WarmStart"]
 
 
 class WarmStart(Admission):
-    """Every gradient is applied as it arrives; but until so many updates are made, one worker only may read.
+    """Applies every gradient as it arrives; but for the first `num_updates` updates only one worker may read.
 
-    It is the one with the lowest id of those that take part, so where it dies or has no more data, the next one goes on.
+    That is the member with the lowest id, so if it dies or runs out of data, the next one takes over.
 
     Args:
         num_updates: made by one worker alone.
-        workers: those that take part from the beginning.
-        version: the shard's number of updates so far; a successor's shard, and a resumed run's, goes on counting.
+        workers: members at the start.
+        version: the shard's number of updates so far; a successor, or a resumed run, continues the count.
     """
 
     def __init__(self, num_updates: int, workers: Iterable[int], version: Callable[[], int]) -> None:
@@ -32,5 +32,5 @@ class WarmStart(Admission):
         self._members.discard(worker_id)
 
     def may_read(self, worker_id: int) -> bool:
-        """Whether the warm start is over, or this is the worker that makes it."""
+        """Whether the warm start is over, or this worker does it."""
         return self._version() >= self._num_updates or worker_id <= min(self._members, default=worker_id)
