@@ -18,8 +18,8 @@ class BFloat16(Codec):
     """Every number rounded to the nearest bfloat16: half of float32's bytes, two to three decimal digits.
 
     Args:
-        feedback: whether the sender adds each rounding error to its next gradient; costs one vector of memory. Without it, a
-            gradient that is small next to the others is still sent, since bfloat16 has float32's range.
+        feedback: whether the sender adds each rounding error to its next gradient; costs one vector of memory. Even without
+            it small gradients are sent, since bfloat16 has float32's range.
     """
 
     feedback: bool = False
@@ -42,7 +42,7 @@ class BFloat16(Codec):
         """(elements,) bfloat16."""
         given = gradient if memory is None else gradient + memory
         sent = given.to(torch.bfloat16)
-        # What the receiver has: as a float16 it may be infinite where the bfloat16 is not.
+        # The receiver's vector: a float16 can be infinite where the bfloat16 is not.
         decoded = sent.to(gradient.dtype) if gradient.dtype == torch.float16 else sent
         if sent.numel() and not is_finite(decoded):
             raise NotFiniteError("A gradient is not finite.")

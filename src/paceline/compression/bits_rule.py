@@ -1,9 +1,9 @@
-"""DQ-SGD's rule: how many bits each step's gradient is worth.
+"""DQ-SGD's rule: how many bits each step's gradient gets.
 
 Rounding to s levels on each side adds at most m / (4 s^2) to a step's squared error, where m is the size of the rounded
-vector (`QSGD.error_bound`: d times the square norm with the paper's one scale). At the end of T steps, alpha^(T - t) of it is
-left. For a given sum of errors, the number of levels with the fewest bits is proportional to alpha^((T - t) / 2) sqrt(m).
-Logarithms and powers are decimal: equal on all processors, whose own may differ in the last bit.
+vector (`QSGD.error_bound`: d times the square norm with the paper's one scale). At the end of T steps, alpha^(T - t) of it
+remains. For a given sum of errors, the number of levels with the fewest bits is proportional to alpha^((T - t) / 2) sqrt(m).
+Logarithms and powers are decimal, so that they are equal on all processors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["Budget", "History", "error_of", "half_log2", "power"]
 
 _HALF_OVER_LN_2 = 0.7213475204444817
 _DIGITS = Context(prec=20)
-_MARGIN = 0.02  # share by which bits may be off their budget, and by which saved bits may add to the sum of errors
+_MARGIN = 0.02  # tolerance of the bit budget, and of the sum of errors with saved bits
 _NEWEST = 0.3  # weight of the newest size in the size expected next
-_STEPS = 20  # before a trend of sizes is believed, and between two saved bits that steps of usual size take
+_STEPS = 20  # before a trend of sizes counts, and between two saved bits that steps of usual size spend
 
 
 def error_of(bits: int) -> float:
@@ -42,12 +42,12 @@ def power(base: float, exponent: float) -> float:
 
 @dataclass
 class History:
-    """What a `Budget` remembers: everything that a checkpoint needs."""
+    """The state of a `Budget`, for checkpoints."""
 
     steps: int = 0
     planned: float = 0.0  # sum of planned bits
-    owed: float = 0.0  # what rounding the plan to whole bits has left out
-    saved: int = 0  # bits that small gradients have left to large ones
+    owed: float = 0.0  # planned bits lost to rounding
+    saved: int = 0  # bits saved on small gradients for large ones
     error: float = 0.0  # sum of error bounds, and what it is with the planned bits
     planned_error: float = 0.0
     size: float = 0.0  # the newest
@@ -59,17 +59,17 @@ class History:
 
 
 class Budget:
-    """Whole bits, step by step, whose mean keeps to a budget.
+    """Chooses whole bits for each step so that their mean keeps to a budget.
 
-    The plan is `target_bits` in each step. Where alpha is below 1 it rises with the steps' weights, by as much as weighted
-    norms have risen so far. A norm below half of their geometric mean saves one bit, as long as the sum of errors stays
-    within 2 % of the plan's; a norm above twice the mean takes one that was saved, and so does every 20th step in between.
+    The plan is `target_bits` in each step. With alpha below 1 it rises with the steps' weights, by as much as weighted norms
+    have risen so far. A norm below half of their geometric mean saves one bit, as long as the sum of errors stays within 2 %
+    of the plan's; a norm above twice the mean spends a saved bit, and so does every 20th step in between.
 
     Args:
         target_bits: mean per element.
         least: bits of a step.
         most: bits of a step.
-        alpha: share of a step's error that is left after a step.
+        alpha: share of a step's error that remains after a step.
         total_steps: T, for alpha below 1.
     """
 
@@ -105,7 +105,7 @@ class Budget:
         """The present step's bits.
 
         Args:
-            size: of the present gradient; NaN: not known.
+            size: of the present gradient; NaN: unknown.
         """
         history, (planned, bits) = self.history, self._plan()
         if not history.count:

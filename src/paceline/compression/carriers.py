@@ -1,4 +1,4 @@
-"""Which carrier does not take which codec, and why not."""
+"""Which codecs a carrier does not support, and why."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.errors import UsageError
 
 __all__ = ["GOSSIP", "Carrier", "check_carrier"]
 
-#: all-to-all: each worker adds up its part of the decoded vectors, codes the sum anew, and all gather the parts.
+#: all-to-all: each worker adds up its part of the decoded vectors, re-encodes the sum, and all gather the parts.
 #: push: to a server, which decodes each by itself.
 Carrier = Literal["all-to-all", "push"]
 
-#: Why no codec is taken where models of one's own are averaged in pairs.
+#: Why gossip algorithms take no codec.
 GOSSIP = (
     "gossip averages models, not differences that shrink, so that what is lost of them is lost for good: take local-sgd,"
     " all-reduce or parameter-server"
@@ -32,7 +32,7 @@ _REFUSED: Mapping[tuple[Carrier, type[Codec]], str] = {
 
 
 def check_carrier(codec: Codec, carrier: Carrier, where: str, name: str) -> None:
-    """Refuses a codec on a carrier that cannot."""
+    """Refuses a codec that a carrier does not support."""
     for (refusing, refused), reason in _REFUSED.items():
         if carrier == refusing and isinstance(codec, refused):
             raise UsageError(f"{where} cannot have codec={name}: {reason}.")

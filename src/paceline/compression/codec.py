@@ -1,4 +1,4 @@
-"""What a codec is: a pair of functions between a vector and its payload."""
+"""The base class of codecs: a pair of functions between a vector and its payload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG = 2**20  # elements
 
 
 class NotFiniteError(ValueError):
-    """A vector has infinite elements, NaN, or others that its codec's numbers cannot hold; no memory has been changed."""
+    """A vector has infinities, NaN, or elements beyond the codec's range; the sender's memory is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Encoded:
     """A coded vector.
 
     Args:
-        x: the payload, one contiguous tensor that a message can carry. Of `none` it is the gradient itself: send it before the
-            gradient changes.
+        x: the payload, one contiguous tensor that a message can carry. For `none` it is the gradient itself: send it before
+            the gradient changes.
     """
 
     x: Tensor
@@ -36,33 +36,33 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """A pair of functions between a vector and its payload, and the sender's memory of what was not sent."""
+    """A pair of functions between a vector and its payload, and the sender's memory for error feedback."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def encoding_moves(self) -> float:
-        """How long `encode` takes: as reading and writing so many float32 vectors; of what computes, by measurement."""
+        """The time of `encode`, in float32 vectors read and written; measured for codecs that compute."""
         return 0.0
 
     @property
     def decoding_moves(self) -> float:
-        """The same of `decode`."""
+        """The time of `decode`, in the same unit."""
         return 0.0
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the mean over all keys of what is decoded is the gradient itself, to the rounding of its type."""
+        """Whether the decoded vector, averaged over all keys, is the gradient itself, up to the rounding of its type."""
         return False
 
     @property
     def remembers(self) -> bool:
-        """Whether a sender keeps back what it has not sent, and adds it to later vectors."""
+        """Whether the sender uses error feedback: adds what it has not sent to later vectors."""
         return False
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """The sender's memory, zeros (num_elements,) of the type in which `dtype` is added up; None: it has none."""
+        """The sender's memory, zeros (num_elements,) of the type for sums of `dtype`; None: no error feedback."""
         return torch.zeros(num_elements, dtype=sum_type(dtype)) if self.remembers else None
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -72,17 +72,16 @@ class Codec:
 
         Args:
             gradient: (elements,); only read.
-            memory: what `start` gave; changed in place.
-            key: what random numbers depend on, 64 bits: another for each worker, step and vector (`key_of`).
+            memory: from `start`; changed in place.
+            key: 64-bit seed of the random numbers, different for each worker, step and vector (`key_of`).
 
         Raises:
-            NotFiniteError: it has infinite elements, NaN, or others that the codec's numbers cannot hold; the memory is as it
-                was.
+            NotFiniteError: it has infinities, NaN, or elements beyond the codec's range; the memory is unchanged.
         """
         raise TypeError(f"{type(self).__name__} must define encode")
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """The vector (num_elements,) that a payload stands for.
+        """The vector (num_elements,) of a payload.
 
         Raises:
             ValueError: the payload cannot come from this codec and this number of elements.
@@ -93,19 +92,19 @@ class Codec:
         raise TypeError(f"{type(self).__name__} must define payload_bytes")
 
     def tuner(self) -> Tuner:
-        """What chooses this codec's parameters as a run goes on."""
+        """The tuner that chooses this codec's parameters during a run."""
         return Tuner(self)
 
 
 class Tuner:
-    """Chooses what a codec does at each step; this one changes nothing.
+    """Chooses a codec's parameters at each step; this base class changes nothing.
 
-    A size is how large the error of coding is, in a unit that is the tuner's own. Sizes of a gradient's vectors add up.
+    A size measures the coding error in the tuner's own unit. Sizes of a gradient's vectors add up.
 
     Attributes:
         codec: of the present step.
-        wants_size: whether it asks for sizes.
-        asks_first: whether of all workers' vectors, before any is coded; else of those before.
+        wants_size: whether it needs sizes.
+        asks_first: whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     """
 
     wants_size = False
@@ -115,40 +114,40 @@ class Tuner:
         self.codec = codec
 
     def size_of(self, vector: Tensor) -> float:
-        """Of a vector (n,) that is to be coded as one; NaN: it cannot be."""
+        """The size of a vector (n,) that is coded as one; NaN: it cannot be coded."""
         return 0.0
 
     def coded_size(self, encoded: Encoded, num_elements: int) -> float:
-        """Of a vector that has been coded."""
+        """The size of a coded vector."""
         return 0.0
 
     def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
-        """Chooses for what is to be coded now.
+        """Chooses the parameters for the present vectors.
 
         Args:
-            size: of the vectors; of a mean's: all workers', each by the square of its share.
-            mean_size: at most that of their mean, where that is coded anew.
-            longest: elements that are coded as one, at most, in a mean.
+            size: of the vectors; for a mean: all workers', each weighted by the square of its share.
+            mean_size: upper bound of their mean's size, if the mean is re-encoded.
+            longest: maximum number of elements coded as one in a mean.
 
         Returns:
-            What to warn of, once; or empty.
+            A warning to give once; or empty.
         """
         return ""
 
     def tell(self, size: float) -> None:
-        """What was coded was so large: chooses for what comes next."""
+        """Reports the size of the coded vectors; chooses the parameters for the next."""
 
     def state(self) -> dict[str, Any]:
-        """What must be known to go on."""
+        """The state for a checkpoint."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores what `state` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoCodec(Codec):
-    """The gradient as it is; costs nothing, not even a copy."""
+    """The unchanged gradient; costs nothing, not even a copy."""
 
     @property
     def is_unbiased(self) -> bool:
@@ -172,7 +171,7 @@ def check_payload(x: Tensor, dtype: torch.dtype, num_elements: int) -> None:
 
 
 def key_of(*parts: int) -> int:
-    """64 bits that depend on all of these numbers: a seed of the worker's own, a step, a vector.
+    """64 bits that depend on all of these numbers, such as the worker's seed, a step and a vector.
 
     >>> key_of(7, 1, 2) == key_of(7, 1, 2), key_of(7, 1, 2) == key_of(7, 2, 1)
     (True, False)
@@ -187,5 +186,5 @@ def key_of(*parts: int) -> int:
 
 
 def share_of(codec: Codec) -> float:
-    """A payload's bytes, as a share of a long float32 vector's."""
+    """A payload's bytes as a share of a long float32 vector's."""
     return codec.payload_bytes(_LONG, torch.float32) / (4 * _LONG)

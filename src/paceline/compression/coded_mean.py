@@ -1,9 +1,9 @@
 """The weighted mean of all workers' vectors, through a codec: started, and finished later, like any collective.
 
-Each worker codes the pieces of its vector and sends piece k to worker k (all-to-all), which decodes all it gets, adds them up
-in float32, codes the mean anew, and all collect all pieces (all-gather). Every worker decodes the same bytes, its own piece's,
-too: so the means are equal, bit for bit. Both operations are started by the program, in its order, never when another has
-ended: workers would start them in different orders.
+Each worker codes the pieces of its vector and sends piece k to worker k (all-to-all). That worker decodes and adds up the
+pieces in float32 and re-encodes the mean; then all collect all pieces (all-gather). Every worker decodes the same bytes,
+including its own piece's, so the means are equal, bit for bit. The program starts both operations in its own order, never when
+another one ends: workers would start them in different orders.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = ["CodedMean"]
 class CodedMean:
     """Averages vectors over all workers through a codec; all call it alike, in the same order.
 
-    A vector has a number, such as that of its bucket or fragment, by which its memory is known; always of the same length.
+    A vector has a number, such as that of its bucket or fragment, which identifies its memory; its length must not change.
     With one worker, nothing is coded. A worker of weight 0, or whose vector is not finite, sends nothing and keeps its memory;
-    if nobody's is, the mean is NaN. Where `skips`, one vector that is not finite makes the mean NaN on all workers.
+    if no vector is finite, the mean is NaN. With `skips`, one vector that is not finite makes the mean NaN on all workers.
 
-    The means of one step may be a transaction: `keep` begins it, and `settle` ends it. If the step is not applied, all that is
-    remembered (memories, factors, counts, what the tuner knows) is as it was at the beginning.
+    The means of one step can form a transaction: `keep` begins it, and `settle` ends it. If the step is not applied, all state
+    (memories, factors, counts, the tuner's) is restored to the beginning.
 
     Costs: about 2 (n - 1) / n of a coded vector sent by each of n workers; memory as the codec says, and buffers of two
         vectors.
@@ -50,9 +50,9 @@ class CodedMean:
     Args:
         codec: of an all-to-all's kinds, or `Power`.
         ports: the worker's.
-        ranges: of the parameters in the flat vector (P,); what lies between them is kept 0. None: there is nothing between.
-        shapes: theirs, for `Power`.
-        model_shapes: of all parameters of the model, where these are some of them.
+        ranges: of the parameters in the flat vector (P,); gaps between them stay 0. None: there are no gaps.
+        shapes: of the parameters, for `Power`.
+        model_shapes: of all parameters of the model, if these are only some of them.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class CodedMean:
             number: the vector's.
             vector: what this worker has.
             weight: 0: nothing.
-            said: a number to be added up over all workers, exactly.
+            said: a number to add up over all workers, exactly.
             first: where in the flat vector (P,) this one begins.
-            total: of all workers' weights, where it is known: then what is remembered counts in this mean as much as it would
-                have in the one that it was left over from, though weights are others now. None: taken for what it was.
+            total: of all workers' weights, if known: the error feedback is then rescaled to count as much as in the mean that
+                it is left over from, even if weights have changed. None: no rescaling.
         """
         if number in self._sizes:
             self.tuner.tell(sum(self._sizes.values()))
@@ -124,10 +124,10 @@ class CodedMean:
             slot.leave_out(ranges)
 
     def fit(self, vectors: Sequence[Tensor], weight: float) -> None:
-        """Chooses for the vectors, numbered from 0, that are started next, all with this weight.
+        """Chooses the codec for the vectors, numbered from 0, that are started next, all with this weight.
 
-        Costs: nothing; where the tuner asks for all workers' sizes first, one all-reduce of three numbers for each vector,
-            which waits for all workers.
+        Costs: nothing; if the tuner asks for all workers' sizes first, one all-reduce of three numbers per vector, which waits
+            for all workers.
 
         Let worker k's vector be of size m_k, and w_k its share. Then the mean's first error is of the size sum w_k^2 m_k. The
         mean is rounded once more; its scales are at most the means of the workers', so its size is at most
@@ -163,12 +163,12 @@ class CodedMean:
         return self.remembers or self.tuner.asks_first
 
     def keep(self) -> None:
-        """Begins a transaction, if none is under way; costs a copy of what is remembered."""
+        """Begins a transaction, if none is under way; costs a copy of the state."""
         if self._before is None:
             self._before = copy.deepcopy(self.state())
 
     def settle(self, *, is_applied: bool) -> None:
-        """The means since `keep` have been applied, or all is as before them."""
+        """Ends the transaction; restores the state of `keep` unless its means have been applied."""
         if self._before is not None and not is_applied:
             self._slots.clear()
             self.load(self._before)
@@ -179,7 +179,7 @@ class CodedMean:
         return self.weight_left_out() if weight and vector.numel() and not is_finite(vector) else weight
 
     def weight_left_out(self) -> float:
-        """The weight of a vector that is not finite, which warns once where only this vector is left out of the mean."""
+        """The weight of a vector that is not finite; warns once if only this vector is left out of the mean."""
         if self.skips:
             return math.nan
         if not self._has_warned:
@@ -193,7 +193,7 @@ class CodedMean:
         return 0.0
 
     def does_not_fit(self) -> None:
-        """What a checkpoint remembers is of vectors cut otherwise."""
+        """Warns that the checkpoint's memories do not match the present vectors."""
         if not self._has_said_lost:
             self._has_said_lost = True
             warnings.warn(
@@ -203,29 +203,29 @@ class CodedMean:
             )
 
     def finished(self, number: int, size: float) -> None:
-        """A mean is in place; what was rounded for it was so large."""
+        """A mean is in place; `size` is that of the vectors rounded for it."""
         if self.tuner.wants_size and not self.tuner.asks_first:
             self._sizes[number] = size
 
     def moves_of(self, codec: Codec) -> Moves:
-        """What coding by the present step's `codec` moves, and decoding."""
+        """The cost of encoding and decoding by the present step's `codec`."""
         return self._measured or moves_of(codec)
 
     @contextmanager
     def coding(self, vectors: float, of: Tensor) -> Iterator[None]:
-        """Counts the seconds that coding takes; where time is virtual, as of so many vectors read and written."""
+        """Counts the seconds of coding; in virtual time, those of reading and writing `vectors` vectors."""
         begun_s = self.clock.now_s()
         self.moved(vectors, of=of)
         yield
         self.counts.codec_s += self.clock.now_s() - begun_s
 
     def count(self, num_elements: int, num_bytes: int) -> None:
-        """So many elements were coded, and sent as so many bytes."""
+        """Counts coded elements and sent bytes."""
         self.counts.coded_elements += num_elements
         self.counts.coded_bytes += num_bytes
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: memories, counts, what the tuner knows."""
+        """The state for a checkpoint: memories, counts, and the tuner's state."""
         slots = {number: slot.state() for number, slot in self._slots.items()}
         return {
             "codec": self.fingerprint,
@@ -235,7 +235,7 @@ class CodedMean:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Goes on from there; None, or another codec's: begins anew."""
+        """Restores a state; starts without one if it is None or another codec's."""
         if state is None or state.get("codec") != self.fingerprint:
             if state is not None:
                 warnings.warn(

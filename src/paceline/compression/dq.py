@@ -1,4 +1,4 @@
-"""DQ-SGD: every step chooses how many bits its gradient is worth."""
+"""DQ-SGD: chooses the number of bits for each step's gradient."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _HEAD_BYTES = 4  # the bits, then nothing, so that scales begin where a float32 
 
 @dataclass(frozen=True, kw_only=True)
 class DQ(Codec):
-    """QSGD whose bits follow the gradient: more where it is large, fewer where it is small.
+    """QSGD whose bits follow the gradient: more bits for large gradients, fewer for small ones.
 
-    Either give `target_bits`, the mean over a run, or `target_error`, the most that a step may add. Sizes are those of all
-    rounded vectors: each worker's gradient, and their mean, which is rounded once more. With `target_bits` workers choose by
-    the steps before, without a message; with `target_error` they first tell each other the present sizes. At a server, each
-    worker goes by its own present gradient, and each push keeps to the target.
+    Give either `target_bits`, the mean over a run, or `target_error`, the maximum error per step. Sizes include all rounded
+    vectors: each worker's gradient, and their mean, which is rounded again. With `target_bits` workers choose by earlier
+    steps, without communication; with `target_error` they first exchange the present sizes. With a server, each worker uses
+    its own present gradient, and each push keeps to the target.
 
     Costs: those of `qsgd`. With `target_error`, one small all-reduce per step, and no overlap of coding with backward.
-    Gain of `target_bits`: up to half of the error at equal bits where norms swing beyond half and twice their mean; with
+    Gain of `target_bits`: up to half of the error at equal bits if norms swing beyond half and twice their mean; with
     `alpha`, that of its known weights. Norms that only rise or fall get the target's bits. With `alpha` 1 the sum of error
     bounds stays within 5 % of that of fixed bits.
-    Use when: `qsgd` would be used, and the gradient's size swings; or the error must be bounded.
+    Use when: `qsgd` fits, and the gradient's size swings; or the error must be bounded.
 
     Args:
-        target_bits: mean bits per element; 4 where `target_error` is not given.
+        target_bits: mean bits per element; 4 if `target_error` is not given.
         target_error: bound of the mean squared error that rounding adds to the mean gradient of a step (of each backward
-            pass; of each average of models), as it counts at the end where `alpha` is below 1. A step that needs more than
-            `max_bits` gets `max_bits`, with one warning.
-        alpha: share of a step's error that is left after a step, for problems that shrink it; 1: all of it, as for networks.
+            pass; of each average of models); with `alpha` below 1, of what remains of it at the end. A step that needs more
+            than `max_bits` gets `max_bits`, with one warning.
+        alpha: share of a step's error that remains after a step, for problems that shrink it; 1: all of it, as for networks.
             Below 1 later steps get more bits.
         total_steps: T, for `alpha` below 1. The budget holds to 2 % without it.
         min_bits: of a step.
@@ -48,8 +48,8 @@ class DQ(Codec):
         norm: as for `qsgd`; the paper's is `l2`, with `bucket=none`.
         bucket: as for `qsgd`.
 
-    Differs from the paper: bits are whole and bounded. For `target_bits` the present gradient's size is expected from those
-    before it, and a step saves or spends at most one bit.
+    Differs from the paper: bits are whole and bounded. For `target_bits` the present gradient's size is predicted from earlier
+    ones, and a step saves or spends at most one bit.
 
     Reference: Yan, Huang, Lan, Song, "DQ-SGD: Dynamic Quantization in SGD for Communication-Efficient Distributed Learning",
         2021, arXiv:2107.14575.
@@ -101,7 +101,7 @@ class DQ(Codec):
         return self.at(self.max_bits).plain.decoding_moves
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """uint8: the bits, and a payload of `qsgd`; with the bits of a step of which nothing is known."""
+        """uint8: the bits, and a payload of `qsgd`; uses the target bits."""
         return self.at(round(self._target_bits)).encode(gradient, memory, key)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
@@ -139,7 +139,7 @@ class AtBits(Codec):
         return self._plain_of(encoded, num_elements).decode(Encoded(encoded.x[_HEAD_BYTES:]), num_elements, dtype)
 
     def size_of(self, encoded: Encoded, num_elements: int) -> float:
-        """4 s^2 times the bound of the error that the payload was made with."""
+        """4 s^2 times the error bound of the payload."""
         plain = self._plain_of(encoded, num_elements)
         return size_of_scales(plain.parts(num_elements, encoded.x[_HEAD_BYTES:]), num_elements)
 
@@ -179,10 +179,10 @@ class _SizesOfDQ(Tuner):
 
 
 class ErrorTuner(_SizesOfDQ):
-    """The least bits with which the present step's error is within the target, by the bounds of all that is rounded in it.
+    """Chooses the fewest bits that keep the present step's error within the target, by the bounds of all its roundings.
 
-    What a mean is made of has been rounded: that leaves largest magnitudes as they are. The square of a Euclidean norm grows
-    by the error on average, and the bound of the second rounding with it.
+    The second rounding, of the mean, sees rounded vectors. Rounding keeps the largest magnitudes. It increases the square of a
+    Euclidean norm by the error on average, and with it the bound of the second rounding.
     """
 
     asks_first = True
@@ -192,7 +192,7 @@ class ErrorTuner(_SizesOfDQ):
         self._steps, self._has_warned = 0, False
 
     def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
-        """As of `Tuner`; a size that is not finite is of nothing that is sent."""
+        """As `Tuner.fit`; a size that is not finite belongs to vectors that are not sent."""
         dq, target = self._dq, self._dq.target_error
         assert target is not None
         self._steps += 1

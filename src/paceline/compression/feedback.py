@@ -1,4 +1,4 @@
-"""A sender's memory of what its codec has kept back, which only what the receiver has applied may change."""
+"""Error feedback for receivers that may drop vectors: only applied vectors change the memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Feedback"]
 
 
 class Feedback:
-    """The memory of one vector's sender, for a receiver that may drop what it is sent.
+    """The error feedback of one vector's sender, for a receiver that may drop what it is sent.
 
-    Encoding is a transaction: `settle` makes it count, or leaves the memory as it was before. So what was applied, and the
-    memory, always add up to the gradients that were applied, and a dropped gradient is in neither.
+    Encoding is a transaction: `settle` commits it, or leaves the memory unchanged. So the applied vectors plus the memory
+    always add up to the applied gradients, and a dropped gradient is in neither.
 
-    Costs: where the codec remembers, two vectors, and a copy for each one that is sent.
+    Costs: if the codec has error feedback, two vectors, and a copy for each one that is sent.
 
     Attributes:
-        memory: (n,), without what is not settled yet; None: the codec remembers nothing.
+        memory: (n,), without unsettled changes; None: the codec has no error feedback.
     """
 
     def __init__(self, codec: Codec, num_elements: int, dtype: torch.dtype) -> None:
@@ -28,9 +28,9 @@ class Feedback:
         self._is_open = False
 
     def encode(self, codec: Codec, gradient: torch.Tensor, key: int, left_out: Ranges = ()) -> Encoded:
-        """Codes a gradient (n,), as of `Codec.encode`; what was not settled is forgotten.
+        """Codes a gradient (n,), as `Codec.encode`; discards an unsettled one.
 
-        The memory of elements that are `left_out`, whose gradient is 0 and which the receiver does not update, stays.
+        Elements in `left_out`, whose gradient is 0 and which the receiver does not update, keep their memory.
         """
         self._is_open = False
         if self._next is None or self.memory is None:
@@ -46,7 +46,7 @@ class Feedback:
         return encoded
 
     def settle(self, *, is_applied: bool) -> None:
-        """The last gradient has been applied, or dropped; to say so twice changes nothing."""
+        """Commits or discards the last gradient; a second call changes nothing."""
         if self._is_open and is_applied:
             self.memory, self._next = self._next, self.memory
         self._is_open = False

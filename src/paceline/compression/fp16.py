@@ -17,8 +17,8 @@ __all__ = ["Float16"]
 class Float16(Codec):
     """Every number rounded to the nearest float16: half of float32's bytes, three to four decimal digits.
 
-    Use when: a gradient's elements lie between 6e-8 and 65,504. What is smaller becomes 0; a gradient with a larger element is
-    left out, and it is said. GradScaler changes none of that: gradients travel without its scale.
+    Use when: a gradient's elements lie between 6e-8 and 65,504. Smaller elements become 0; a gradient with a larger element is
+    left out, with a warning. GradScaler does not change that: gradients travel without its scale.
     Not: `bf16`, which has float32's range and a digit less.
     """
 

@@ -1,8 +1,8 @@
 """Loops over elements, compiled: stochastic rounding to levels, and codes packed into bits.
 
-Random numbers are hashes of a key and the element's index: whatever the processor, the number of threads and the order, the
-same key gives the same codes. Rounding looks at 23 bits of the hash: the mean of a rounded number is that number to 2^-24 of
-a level, and what lies on a level, zero above all, stays there.
+Random numbers are hashes of a key and the element's index: the same key gives the same codes on any processor, with any number
+of threads and in any order. Rounding uses 23 bits of the hash: a rounded number is right on average to 2^-24 of a level, and
+numbers on a level, such as zero, stay there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def largest(x_bits, bucket, scales_bits):  # noqa: ANN001, ANN201  (compiled; so
 
 @partial(compiled, nogil=True)
 def euclidean_norms(x, bucket, most, scales):  # noqa: ANN001, ANN201
-    """The Euclidean norm of each bucket, at most `most`, added up in the order of elements, as on every processor."""
+    """The Euclidean norm of each bucket, at most `most`, with the same bits on every processor."""
     for b in range(len(scales)):
         square = 0.0
         for i in range(b * bucket, min(len(x), (b + 1) * bucket)):
@@ -204,7 +204,7 @@ def decode_trits(packed, scales, bucket, out):  # noqa: ANN001, ANN201
 
 @partial(compiled, nogil=True)
 def mean_magnitudes(x, bucket, scales):  # noqa: ANN001, ANN201
-    """The mean magnitude of each bucket, added up in the order of elements, as on every processor; whether all are finite."""
+    """The mean magnitude of each bucket, with the same bits on every processor; returns whether all are finite."""
     n, finite = len(x), True
     for b in range(len(scales)):
         first, last, total = b * bucket, min(n, (b + 1) * bucket), 0.0
@@ -217,7 +217,7 @@ def mean_magnitudes(x, bucket, scales):  # noqa: ANN001, ANN201
 
 @partial(compiled, nogil=True)
 def encode_signs(x, out):  # noqa: ANN001, ANN201
-    """A bit for each of x (n,): 1 for what is not negative, zero included; beyond x they are 0."""
+    """A bit for each of x (n,): 1 for positive numbers and zero; bits beyond x are 0."""
     n = len(x)
     for i in range(len(out)):
         value = uint8(0)

@@ -1,4 +1,4 @@
-"""What the codecs with packed codes have in common: scales of buckets in front, codes behind, in bytes."""
+"""The base class of codecs with packed codes: payloads of bucket scales, then codes, in bytes."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Buckets:
         num_elements: of the vector.
         bucket: elements with one scale; None: all.
         code_bytes: bytes of all codes.
-        x: a payload that has come; None: a new one.
+        x: a received payload; None: a new one.
 
     Raises:
-        ValueError: what has come is no such payload.
+        ValueError: `x` has another type or length.
     """
 
     def __init__(self, num_elements: int, bucket: int | None, code_bytes: int, x: Tensor | None = None) -> None:
@@ -91,7 +91,7 @@ class Buckets:
 
 
 def as_float32(x: Tensor) -> np.ndarray:
-    """A vector (n,) as kernels take it, in its own memory if it is of that type; float64 is rounded to the nearest."""
+    """A vector (n,) as kernels take it, without a copy if it is float32; float64 is rounded to the nearest."""
     return x.detach().to(torch.float32).contiguous().numpy()
 
 

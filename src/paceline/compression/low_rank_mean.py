@@ -1,4 +1,4 @@
-"""PowerSGD's mean: of thin factors, by two all-reduces; what is small travels with the first."""
+"""PowerSGD's mean of low-rank factors, by two all-reduces; the first also carries small parameters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LowRankMean"]
 
-_NUMBERS = 3  # that travel along: what the vector weighs, what it was to weigh, and what is said
+_NUMBERS = 3  # sent along: weight used, weight given, number
 
 
 class LowRankMean:
-    """One vector's matrices, their factors, and what was kept back.
+    """One vector's matrices, their factors, and the error feedback.
 
     Sums of float32 numbers are exact for weights up to 2^24 in all.
     """
@@ -91,18 +91,18 @@ class LowRankMean:
 
     @property
     def warms_up(self) -> bool:
-        """Whether all travels as it is."""
+        """Whether this step is sent uncompressed."""
         assert isinstance(self.owner.codec, Power)
         return self.count <= self.owner.codec.warmup_steps
 
     @property
     def matrices(self) -> list[Factored]:
-        """Those that travel as factors now."""
+        """The matrices sent as factors in this step."""
         return [] if self.warms_up else self._factored
 
     @property
     def dense(self) -> Tensor:
-        """The elements that travel as they are."""
+        """The elements sent uncompressed."""
         return self._all_dense if self.warms_up else self._dense
 
     def start(self, vector: Tensor, weight: float, said: float) -> LowRankUnderWay:
@@ -137,7 +137,7 @@ class LowRankUnderWay:
         return sent if self._vector.numel() else self._vector
 
     def advance(self) -> None:
-        """Makes the left factors orthonormal, and starts averaging the right ones."""
+        """Orthonormalises the left factors and starts averaging the right ones."""
         if self._first is None:
             return
         self._first.wait()
@@ -171,7 +171,7 @@ class LowRankUnderWay:
             self._second = owner.collectives.start_all_reduce(self._stand_in(self._rights))
 
     def wait(self) -> Totals:
-        """Makes the product of the mean factors, as all do."""
+        """Multiplies the mean factors."""
         from paceline.compression import kernels
 
         self.advance()

@@ -1,4 +1,4 @@
-"""What a mean is that has been started, and is finished later."""
+"""The protocol of a mean under way: started now, finished later."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Alone", "Mean", "Totals"]
 
 
 class Totals(NamedTuple):
-    """What comes along with a mean."""
+    """The sums that arrive with a mean."""
 
-    weight: float  # of all workers' vectors, those that were left out included
+    weight: float  # of all workers' vectors, including those left out
     number: float  # the sum of all workers' numbers
 
 
@@ -18,7 +18,7 @@ class Mean(Protocol):
     """A mean under way."""
 
     def advance(self) -> None:
-        """Waits for the first operation and starts the second; may be left out."""
+        """Waits for the first operation and starts the second; optional."""
         ...
 
     def wait(self) -> Totals:

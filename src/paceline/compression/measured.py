@@ -1,4 +1,4 @@
-"""What coding costs in simulated time: the codec's own constants, or what a machine was measured to take."""
+"""The cost of coding in simulated time: the codec's own constants, or a machine's measurements."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Moves", "measured_moves", "moves_in", "moves_of"]
 
 
 class Moves(NamedTuple):
-    """Times, as reading and writing so many vectors of the one that is coded."""
+    """Times, in reads and writes of the coded vector."""
 
     encoding: float
     decoding: float
 
 
 def moves_of(codec: Codec) -> Moves:
-    """By the codec's own constants."""
+    """The codec's own constants."""
     return Moves(codec.encoding_moves, codec.decoding_moves)
 
 
 def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
-    """As measured of codecs of this name, whatever their arguments; None: nothing was."""
+    """The measurement for codecs of this name, with any arguments; None: not measured."""
     if not ports.codec_moves or isinstance(codec, NoCodec):
         return None
     found = ports.codec_moves.get(codec_registry.name_of(type(codec)))
@@ -32,5 +32,5 @@ def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
 
 
 def moves_in(ports: Ports[Any], codec: Codec) -> Moves:
-    """As measured; where nothing was, by the codec's own constants."""
+    """The measurement, or the codec's own constants if there is none."""
     return measured_moves(codec, ports) or moves_of(codec)

@@ -1,6 +1,6 @@
-"""A vector that travels as coded pieces, one for each worker: its memories, and its mean under way.
+"""A vector sent as coded pieces, one per worker: its error feedback, and its mean under way.
 
-What the pieces' means have in common with others is in `CodedMean`, which makes these.
+`CodedMean` makes these, and has what they share with other means.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
 
-_HEAD = 32  # bytes of a piece before its payload: whose codec; what the worker's vector weighs, and was to weigh; its number
+_HEAD = 32  # bytes of a piece before its payload: codec, weight used, weight given, number
 _STATUS = (
     8  # bytes of a piece of the mean before its payload: the size of what was rounded for it; NaN: it is not finite
 )
@@ -63,7 +63,7 @@ class Pieces:
         return {"count": self.count, "memory": self.memory, "second": self.second, "share": self.share}
 
     def load(self, kept: dict[str, Any] | None) -> None:
-        """Goes on from there, if it is of as many workers and of the same elements."""
+        """Restores `kept`, if it is of as many workers and of the same elements."""
         if kept is None:
             return
         check_slot(kept, self._type)
@@ -78,13 +78,13 @@ class Pieces:
                 own.copy_(old)
 
     def shares(self, share: float) -> None:
-        """This worker's vector is so much of the mean."""
+        """Sets this worker's share of the mean, and rescales its memory to it."""
         if self.memory is not None and self.share not in (0.0, share):
             self.memory.mul_(self.share / share)
         self.share = share
 
     def note(self) -> None:
-        """Keeps a copy of what is remembered, for `leave_out`."""
+        """Keeps a copy of the error feedback, for `leave_out`."""
         self._before = [None if one is None else one.clone() for one in (self.memory, self.second)]
 
     def leave_out(self, ranges: Ranges) -> None:
@@ -95,18 +95,18 @@ class Pieces:
                     own[begin:end] = before[begin:end]
 
     def part_of_memory(self, worker: int) -> Tensor | None:
-        """What is remembered of the piece that goes to this worker."""
+        """The error feedback of the piece that goes to this worker."""
         return None if self.memory is None else self.memory[worker * self.piece : (worker + 1) * self.piece]
 
     def payload_type(self, codec: Codec) -> torch.dtype:
-        """Of a payload's elements."""
+        """The type of a payload's elements."""
         if self._payload_type is None:
             nothing = torch.zeros(0, dtype=self._type)
             self._payload_type = codec.encode(nothing, codec.start(0, self._type)).x.dtype
         return self._payload_type
 
     def clear_gaps(self, vector: Tensor) -> None:
-        """Makes what lies between parameters 0 again, where a codec or NaN has made something of zeros."""
+        """Zeroes the gaps between parameters, which a codec or NaN may have changed."""
         for begin, end in self.gaps:
             vector[begin:end] = 0
             if self.memory is not None:
@@ -144,7 +144,7 @@ class _PiecesMean:
         self._totals, self._is_empty = Totals(0.0, 0.0), False
 
     def _encode(self, given: Tensor) -> bool:
-        """Codes all pieces; whether they are finite: if not, the memory is as it was."""
+        """Codes all pieces; returns whether they are finite. If not, the memory is unchanged."""
         slot, vector = self._slot, self._vector
         slot.given[: vector.numel()] = vector
         done: list[tuple[int, Encoded]] = []
@@ -173,7 +173,7 @@ class _PiecesMean:
         return Encoded(payload if kind == torch.uint8 else payload.view(kind))
 
     def advance(self) -> None:
-        """Adds up this worker's piece, codes it anew, and starts collecting all."""
+        """Adds up this worker's piece, re-encodes it, and starts collecting all pieces."""
         if self._first is None:
             return
         self._first.wait()
@@ -271,7 +271,7 @@ class _TimedMean:
 
 
 def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:
-    """Refuses what no vector's memories are, of any length and number of workers."""
+    """Refuses state that no vector of any length and number of workers can have."""
     vector, rights = torch.zeros(0, dtype=dtype), kept.get("rights")
     like: dict[str, Any] = {"count": int, "share": float}
     if rights is not None:
@@ -282,7 +282,7 @@ def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 def gaps(ranges: Ranges | None, first: int, length: int) -> list[tuple[int, int]]:
-    """What lies between parameters, of elements `first` to `first + length`, counted from there; no ranges: nothing."""
+    """The gaps between parameters in elements `first` to `first + length`, counted from there; no ranges: no gaps."""
     if ranges is None:
         return []
     found, at = [], first

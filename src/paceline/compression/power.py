@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices as products of two thin ones, which are averaged instead."""
+"""PowerSGD: averages low-rank factors of the gradients of matrices."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _SEED = 20190531  # of the first factors: the same on all workers
 
 @dataclass(frozen=True, kw_only=True)
 class Power(Codec):
-    """A matrix's gradient (n, m) travels as factors of rank r, r (n + m) numbers; what they lack is added to the next one.
+    """Sends a matrix's gradient (n, m) as factors of rank r, r (n + m) numbers, with error feedback.
 
-    The workers average M Q, make that orthonormal, P, average M' P, and all take P (M' P)': one step of power iteration a
-    step, begun where the last one ended. Vectors, and matrices that would not become `min_rate` times smaller, travel as they
-    are.
+    The workers average M Q, orthonormalise that to P, average M' P, and all take P (M' P)': one power iteration per step,
+    starting where the last one ended. Vectors, and matrices that would not become `min_rate` times smaller, are sent
+    uncompressed.
 
-    Costs: two all-reduces a step, one after the other; two products with each matrix; one vector of memory.
-    Use when: matrices are large and their gradients of low rank, as in networks with wide layers.
-    Not: a codec of vectors: it averages by itself, and no server can take its factors.
+    Costs: two all-reduces per step, one after the other; two products with each matrix; one vector of memory.
+    Use when: matrices are large and their gradients have low rank, as in networks with wide layers.
+    Not: a codec of vectors: it averages by itself, and servers cannot use its factors.
 
     Args:
         rank: r; with 1 to 4, ten to a hundred times fewer bytes.
-        min_rate: a matrix travels as factors if that is so many times less.
-        warmup_steps: so many steps send all as it is: the first gradients change too fast for factors that follow them.
+        min_rate: a matrix is sent as factors if they are this many times smaller.
+        warmup_steps: number of first steps sent uncompressed: early gradients change too fast for the factors to follow.
 
-    Differs from the paper: a worker remembers what its own matrix lacks, M - P P' M, and not how it differs from the mean of
-    all: the sum over workers is the same, and no deviation is left over in a round in which one of them has no batch, or a
-    smaller one. Means are weighted by samples, as all of `all-reduce`'s are. A convolution's filters are a matrix of
-    one row per output channel, as there. P is always orthonormal: a column that is zero, or depends on those before it, is
-    drawn again, from a seed that all workers share. A column of Q that would become zero keeps its last value, for the step in
-    which its matrix is used. Each column of Q is divided by its largest element, which changes no mean, so that gradients may
-    have any size.
+    Differs from the paper: a worker's error feedback is what its own matrix lacks, M - P P' M, not the difference from the
+    mean of all: the sum over workers is the same, and no deviation remains after a round in which a worker has no batch or a
+    smaller one. Means are weighted by samples, as in `all-reduce`. As in the paper, a convolution's filters are a matrix with
+    one row per output channel. P is always orthonormal: a column that is zero, or depends on those before it, is drawn again,
+    from a seed that all workers share. A column of Q that would become zero keeps its last value, for the next step that uses
+    its matrix. Each column of Q is divided by its largest element, which does not change the mean, so that gradients can have
+    any size.
 
     Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
         NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
@@ -63,7 +63,7 @@ class Power(Codec):
 
 
 class Factored(NamedTuple):
-    """A matrix that travels as factors: elements `first` to `first + rows * columns` of a flat vector."""
+    """A matrix sent as factors: elements `first` to `first + rows * columns` of a flat vector."""
 
     first: int
     rows: int
@@ -96,7 +96,7 @@ class Factored(NamedTuple):
 
 
 def factored(power: Power, shapes: Sequence[tuple[int, ...]], firsts: Sequence[int]) -> list[Factored]:
-    """Those parameters, with these shapes and first elements in a flat vector, that travel as factors; perhaps none."""
+    """The parameters, of these shapes and first elements in a flat vector, that are sent as factors; possibly none."""
     return [
         one
         for one in _matrices(shapes, firsts)
@@ -109,7 +109,7 @@ def check_rank(power: Power, shapes: Sequence[tuple[int, ...]]) -> None:
     """Refuses a rank that is too large for all parameters of a model.
 
     Raises:
-        UsageError: none of them would travel as factors.
+        UsageError: none of them would be sent as factors.
     """
     firsts = [0] * len(shapes)
     if not factored(power, shapes, firsts):

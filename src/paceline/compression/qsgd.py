@@ -21,20 +21,20 @@ __all__ = ["QSGD"]
 class QSGD(BucketCodec):
     """Every element rounded to one of 2^B - 1 levels between minus and plus its bucket's scale, up or down at random.
 
-    What is decoded is right on average (to 2^-24 of a level), so nothing is made up for. The squared error is on average at
-    most n / (4 s^2) times the scale's square for a bucket of n, with s = 2^(B-1) - 1 levels on each side.
+    Decoded vectors are unbiased (to 2^-24 of a level), so there is no error feedback. The squared error is on average at most
+    n / (4 s^2) times the scale's square for a bucket of n, with s = 2^(B-1) - 1 levels on each side.
 
     Costs: B bits per element, and 32 for every bucket. Packed for every B.
-    Use when: the network, not computing, is what a step waits for, and the batch's own noise is larger than that of rounding.
-    Not: `sign` and `top-k`, which send less, are wrong on average, and remember what they have not sent.
+    Use when: the network is the bottleneck, and the gradient noise is larger than that of rounding.
+    Not: `sign` and `top-k`, which send less, are biased, and need error feedback.
 
     Args:
         bits: B, from 2 to 8.
-        norm: scales are the largest magnitude (`linf`), or the Euclidean norm (`l2`), as in the papers: that is larger by up
-            to the root of n, and so is the error.
-        bucket: elements with a scale of their own, a multiple of 8; `none`: one scale for the whole vector.
+        norm: scales are the largest magnitude (`linf`), or the Euclidean norm (`l2`), as in the papers; the latter is larger
+            by up to the root of n, and so is the error.
+        bucket: elements per scale, a multiple of 8; `none`: one scale for the whole vector.
 
-    Differs from the paper: levels are sent as they are, without Elias codes, so that sizes are known beforehand.
+    Differs from the paper: levels are sent without Elias codes, so that sizes are known beforehand.
 
     Reference: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NIPS 2017,
         arXiv:1610.02132, section 3.1.
@@ -55,7 +55,7 @@ class QSGD(BucketCodec):
 
     @property
     def encoding_moves(self) -> float:
-        """As measured (`benchmarks/codecs.py`): a copy moves 2."""
+        """Measured by `benchmarks/codecs.py`; a copy moves 2."""
         return 4.0
 
     @property
@@ -80,14 +80,14 @@ class QSGD(BucketCodec):
         kernels.decode_levels(parts.codes, parts.scales, parts.bucket, self.levels, self.bits, out)
 
     def error_bound(self, vector: Tensor) -> float:
-        """The most that the squared error of decoding `vector` (n,) is on average."""
+        """Upper bound of the mean squared error of decoding `vector` (n,)."""
         return error_size(vector, self.norm, self.bucket) / (4 * self.levels**2)
 
 
 def scale(parts: Buckets, vector: Tensor, norm: str) -> np.ndarray:
-    """Writes the scales of a vector (n,), and returns it as kernels take it.
+    """Writes the scales of a vector (n,), and returns the vector as kernels take it.
 
-    A norm that the vector's type cannot hold is cut to its largest number: no element is larger, and no level is infinite.
+    A norm beyond the range of the vector's type is cut to its largest number: no element is larger, and no level infinite.
 
     Raises:
         NotFiniteError: it has infinite elements or NaN, or of float64 what float32 cannot hold.

@@ -29,12 +29,12 @@ codec_registry.register("power", Power)
 
 
 def probed_codecs() -> list[str]:
-    """Those whose speed follows from a vector's length alone."""
+    """The codecs whose speed depends only on a vector's length."""
     return [name for name, cls in codec_registry.items() if cls not in (NoCodec, Power)]
 
 
 def check_probed(name: str) -> None:
-    """Refuses a name that is none of them."""
+    """Refuses a codec whose speed cannot be measured."""
     if codec_registry[name] not in (NoCodec, Power):
         return
     raise UsageError(f"Codec {name} has no speed of its own: leave it out.")

@@ -20,22 +20,22 @@ __all__ = ["Sign"]
 class Sign(BucketCodec):
     """Every element's sign, times its bucket's mean magnitude; the sender adds the rest to its next gradient.
 
-    Zero counts as positive. Of a Gaussian vector, one message has 2 / pi = 0.64 of the square norm; error feedback brings the
+    Zero counts as positive. For a Gaussian vector, one message has 2 / pi = 0.64 of the square norm; error feedback sends the
     rest later.
 
     Costs: one bit per element, and 32 for every bucket; one vector of memory at the sender, and under all-reduce another n-th
     at each worker, for its part of the mean.
-    Use when: the network is slow, and the optimizer is plain SGD, or has a learning rate several times lower than elsewhere.
-    Not: with momentum at the rate that suits `all-reduce`: what is kept back comes later, in steps that momentum makes larger.
-    On a quadratic loss with curvatures of 0.2 to 1 and momentum 0.9 it diverges at rate 0.5, where `all-reduce` and
-    `qsgd(bits=4)` converge; it converges at rate 0.02, and without momentum at 0.5. Nor is it signSGD, which has no memory,
-    and diverges on simple examples; or 1-bit Adam, whose momentum is what is compressed.
+    Use when: the network is slow, and the optimizer is plain SGD, or has a learning rate several times lower than usual.
+    Not: with momentum at a rate that suits `all-reduce`: momentum amplifies the delayed error feedback. On a quadratic loss
+    with curvatures of 0.2 to 1 and momentum 0.9 it diverges at rate 0.5, where `all-reduce` and `qsgd(bits=4)` converge; it
+    converges at rate 0.02, and without momentum at 0.5. Nor is it signSGD, which has no error feedback, and diverges on simple
+    examples; or 1-bit Adam, which compresses the momentum.
 
     Args:
-        bucket: elements with a scale of their own, a multiple of 8; `none`: one for the whole vector.
+        bucket: elements per scale, a multiple of 8; `none`: one scale for the whole vector.
 
-    Differs from the paper: the memory is in gradients, not in steps, so that the receiver's optimizer may be any; scales are
-    of buckets, not of layers.
+    Differs from the paper: the memory is in gradients, not in steps, so that the receiver can use any optimizer; scales are
+    per bucket, not per layer.
 
     Reference: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
         arXiv:1901.09847, Algorithm 1; the second memory is that of 1-bit Adam, arXiv:2102.02888.
@@ -49,7 +49,7 @@ class Sign(BucketCodec):
 
     @property
     def encoding_moves(self) -> float:
-        """As measured (`benchmarks/codecs.py`): a copy moves 2."""
+        """Measured by `benchmarks/codecs.py`; a copy moves 2."""
         return 14.0
 
     @property

@@ -1,4 +1,4 @@
-"""An optimizer on a part of the flat vector, made from settings: what servers apply gradients with."""
+"""An optimizer on a part of the flat vector, built from settings; servers apply gradients with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FlatOptimizer:
     """The optimizer that settings describe, on one part of the flat vector.
 
     Args:
-        settings: of all of it.
+        settings: for the whole vector.
         x: the part's elements (n,), updated in place.
         begin: where the part begins.
     """
@@ -51,7 +51,7 @@ class FlatOptimizer:
     ) -> None:
         """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
 
-        `missing` are elements of this part without a gradient, which make no step.
+        `missing`: elements of this part without a gradient, which make no step.
 
         Raises:
             UsageError: the settings are another optimizer's.
@@ -75,7 +75,7 @@ class FlatOptimizer:
             parameter.grad = None  # its memory is the next message's
 
     def _cut(self, ends: set[int]) -> None:
-        """Divides the parts within which one of these elements begins something else, and their state."""
+        """Splits the parts, and their state, at these elements."""
         assert self._optimizer is not None
         parts, divided = dict(self._parts), []
         for group in self._optimizer.param_groups:
@@ -96,9 +96,9 @@ class FlatOptimizer:
         self._parts = divided
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of momentum and the like, as vectors (n,), without a dimension where it is one number for all.
+        """Copies of the state, such as momentum, as vectors (n,), or numbers without a dimension if equal for all.
 
-        Where elements have no state as yet, a vector `without_state` (n,) is 1 for these.
+        If some elements have no state yet, a vector `without_state` (n,) is 1 for these.
         """
         if self._optimizer is None:
             return {}
@@ -106,7 +106,7 @@ class FlatOptimizer:
         return as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes over what `state` returned."""
+        """Restores what `state` returned."""
         if self._optimizer is None or not state:
             return
         group, (like, _) = self._optimizer.param_groups[0], self._parts[0]
@@ -125,7 +125,7 @@ class FlatOptimizer:
                     self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
 
     def _like(self, state: dict[str, torch.Tensor], kinds: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """What fits as state: of each kind one number for each element, or for all, where the optimizer has one."""
+        """The expected state: for each kind one number per element, or one for all if the optimizer has one."""
         like = {}
         for key, value in ((key, torch.as_tensor(value)) for key, value in kinds.items()):
             found = state.get(key)

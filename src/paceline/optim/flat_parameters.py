@@ -1,4 +1,4 @@
-"""An elementwise optimizer on a flat vector: with one parameter for all of it, as long as all of it has gradients."""
+"""An elementwise optimizer on a flat vector, as a single parameter as long as all elements have gradients."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["FlatParameters"]
 
 
 class _Stretch(NamedTuple):
-    """Elements that lie together, and have a gradient together."""
+    """Contiguous elements of one parameter."""
 
     parameter: nn.Parameter
     elements: slice
-    owner: tuple[int, int]  # all elements of the model's parameter that they belong to
+    owner: tuple[int, int]  # all elements of that parameter of the model
     block: int
 
 
 class FlatParameters:
-    """Lets an optimizer step on a flat vector, and leave out what has no gradient.
+    """Steps an optimizer on a flat vector, skipping elements without a gradient.
 
-    One parameter for all saves PyTorch's loop over parameters. From the first step on in which some have no gradient, each of
-    the model's parameters is one here: what a step leaves out has state of its own, such as Adam's number of steps.
+    A single parameter for all saves PyTorch's loop over parameters. From the first step in which some have no gradient, each
+    of the model's parameters becomes its own: skipped parameters need their own state, such as Adam's number of steps.
 
     Args:
-        make_optimizer: builds it, of one group.
+        make_optimizer: builds the optimizer, of one group.
         like: a vector (P,) of the same type.
         num_blocks: pieces of equal length that are stepped on one after the other.
-        shares_state: whether its state is that of all workers, and so stays whole, with one count of steps for all.
+        shares_state: whether all workers share its state, which then stays whole, with one count of steps.
 
     Attributes:
-        optimizer: what was built.
+        optimizer: the built optimizer.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class FlatParameters:
         self._make = make_optimizer
         self.optimizer = make_optimizer(self._whole)
         self._step = raw_step(self.optimizer)
-        self._apart = self.optimizer  # what steps on the stretches
+        self._apart = self.optimizer  # steps on the stretches
         self._shares_state = shares_state
 
     def expect(self, num_parameters: int) -> None:
-        """The optimizer is about to load the state of so many parameters, as it was saved."""
+        """Prepares to load a saved state of `num_parameters` parameters."""
         if num_parameters != len(self._whole):
             self._loaded = [self._another() for _ in range(num_parameters)]
             self.optimizer.param_groups[0]["params"] = self._loaded
@@ -73,13 +73,13 @@ class FlatParameters:
     def step(
         self, x: torch.Tensor, g: torch.Tensor, ranges: Ranges, missing: Ranges, scale: float = 1.0, block: int = 0
     ) -> None:
-        """One step on a block of `x` (S,), as long at every call, with `g` (S,); the caller is under no_grad.
+        """One step on a block of `x` (S,), of the same length at every call, with `g` (S,); the caller is under no_grad.
 
         Args:
-            x: what is updated.
+            x: updated in place.
             g: its gradient.
             ranges: the model's parameters in it, the same at every call.
-            missing: those of them that have no gradient.
+            missing: the parameters without a gradient.
             scale: factor on the learning rates.
             block: which.
         """
@@ -97,7 +97,7 @@ class FlatParameters:
         parameter.grad = g
         scaled_step(self._step, self.optimizer, scale)
         if len(self._blocks) > 1:
-            parameter.grad = None  # the optimizer leaves out what has none
+            parameter.grad = None  # the optimizer skips blocks without one
 
     def _step_on_stretches(self, x: torch.Tensor, g: torch.Tensor, missing: Ranges, scale: float, block: int) -> None:
         them, shared, state = set(missing), self.state_of_all() if self._shares_state else {}, {}

@@ -1,4 +1,4 @@
-"""What a loop has changed of its optimizer's settings since it began, such as a learning rate, after a checkpoint."""
+"""Restore the optimizer settings, such as a learning rate, that a loop had changed before a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NOT_OPTIONS = ("params", "initial_lr")
 
 
 class GroupOptions:
-    """An optimizer's settings as a loop begins with them.
+    """An optimizer's settings at the start of a loop.
 
-    A resumed loop begins at its top and goes through its epochs again, without batches. What it sets by itself until its first
-    batch, as a schedule of epochs does, is right already; and who resumes may have chosen other settings. So a setting is
-    restored only if the resumed loop has begun with the value that the first run began with, and has not changed it since.
+    A resumed loop starts at its top and repeats its epochs without batches. Settings that it changes before its first batch,
+    as an epoch schedule does, are right already; and the user may resume with other settings. So a setting is restored only if
+    the resumed loop began with the same value as the first run, and has not changed it since.
 
-    Not: a scheduler's own count, which is the loop's to keep; `worker.follow` keeps it.
+    Not: a scheduler's own count, which the loop must keep; `worker.follow` keeps it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:

@@ -1,4 +1,4 @@
-"""Outer optimizers: what becomes of the parameters that all workers agree on, as the mean of their changes arrives.
+"""Outer optimizers: step the common parameters with the mean of the workers' changes.
 
 Pure functions on vectors (n,): nothing is written in place.
 """
@@ -28,7 +28,7 @@ class Outer:
 
     @property
     def has_momentum(self) -> bool:
-        """Whether a step needs the momentum that the one before it has left."""
+        """Whether a step needs the previous step's momentum."""
         return False
 
     def step(
@@ -39,7 +39,7 @@ class Outer:
         Args:
             x: the common parameters, from which the workers began.
             change: x minus the mean of the workers' parameters: the outer gradient.
-            momentum: of the step before; None: of rest.
+            momentum: of the previous step; None: zero.
         """
         raise TypeError(f"{type(self).__name__} must define step")
 
@@ -62,7 +62,7 @@ class OuterSGD(Outer):
 class Nesterov(Outer):
     """Nesterov's momentum, as `torch.optim.SGD(nesterov=True)` has it: m = mu m + change; x - rate (change + mu m).
 
-    Its first step is 1 + mu times as long as one without momentum, so rates of two momenta are not compared as they are.
+    Its first step is 1 + mu times as long as one without momentum, so rates for different momenta are not comparable.
 
     Args:
         rate: of the step.

@@ -1,4 +1,4 @@
-"""Saved state of an optimizer, compared with what the optimizer makes itself."""
+"""Check saved optimizer state against the state that the optimizer itself makes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.storage.saved_state import check_fits, unfit
 __all__ = ["check_length", "check_state", "first_state", "kinds_of"]
 
 _WHAT = "the optimizer"
-_MOST = {"momentum": 0.9, "amsgrad": True, "centered": True}  # settings with which optimizers keep more
+_MOST = {"momentum": 0.9, "amsgrad": True, "centered": True}  # settings that add state
 
 
 def first_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
-    """An optimizer's state of a parameter like `like` after one step, of a throw-away one with a gradient of zeros.
+    """An optimizer's state for a parameter like `like`, taken from a temporary optimizer after one step with zero gradients.
 
     Costs memory for a few tensors of that size.
     """
@@ -34,21 +34,21 @@ def first_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like
 def kinds_of(
     names: Iterable[str], optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor
 ) -> dict[str, Any]:
-    """`first_state`, and what it has of these names under other settings, as a resumed run may change them."""
+    """`first_state`, plus entries of these names that other settings add, as a resumed run may change settings."""
     more = {key: value for key, value in _MOST.items() if key in group}
     most = first_state(optimizer, {**group, **more}, like)
     return first_state(optimizer, group, like) | {key: most[key] for key in names if key in most}
 
 
 def check_state(saved: Any, optimizers: Sequence[torch.optim.Optimizer], *, sizes: bool = True) -> None:
-    """Refuses saved state, by the parameters' numbers, that these optimizers cannot go on from.
+    """Refuses saved state, keyed by the parameters' numbers, that does not fit these optimizers.
 
-    Of an optimizer that cannot step by itself, such as LBFGS, only the form is checked.
+    For an optimizer that cannot step by itself, such as LBFGS, only the form is checked.
 
     Args:
         saved: the `state` of its `state_dict()`.
         optimizers: built for the same parameters.
-        sizes: whether they are as large as the saved ones; if not, state has one dimension, or theirs.
+        sizes: whether the parameters are as large as the saved ones; if not, state has one dimension, or theirs.
 
     Raises:
         UsageError: names the first difference.
@@ -68,7 +68,7 @@ def _check_one(
 ) -> None:
     try:
         kinds = kinds_of(state, one, group, parameter)
-    except Exception:  # of a class of the user's own, whatever it raises
+    except Exception:  # a user-defined class may raise anything
         return
     if not sizes:
         vectors = {value.shape for value in state.values() if isinstance(value, torch.Tensor) and value.dim()}
@@ -82,10 +82,10 @@ def _resized(value: Any, shape: torch.Size) -> Any:
 
 
 def check_length(state: Mapping[str, Any], length: int) -> None:
-    """Refuses state of a vector that is of another length.
+    """Refuses state of a vector of another length.
 
     Raises:
-        UsageError: names what is.
+        UsageError: names the entry.
     """
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim():

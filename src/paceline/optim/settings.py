@@ -1,4 +1,4 @@
-"""The user's optimizer elsewhere: what it is, as data, and the same one again on a part of the flat vector."""
+"""The user's optimizer as data, to rebuild it elsewhere on a part of the flat vector."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ELEMENTWISE = {
     torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
 }  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
-# With these, a gradient that is multiplied by c counts c times as much, in this step and in all later ones: in parameters and
-# state each gradient has a factor that depends on no gradient. Weight decay is a term of its own.
+# With these, scaling a gradient by c scales its effect by c, in this step and in all later ones: parameters and state are
+# linear in each gradient. Weight decay is a separate term.
 _LINEAR = {torch.optim.SGD, torch.optim.ASGD}
 
 
@@ -41,8 +41,8 @@ def check_elementwise(
 
     Args:
         optimizer: any.
-        why: it matters; `{optimizer}` stands for its name.
-        otherwise: what helps besides another optimizer.
+        why: the reason; `{optimizer}` stands for its name.
+        otherwise: another remedy.
         but: optimizers that are no remedy.
     """
     if type(optimizer) not in ELEMENTWISE:
@@ -60,11 +60,11 @@ def check_served(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
-    """Refuses optimizers with which a gradient cannot be weighted by multiplying it.
+    """Refuses optimizers whose steps are not linear in the gradient.
 
     Args:
         optimizers: any.
-        option: what multiplies gradients; empty: nothing does.
+        option: the option that multiplies gradients; empty: none.
     """
     for one in optimizers:
         if option and type(one) not in _LINEAR:
@@ -72,7 +72,7 @@ def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> No
 
 
 def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuses LBFGS: workers that choose their steps by their own losses diverge when the steps are added up.
+    """Refuses LBFGS: workers that choose their steps by their own losses diverge when the steps are combined.
 
     Raises:
         UsageError: with the remedy.
@@ -86,7 +86,7 @@ def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
-    """Refuses optimizers that keep gradients in their state, where the update of a gradient may be given up afterwards."""
+    """Refuses optimizers that keep gradients in their state, if updates can be dropped afterwards."""
     for one in optimizers:
         if type(one) is not torch.optim.SGD or any(group["momentum"] for group in one.param_groups):
             with_momentum = " with momentum" if type(one) is torch.optim.SGD else ""
@@ -97,7 +97,7 @@ def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) ->
 
 
 def not_linear(option: str, name: str, otherwise: str) -> UsageError:
-    """Why an option, which multiplies gradients, is not possible with an optimizer or rule of this name."""
+    """The error for an option that multiplies gradients with an optimizer or rule that is not linear."""
     return UsageError(
         f"{option} multiplies every gradient by a factor of its own, to which the steps of {name} are not in proportion:"
         f" {otherwise}, or leave out {option.partition('=')[0]}."
@@ -105,14 +105,14 @@ def not_linear(option: str, name: str, otherwise: str) -> UsageError:
 
 
 class SettingsGroup(NamedTuple):
-    """One parameter group: the elements of the flat vector (P,) that it is about, and its settings."""
+    """One parameter group: its elements of the flat vector (P,), and its settings."""
 
     ranges: tuple[tuple[int, int], ...]  # first element, and the one after the last
     values: tuple[tuple[str, Any], ...]  # learning rate, momentum, ..., as torch names them
 
 
 class OptimizerSettings(NamedTuple):
-    """An elementwise torch.optim optimizer as data: its class and its groups, with the rates that hold now."""
+    """An elementwise torch.optim optimizer as data: its class and its groups, with the current rates."""
 
     name: str
     groups: tuple[SettingsGroup, ...]
@@ -124,15 +124,15 @@ class OptimizerSettings(NamedTuple):
         return dict(self.groups[0].values)["lr"]
 
     def to_tensor(self) -> torch.Tensor:
-        """As bytes, to be sent."""
+        """The settings as bytes."""
         return torch.frombuffer(bytearray(json.dumps(self).encode()), dtype=torch.uint8)
 
     @classmethod
     def from_tensor(cls, sent: torch.Tensor) -> OptimizerSettings:
-        """What `to_tensor` wrote.
+        """The inverse of `to_tensor`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the bytes are malformed.
         """
         name, groups, missing = json.loads(bytes(sent.tolist()))
         if name not in _BY_NAME:
@@ -141,10 +141,10 @@ class OptimizerSettings(NamedTuple):
         return cls(name, groups, _tuples(missing))
 
     def check(self, num_parameters: int) -> None:
-        """Whether the optimizer can be made of it, for a vector of so many elements.
+        """Checks that the optimizer can be built for a vector of `num_parameters` elements.
 
         Raises:
-            TypeError, ValueError: no.
+            TypeError, ValueError: it cannot.
         """
         if not self.groups:
             raise ValueError("no groups")
@@ -161,7 +161,7 @@ class OptimizerSettings(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # learning rates change, and little else does
 def _check_values(name: str, values: tuple[tuple[str, Any], ...]) -> None:
-    """Whether the optimizer takes them: its own checks, and the types of its defaults, which it leaves unchecked."""
+    """Checks the values by the optimizer's own checks, and by the types of its defaults."""
     kind, own, probe = _BY_NAME[name], dict(values), [nn.Parameter(torch.zeros(1))]
     defaults, known = kind(probe, lr=1e-3).defaults, inspect.signature(kind).parameters.keys()
     if own and not own.keys() >= defaults.keys() - {"lr"}:  # where only time is simulated there is a rate alone
@@ -192,7 +192,7 @@ def settings_of(
         ranges: where a parameter lies in the flat vector; None: it is not trained.
 
     Raises:
-        UsageError: it is a class of the user's own, or one whose step needs whole parameters.
+        UsageError: it is a user-defined class, or one whose step needs whole parameters.
     """
     check_served(optimizer)
     groups = []
@@ -205,7 +205,7 @@ def settings_of(
 def state_of(
     optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None], num_elements: int
 ) -> dict[str, torch.Tensor]:
-    """Momentum and the like of an optimizer as `as_vectors` has it, for all of the flat vector; nothing: it has none.
+    """An optimizer's state, such as momentum, in the form of `as_vectors`, for the whole flat vector; empty: none.
 
     Args:
         optimizer: the user's.
@@ -217,7 +217,7 @@ def state_of(
 
 
 def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
-    """The state of parts of a vector (n,) as vectors (n,), or numbers where one is that of all parts."""
+    """The state of parts of a vector (n,) as vectors (n,), or as numbers if equal for all parts."""
     found: dict[str, torch.Tensor] = {}
     for key in {key: None for _, state in states for key in state}:
         values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
@@ -243,7 +243,7 @@ def make_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optim
 def raw_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """The optimizer's own step without PyTorch's wrappers (profiler range, hooks, gradient mode): the caller is under no_grad.
 
-    The wrappers cost about a tenth of a small model's step. A class of the user's own keeps them: it may rely on them.
+    The wrappers cost about a tenth of a small model's step. A user-defined class keeps them: it may rely on them.
     """
     wrapped = type(optimizer).step
     if type(optimizer).__module__.startswith("torch.optim."):
@@ -273,7 +273,7 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def cut_state(state: dict[str, Any], elements: slice) -> dict[str, Any]:
-    """An optimizer's state of some of a vector's elements: views of what has one number for each, copies of the rest."""
+    """An optimizer's state for some of a vector's elements: views of per-element entries, copies of the rest."""
     return {
         name: (value[elements] if value.dim() else value.clone()) if isinstance(value, torch.Tensor) else value
         for name, value in state.items()

@@ -1,4 +1,4 @@
-"""Several optimizers of one loop as one: they step together, or each in its turn, as those of adversarial models do."""
+"""Several optimizers of one loop as one: they step together, or in turn, as for adversarial models."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["SeveralOptimizers", "members_of"]
 
 
 class SeveralOptimizers(torch.optim.Optimizer):
-    """Optimizers whose groups and state count as those of one.
+    """Presents several optimizers as one, with all groups and state.
 
-    Together, a step of the run is over when each has stepped once, in whatever order. In turn, each step of any of them is a
-    step of the run, in which the parameters of the others have no gradient.
+    Together, a step of the run is over when each has stepped once, in any order. In turn, each step of one optimizer is a step
+    of the run, in which the parameters of the others have no gradient.
 
-    Costs: together, some 5 us for each parameter in a backward pass.
+    Costs: together, about 5 us per parameter in a backward pass.
     """
 
     def __init__(self, members: Sequence[torch.optim.Optimizer], *, in_turn: bool) -> None:
         self.members = tuple(members)
         self.in_turn = in_turn
         self._raw_steps = [raw_step(one) for one in members]
-        self._stepping: list[torch.optim.Optimizer] = []  # those that have begun their part of the step under way
+        self._stepping: list[torch.optim.Optimizer] = []  # those that have begun the present step
         self._set_aside: list[tuple[nn.Parameter, torch.Tensor | None]] = []
 
     # As one optimizer
@@ -53,7 +53,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Gives each its part of what `state_dict` returned."""
+        """Loads each optimizer's part of what `state_dict` returned."""
         groups, before = list(state_dict["param_groups"]), 0
         for one, num_parameters in self._counted():
             own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
@@ -76,13 +76,13 @@ class SeveralOptimizers(torch.optim.Optimizer):
             yield one, sum(len(group["params"]) for group in one.param_groups)
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-        """Those whose gradients this one's step is about."""
+        """The parameters that this optimizer steps on."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     # Steps
 
     def watch(self, parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
-        """Refuses, from now on, gradients that come when some of those that step together have; returns the undoing."""
+        """Refuses gradients that arrive after only some of the optimizers have stepped together; returns an undo function."""
         hooks = [] if self.in_turn else [p.register_post_accumulate_grad_hook(self._on_gradient) for p in parameters]
 
         def undo() -> None:
@@ -100,10 +100,10 @@ class SeveralOptimizers(torch.optim.Optimizer):
             )
 
     def begins(self, optimizer: torch.optim.Optimizer) -> bool:
-        """This one is about to step; returns whether it is the first of a step of the run.
+        """An optimizer is about to step; returns whether it is the first in a step of the run.
 
         Raises:
-            UsageError: it has stepped, and others have not; or GradScaler makes steps that are made together.
+            UsageError: it has stepped already, and others have not; or GradScaler steps optimizers that step together.
         """
         if self.in_turn:
             own = set(self.parameters(optimizer))
@@ -122,7 +122,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
         return len(self._stepping) == 1
 
     def check_turn(self) -> None:
-        """Call it when the program has said on what the step is made.
+        """Call it when the program has chosen the parameters to step on.
 
         Raises:
             UsageError: another worker's step is one of another optimizer.
@@ -134,7 +134,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
             )
 
     def ends(self, optimizer: torch.optim.Optimizer) -> bool:
-        """This one has stepped; returns whether it is the last of a step of the run."""
+        """An optimizer has stepped; returns whether it is the last in a step of the run."""
         for parameter, gradient in self._set_aside:
             parameter.grad = gradient
         self._set_aside.clear()

@@ -1,7 +1,6 @@
-"""What a message must be before a program uses it. Otherwise it is its sender's error, and never the end of the run.
+"""Checks of incoming messages. A malformed message counts as its sender's error and never ends the run.
 
-Its sender has been let in, so it is a worker of the run. This is no defence against one that lies: what has the right form
-is taken at its word.
+Senders are admitted workers of the run. The checks do not protect against a malicious one: a well-formed message is trusted.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from paceline.ports.ports import Message, Received
 
 __all__ = ["MOST", "MalformedMessageError", "checked_number", "checked_vector", "checked_weight"]
 
-MOST = 1 << 53  # above any count of updates, and what a float still tells apart
+MOST = 1 << 53  # above any count of updates; floats are exact up to here
 
 
 class MalformedMessageError(PacelineError):
-    """No worker of this version sends such a message here. Its receiver counts it, throws it away, and goes on.
+    """A message that no worker of this version sends here. Its receiver counts it, discards it, and goes on.
 
     Attributes:
-        sender: whose error it is.
+        sender: the worker that sent it.
     """
 
     def __init__(self, sender: int, message: Message, what: str) -> None:
@@ -31,7 +30,7 @@ class MalformedMessageError(PacelineError):
 
 
 def checked_vector(received: Received, like: torch.Tensor) -> torch.Tensor:
-    """Its vector (n,), which must be of the length and type of `like`."""
+    """The message's vector (n,), which must have the length and type of `like`."""
     sender, _, message = received
     x = message.x
     if x is None:
@@ -43,7 +42,7 @@ def checked_vector(received: Received, like: torch.Tensor) -> torch.Tensor:
 
 
 def checked_number(received: Received, number: int, least: int = 0, most: int = MOST) -> int:
-    """One of its numbers, which must be from `least` to below `most`."""
+    """One of the message's numbers, which must be from `least` to below `most`."""
     if not least <= number < most:
         raise MalformedMessageError(
             received.sender, received.message, f"with {number} where {least} to {most} is expected"
@@ -52,7 +51,7 @@ def checked_number(received: Received, number: int, least: int = 0, most: int = 
 
 
 def checked_weight(received: Received, least: int = 0) -> int:
-    """Its weight, where that is a whole number from `least` to below 2^53."""
+    """The message's weight, which must be a whole number from `least` to below 2^53."""
     weight = received.message.weight
     if not math.isfinite(weight) or weight != int(weight):
         raise MalformedMessageError(received.sender, received.message, f"with a weight of {weight}")

@@ -1,4 +1,4 @@
-"""What has come and was not asked for yet: the part of `Mailbox.receive` that no transport needs to write again."""
+"""The queue of pending messages and events: the part of `Mailbox.receive` that all transports share."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def fits(
 
 
 class PendingEvents:
-    """Messages and events of peers in the order in which they came, taken out by filters.
+    """Messages and events of peers in order of arrival, taken out by filters.
 
-    Costs: `add`, and `take` without filters, are constant; with filters, `take` looks at what came before the one that fits.
-    Not safe to use from two threads at once.
+    Costs: `add`, and `take` without filters, are constant; with filters, `take` scans up to the first that fits.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class PendingEvents:
         return len(self._waiting)
 
     def add(self, event: Event) -> None:
-        """Keeps one more, as the newest."""
+        """Appends an event."""
         self._waiting.append(event)
 
     def take(

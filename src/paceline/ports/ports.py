@@ -1,8 +1,8 @@
-"""The ports: everything a worker program may ask of the world outside its own replica.
+"""The ports: the interfaces through which a worker program reaches the world outside its own replica.
 
-A worker program (`Algorithm.work`) is plain blocking code in the order of the paper. It never opens a socket, takes a
-lock of its own, reads a clock or starts a thread; it asks one of these ports. Real backends and the simulator implement
-the same ports, so the same program runs on both.
+A worker program (`Algorithm.work`) is plain blocking code in the order of the paper. It never opens a socket, creates a lock,
+reads a clock or starts a thread; it uses one of these ports. Real backends and the simulator implement the same ports, so the
+same program runs on both.
 
 Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of the model.
 """
@@ -50,7 +50,7 @@ class Clock(Protocol):
         ...
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits; precise for microseconds as well (back-off is counted in update times)."""
+        """Waits; precise even for microseconds (back-off is counted in update times)."""
         ...
 
 
@@ -61,7 +61,7 @@ class Collectives(Protocol):
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
 
         Summed in the order of worker ids, so that every worker gets the same bits. A single worker with a weight keeps
-        its vector bit for bit. Returns the sum of `number` over all workers, whatever their weights.
+        its vector bit for bit. Returns the sum of `number` over all workers, independent of their weights.
 
         Raises:
             WorkerLostError: a worker left; the message names who arrived and who is missing.
@@ -84,9 +84,9 @@ class Collectives(Protocol):
         ...
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) becomes what all have for this worker.
+        """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) receives the pieces for this worker.
 
-        Pieces have n / num_workers elements, and are in the order of the workers' ids; both vectors may be bytes.
+        Pieces have n / num_workers elements and are ordered by worker id; both vectors may be bytes.
         """
         ...
 
@@ -104,17 +104,17 @@ class Handle(Protocol):
 
 
 class Message(NamedTuple):
-    """What one worker sends to another."""
+    """A message from one worker to another."""
 
     kind: str  # its meaning to the algorithm: 1 to 16 ASCII characters
     number: int = 0  # a round, a version: 64 bits, signed
     weight: float = 0.0
     x: torch.Tensor | None = None  # flat, (n,), or nothing
-    version: int = 0  # of the parameters that this is about: 64 bits, signed
+    version: int = 0  # of the parameters that it refers to: 64 bits, signed
 
 
 class Received(NamedTuple):
-    """A message that has come."""
+    """An incoming message."""
 
     sender: int
     incarnation: int  # of the sender: 0 for its first process
@@ -122,7 +122,7 @@ class Received(NamedTuple):
 
 
 class PeerLeft(NamedTuple):
-    """A peer has ended, died or cannot be reached; messages to it are errors from now on."""
+    """A peer has ended, died or become unreachable; messages to it raise errors from now on."""
 
     peer: int
     incarnation: int
@@ -130,7 +130,7 @@ class PeerLeft(NamedTuple):
 
 
 class PeerBack(NamedTuple):
-    """A peer that had left, or that comes late, can be reached (again)."""
+    """A peer that had left, or that joins late, is reachable (again)."""
 
     peer: int
     incarnation: int
@@ -140,15 +140,15 @@ Event = Received | PeerLeft | PeerBack
 
 
 class Shards(NamedTuple):
-    """Where workers of a group hold a model between them: which elements are this worker's own, and who else has them."""
+    """If the workers of a group hold a model together: this worker's own elements, and the workers with the same ones."""
 
     first: int  # the elements of `x` from here on
     collectives: Collectives | None  # of the workers with the same shards, one in each group; None: there are no others
-    samples: Callable[[int], float]  # of the group, given this worker's: what its shards' gradients weigh
+    samples: Callable[[int], float]  # of the group, given this worker's: the weight of its shards' gradients
 
 
 class Filter(TypedDict, total=False):
-    """Which messages a `Mailbox.receive` is for; what is left out, or None, is any."""
+    """The messages that a `Mailbox.receive` waits for; a missing key, or None, matches any."""
 
     kind: str | tuple[str, ...] | None  # one, or several
     sender: int | None
@@ -158,15 +158,14 @@ class Filter(TypedDict, total=False):
 class Mailbox(Protocol):
     """Messages between any two workers of the run; those of one sender to one receiver keep their order.
 
-    Nothing is lost without a word: a message that cannot be delivered is an error at `send`, or its receiver is reported as
-    left.
+    Messages are never lost silently: if one cannot be delivered, `send` raises an error, or the receiver is reported as left.
     """
 
     def send(self, to: int, message: Message) -> None:
-        """Sends a copy: the vector (n,) may be written again at once. `to` may be this worker itself.
+        """Sends a copy: the vector (n,) can be overwritten at once. `to` may be this worker itself.
 
         Raises:
-            PeerLostError: `to` has left, or takes no more messages within the transport's deadline.
+            PeerLostError: `to` has left, or does not accept the message within the transport's deadline.
         """
         ...
 
@@ -185,7 +184,7 @@ class Mailbox(Protocol):
         ...
 
     def peers(self) -> Set[int]:
-        """The workers that can be reached now, without this one."""
+        """The workers that are reachable now, without this one."""
         ...
 
 
@@ -193,29 +192,29 @@ class Lock(Protocol):
     """Mutual exclusion between the programs of one worker."""
 
     def __enter__(self) -> Any:
-        """Takes the lock."""
+        """Acquires the lock."""
         ...
 
     def __exit__(self, *exception: object) -> None:
-        """Gives it back."""
+        """Releases the lock."""
         ...
 
 
 class Concurrency(Protocol):
-    """Further programs of the same worker, beside `work`: AD-PSGD's communication, a server's loop."""
+    """Additional programs of the same worker besides `work`: AD-PSGD's communication, a server's loop."""
 
     def start(self, program: Callable[[], None], name: str) -> Joinable:
-        """Starts a program, which ends with the run at the latest; what it raises ends this worker with that error."""
+        """Starts a program, which ends with the run at the latest; an exception in it ends this worker with that error."""
         ...
 
     def serve(
         self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
     ) -> Joinable:
-        """Starts a program that only handles what comes.
+        """Starts a program that only handles messages and events.
 
         `handle` is called with None at once, and then with each message of these kinds and each event of a peer. It returns
-        for how many seconds to wait for the next, after which it is called with None (infinity: no limit); or None: the
-        program is over.
+        how many seconds to wait for the next one before it is called with None (infinity: no limit); or None to end the
+        program.
         """
         ...
 
@@ -237,50 +236,50 @@ class Joinable(Protocol):
 
 
 class Storage(Protocol):
-    """Where a server's or a worker's program keeps what must outlive it."""
+    """Storage for state that must survive a server's or a worker's program."""
 
     def restore(self) -> dict[str, Any] | None:
-        """The newest state that was kept, by a process before this one or by the run that this one resumes."""
+        """The newest state kept by an earlier process or by the run that this one resumes."""
         ...
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
-        """Keeps a snapshot if one is due; `state` is then called at once, and what it returns is written meanwhile.
+        """Keeps a snapshot if one is due: calls `state` at once and writes the result in the background.
 
-        Plain containers, numbers and tensors; the tensors must not be changed afterwards.
+        The state consists of plain containers, numbers and tensors; the tensors must not change afterwards.
         """
         ...
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        """Writes this server's part of checkpoint `number`; None: of the run's last. `state` is called if there are any."""
+        """Writes this server's part of checkpoint `number`; None: the run's last. Calls `state` only if the run has any."""
         ...
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a worker has communicated so far; the record of each step takes the difference.
+    """A worker's communication so far; the record of each step takes the difference.
 
     The transports count messages and bytes, the algorithm averages and failures.
     """
 
     messages: int = 0  # sent to other workers
     sent_bytes: int = 0  # in them, headers included
-    averages: int = 0  # of this worker's parameters with those of others, in its own turns and in theirs
+    averages: int = 0  # of this worker's parameters with others', whichever worker began them
     peer_failures: int = 0  # exchanges given up because a peer had left or did not answer in time
     coded_elements: int = (
         0  # of vectors that codecs have made payloads of, and the payloads' bytes with all that frames them
     )
     coded_bytes: int = 0
     codec_s: float = 0.0  # that coding and decoding has taken
-    unresolved_exchanges: int = 0  # of these, those of which it never became known whether the peer has averaged
-    delay: int = 0  # steps that averages arrive late, where the program has chosen it
+    unresolved_exchanges: int = 0  # of these, those in which it is unknown whether the peer has averaged
+    delay: int = 0  # steps that averages arrive late, if the program has chosen it
 
 
 @dataclass(frozen=True)
 class Ports(Generic[S_co]):
-    """What one worker program is given; `S_co` is the kind of shared parameters that its algorithm needs.
+    """The ports of one worker program; `S_co` is the kind of shared parameters that its algorithm needs.
 
-    A program that reads and writes vectors by itself says by `moved` how many, reads plus writes, as long as `shared.x` or as
-    `of`: where time is virtual, that takes time. What replica, collectives and mailbox move, they count themselves.
+    A program that reads and writes vectors itself reports the number of reads plus writes by `moved`, in vectors as long as
+    `shared.x` or `of`: in virtual time, these take time. Replica, collectives and mailbox count their own.
     """
 
     worker_id: int
@@ -294,22 +293,22 @@ class Ports(Generic[S_co]):
     mailbox: Mailbox | None = None
     concurrency: Concurrency | None = None
     counts: Counts = field(default_factory=Counts)
-    incarnation: int = 0  # above 0: this worker takes a dead one's place, or comes late; its parameters may be stale
+    incarnation: int = 0  # above 0: this worker replaces a dead one, or joins late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
     codec_moves: Mapping[str, tuple[float, float]] = field(
         default_factory=dict
     )  # by name: what coding and decoding moves
-    shards: Shards | None = None  # of a layout that cuts parameters; None: every worker has all of them
-    storage: Storage | None = None  # this server's or worker's; None: nothing outlives it
-    untrained: Sequence[torch.Tensor] = ()  # of the model: what a worker that comes late takes from a neighbour
+    shards: Shards | None = None  # of a layout that shards parameters; None: every worker has all of them
+    storage: Storage | None = None  # this server's or worker's; None: its state is not kept
+    untrained: Sequence[torch.Tensor] = ()  # of the model: a worker that joins late copies them from a neighbour
 
 
 @dataclass(frozen=True)
 class ServerPorts(Ports[ServedParameters]):
-    """What the program of one server is given, or of the second copy of its shard."""
+    """The ports of one server's program, or of the second copy of its shard."""
 
-    copies: bool = False  # each server's shard is held a second time, by the member `num_servers` after it
-    promoted: Callable[[], ServerPorts | None] | None = None  # a copy's: its server's ports, once it takes its place
+    copies: bool = False  # each server's shard has a second copy, at the member `num_servers` after it
+    promoted: Callable[[], ServerPorts | None] | None = None  # a copy's: its server's ports, once it takes over
 
     @property
     def is_copy(self) -> bool:

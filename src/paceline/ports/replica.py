@@ -1,4 +1,4 @@
-"""The replica as a worker program sees it: what it does its own steps with, beside the ports of `ports.py`.
+"""The replica as a worker program sees it: its model, optimizer and data, besides the ports of `ports.py`.
 
 Shapes: as there; P is the number of the model's parameters.
 """
@@ -18,7 +18,7 @@ __all__ = ["Piece", "Replica"]
 
 
 class Piece(NamedTuple):
-    """Some elements of the flat vector (P,) that one worker owns, and where they lie among all that it owns."""
+    """Some elements of the flat vector (P,) that one worker owns, and their place among all its elements."""
 
     first: int
     length: int
@@ -26,28 +26,28 @@ class Piece(NamedTuple):
 
 
 class Replica(Protocol):
-    """This worker's model, optimizer and data: what a program does its steps with.
+    """This worker's model, optimizer and data.
 
     A step is `gradient`, then `apply` at most once, then `applied`, `dropped` or `accrued`.
     """
 
-    step: int  # the one under way, from 1
+    step: int  # the present one, from 1
     changed_outside: bool  # the loop has changed parameters by itself, and not all workers know it yet
-    moves: bool  # the loop moves parameters while a step is under way: it must not be given what other workers read
-    round: int | None  # of batches in lockstep, that the loop has gone on to; None: its steps are never left out
-    round_samples: int  # of all workers, where a mean over them has told the program, which tells it here
-    shares: RoundShares | None  # of each round's samples, where batches are dealt by speed
+    moves: bool  # the loop moves parameters during a step: it must not get a vector that other workers read
+    round: int | None  # the loop's present lockstep round of batches; None: its steps are never left out
+    round_samples: int  # of all workers; set by programs that learn it from a mean
+    shares: RoundShares | None  # of each round's samples, if batch sizes follow worker speed
     scaled: (
         bool  # the loop scales its loss by GradScaler, which skips a step if the gradient that comes back is not finite
     )
     skipped: bool  # GradScaler has left out the last `apply`, on all workers that share the gradient
-    closure: bool | None  # whether the loop gave its step one; None: it has not stepped, or this is not asked for
-    evaluations: Any  # the program's, where closures are evaluated in rounds (`algorithms/evaluations.py`)
+    closure: bool | None  # whether the loop passed one to its step; None: it has not stepped, or it does not matter
+    evaluations: Any  # the program's, if closures are evaluated in rounds (`algorithms/evaluations.py`)
     before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
 
     @property
     def g(self) -> torch.Tensor:
-        """The gradient of the last `gradient`, (P,); what a program writes there is what `apply` uses."""
+        """The gradient of the last call of `gradient`, (P,); a program may overwrite it before `apply`."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Replica(Protocol):
 
     @property
     def ranges(self) -> Ranges:
-        """The elements of each parameter in the flat vector; none where only time is simulated."""
+        """The elements of each parameter in the flat vector; empty if only time is simulated."""
         ...
 
     @property
@@ -67,17 +67,17 @@ class Replica(Protocol):
 
     @property
     def rates(self) -> int:
-        """A digest of the optimizer's learning rates; 0: they may differ between workers, as they go by the run's progress."""
+        """A digest of the optimizer's learning rates; 0: they follow the run's progress, and may differ between workers."""
         ...
 
     @property
     def missing(self) -> Ranges:
-        """The parameters that have no gradient in this step: all, where this worker has no batch."""
+        """The parameters without a gradient in this step: all of them if this worker has no batch."""
         ...
 
     @missing.setter
     def missing(self, agreed: Ranges) -> None:
-        """What a program writes there is what `apply` leaves out."""
+        """Sets the parameters that `apply` leaves out."""
         ...
 
     @property
@@ -86,19 +86,19 @@ class Replica(Protocol):
         ...
 
     def optimizer_settings(self) -> OptimizerSettings:
-        """The user's optimizer as of now, in a form that can be sent.
+        """The user's optimizer with its current settings, in a form that can be sent.
 
         Raises:
-            UsageError: it is not one that works element by element.
+            UsageError: the optimizer is not element-wise.
         """
         ...
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """What that optimizer has come with, such as momentum, as vectors (P,) or numbers; nothing: it begins."""
+        """That optimizer's initial state, such as loaded momentum, as vectors (P,) or numbers; empty: none."""
         ...
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1, as long as there is data and nobody stopped the run."""
+        """This worker's steps, from 1, until its data end or the run is stopped."""
         ...
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,37 +114,37 @@ class Replica(Protocol):
     ) -> None:
         """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters; raises `NoGradient` at the end.
 
-        `ready` is called during the backward pass with one bucket of `g` after the other, as soon as it is complete: views
-        that cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. It may
+        `ready` is called during the backward pass with each bucket of `g` as soon as it is complete. Buckets are views that
+        cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. `ready` may
         start an operation, but not wait for one. The last element of `g`, in the first bucket, is padding, and so is the first
-        element, in the last bucket, by when `missing` is known: they are zero, and may carry numbers until `finish` returns.
+        element, in the last bucket, by when `missing` is known: both are zero, and may carry numbers until `finish` returns.
 
-        `finish` is called after the last bucket, at the end of the backward pass. It may wait; what `g` holds when it returns
-        is the gradient, which a loop may clip or inspect before it steps. Both may be called several times in one step, where
-        a loop makes several backward passes: each time, the buckets hold all that has been accumulated.
+        `finish` is called after the last bucket, at the end of the backward pass. It may wait; when it returns, `g` is the
+        gradient, which a loop may clip or inspect before it steps. If a loop makes several backward passes in one step, both
+        are called for each: the buckets then hold all that has been accumulated.
         """
         ...
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), its learning rate multiplied by `scale`.
 
-        With `of` (P,), `to` becomes `of` after the step; what was in it before does not matter. The gradient is multiplied by
-        `weight`: so what differs from gradient to gradient stays with it in momentum. See `Algorithm.weighting`.
+        With `of` (P,), `to` becomes `of` after the step; its earlier content does not matter. The gradient is multiplied by
+        `weight`, so that momentum keeps each gradient's own factor. See `Algorithm.weighting`.
         """
         ...
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on some elements only: `to` (S,), whose gradient is `g` (S,).
 
-        It keeps state for these alone, so they are the same at every step. What lies between the pieces is zero.
+        The optimizer keeps state only for these, so they must be the same at every step. Gaps between the pieces are zero.
 
         Raises:
-            UsageError: the optimizer does not work element by element.
+            UsageError: the optimizer is not element-wise.
         """
         ...
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """`after - before` (P,), kept in the gradient's memory, which the optimizer has used by now."""
+        """`after - before` (P,), stored in the gradient's memory, which the optimizer has used by now."""
         ...
 
     def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
@@ -152,17 +152,17 @@ class Replica(Protocol):
         ...
 
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
-        """The gradient was given up."""
+        """The gradient was dropped."""
         ...
 
     def absent(self, version: int) -> None:
-        """This worker, whose model is its own, had no batch in the round that made `version`, and made no step."""
+        """This worker, which has its own model, had no batch in the round that made `version`, and made no step."""
         ...
 
     def accrued(self) -> None:
-        """The gradient is kept for a later update: the next that is `applied` or `dropped` is of this one, too."""
+        """The gradient is kept for a later update: the next `applied` or `dropped` includes it."""
         ...
 
     def settled(self, version: int) -> None:
-        """After the last step: what is still accrued became `version`; -1: it was given up."""
+        """After the last step: the accrued gradients became `version`; -1: they were dropped."""
         ...

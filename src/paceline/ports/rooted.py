@@ -1,4 +1,4 @@
-"""Collectives in which one worker is the source, or the only one that wants the result: along the axes of a layout."""
+"""Collectives with a root worker, the source or the only receiver of the result: along the axes of a layout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["RootedCollectives", "passes_on"]
 
 
 class RootedCollectives(Collectives, Protocol):
-    """As `Collectives`, and with a root, which is a worker's place among those that take part."""
+    """`Collectives` with a root, given as a worker's place among the participants."""
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
         """Begins replacing `vector` (n,) by that of `root`."""
         ...
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing the root's `vector` (n,) by the sum over all workers; others' is then anything."""
+        """Begins replacing the root's `vector` (n,) by the sum over all workers; the others' become undefined."""
         ...
 
 
 def passes_on(kind: Literal["broadcast", "reduce"], place: int, root: int, size: int) -> bool:
-    """Whether a worker counts as sending the vector once: as where it travels from worker to worker along a chain.
+    """Whether a worker counts as sending the vector once, as if it travelled along a chain of workers.
 
     A broadcast begins at the root and ends at the worker before it, which sends nothing; a sum ends at the root.
 

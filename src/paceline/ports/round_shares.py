@@ -1,4 +1,4 @@
-"""How many of a round's samples each worker gets, where they are dealt by speed: whole numbers, the same on all workers."""
+"""How many of a round's samples each worker gets by speed: whole numbers, the same on all workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CHANGES_KEPT = 64  # one every few rounds at most, and batches are claimed at m
 
 @lru_cache(maxsize=16)  # workers that are simulated all ask for the same
 def divided(total: int, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Whole numbers that add up to `total`, in proportion to the weights, each at least 1; of fewer samples the first get 1.
+    """Whole numbers that add up to `total`, in proportion to the weights, each at least 1; with fewer samples the first get 1.
 
-    What is left after rounding down goes to the largest remainders, of equal ones to the lowest numbers. All in integers:
-    exact, whatever the machine.
+    The rest after rounding down goes to the largest remainders, and among equal ones to the lowest ids. Integer arithmetic
+    makes the result exact on every machine.
 
     >>> divided(10, (2, 1, 0))
     (6, 3, 1)
@@ -38,7 +38,7 @@ def divided(total: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def num_parts(samples: int, batch_size: int, num_workers: int) -> int:
-    """Batches in an epoch of so many samples: every worker has one in each round, if the last has a sample for each."""
+    """Batches in an epoch of `samples` samples: one per worker and round, as far as the last round has a sample for each."""
     rounds = -(-samples // (num_workers * batch_size))
     return (rounds - 1) * num_workers + min(num_workers, samples - (rounds - 1) * num_workers * batch_size)
 
@@ -46,12 +46,12 @@ def num_parts(samples: int, batch_size: int, num_workers: int) -> int:
 class RoundShares:
     """The sizes of all workers' batches, round after round, and how long this worker takes per sample.
 
-    All begin with equal batches. Every worker keeps a copy; as all change theirs alike, and from the same round on, they cut
+    All begin with equal batches. Every worker keeps a copy; all change theirs alike, from the same round on, and so divide
     every round alike.
 
     Attributes:
-        sizes: of the batches of a whole round, as they were changed last.
-        next_round: the first round of which this worker has not claimed its batch.
+        sizes: the current sizes of the batches of a whole round.
+        next_round: the first round in which this worker has not claimed its batch.
     """
 
     def __init__(self, worker_id: int, num_workers: int) -> None:
@@ -62,13 +62,13 @@ class RoundShares:
         self._times_s: list[float] = []  # per sample
 
     def know_batch_size(self, batch_size: int) -> None:
-        """As the loop asks for it: the mean size of a whole round's batches."""
+        """Sets the loop's batch size: the mean size of a whole round's batches."""
         if self._changes[-1][0] == 0:
             self.sizes = (batch_size,) * self.num_workers
             self._changes[-1] = (0, self.sizes)
 
     def part(self, round: int, samples: int, worker_id: int | None = None) -> range:
-        """Which samples of a round that has so many are a worker's; by default this one's."""
+        """A worker's samples in a round of `samples` samples; by default this worker's."""
         worker_id = self.worker_id if worker_id is None else worker_id
         sizes = next(
             sizes for first, sizes in reversed(self._changes) if first <= round or first == self._changes[0][0]
@@ -79,18 +79,18 @@ class RoundShares:
         return range(first, first + sizes[worker_id])
 
     def change(self, sizes: tuple[int, ...], from_round: int) -> None:
-        """Batches have these sizes from a round on, of which no worker has claimed its batch."""
+        """Sets the sizes from a round on in which no worker has claimed its batch."""
         self.sizes = sizes
         self._changes.append((from_round, sizes))
 
     def note(self, samples: int, work_s: float) -> None:
-        """This worker has spent so much time on a step's samples, waiting left out."""
+        """Notes this worker's time for a step's samples, without waits."""
         self._times_s.append(work_s / samples)
 
     def time_per_sample_s(self) -> float:
-        """Median of the steps since this was asked last, which a few disturbed ones do not change; 0: there were none.
+        """Median of the steps since the last call, robust to a few disturbed ones; 0: there were none.
 
-        Of two in the middle the smaller one: of a run's first four steps, two are often slow.
+        Takes the smaller of two middle values: of a run's first four steps, two are often slow.
         """
         time_s = statistics.median_low(self._times_s) if self._times_s else 0.0
         self._times_s.clear()

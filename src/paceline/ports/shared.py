@@ -1,4 +1,4 @@
-"""The kinds of parameters that workers see in common, and how an algorithm asks for one.
+"""The kinds of shared parameters, and how an algorithm requests one.
 
 Shapes: `x` and every vector here is flat, `(P,)`, one element per parameter of the model.
 """
@@ -32,7 +32,7 @@ _ALIGNMENT = 16  # elements: shards begin at whole cache lines of float32
 class View(NamedTuple):
     """One published parameter vector, as a reader holds it."""
 
-    slot: int  # where it lies in the pool
+    slot: int  # in the pool
     version: int  # number of updates that led to it
     x: torch.Tensor  # (P,); must not be written while it is published
 
@@ -47,12 +47,12 @@ class SharedParameters(Protocol):
 
 
 class WritableParameters(SharedParameters, Protocol):
-    """A vector that is written in place: what the kinds below have in common."""
+    """A vector that is written in place: the base of the kinds below."""
 
     x: torch.Tensor  # (P,)
 
     def writing(self) -> AbstractContextManager[Any]:
-        """Marks the vector as being written, so that an onlooker's copy is not torn."""
+        """Marks the vector as being written, so that other processes do not copy a torn vector."""
         ...
 
     def advance(self) -> int:
@@ -63,7 +63,7 @@ class WritableParameters(SharedParameters, Protocol):
 class RacingParameters(WritableParameters, Protocol):
     """All workers read and write `x` at the same time, component by component (Hogwild!).
 
-    `writing` excludes nobody, and a kill in it may tear the update. `advance` is atomic.
+    `writing` excludes no other writer, and a kill in it can tear the update. `advance` is atomic.
     """
 
 
@@ -92,7 +92,7 @@ class SlotParameters(SharedParameters, Protocol):
         ...
 
     def claim(self) -> View:
-        """A slot that nobody reads and that is not published, for this worker to write."""
+        """An unpublished slot without readers, for this worker to write."""
         ...
 
     def publish(self, new: View, after: View) -> bool:
@@ -108,17 +108,17 @@ class SlotParameters(SharedParameters, Protocol):
 
 
 class ReplicatedParameters(WritableParameters, Protocol):
-    """One vector per worker, kept equal (or close) by what the algorithm sends; others may look, only its owner writes."""
+    """One vector per worker, which the algorithm keeps equal or close; others may read it, only its owner writes."""
 
     def advance(self, updates: int = 1) -> int:
-        """Counts one update of this worker's vector, or with 0 a change that is none; returns the version that it made."""
+        """Counts one update of this worker's vector, or, with 0, a change that is not an update; returns the new version."""
         ...
 
 
 class ServedParameters(WritableParameters, Protocol):
     """One vector, cut into contiguous shards, each written by the one server that holds it.
 
-    As `x`, a server sees its own shard (n,), a worker a private copy of all of it, a lone worker the vector itself.
+    `x` is a server's own shard (n,), a worker's private copy of the whole vector, or a lone worker's vector itself.
     """
 
     ranges: tuple[tuple[int, int], ...]  # each shard's first element, and the one after its last
@@ -128,20 +128,20 @@ class ServedParameters(WritableParameters, Protocol):
         ...
 
     def choose(self, number: int) -> None:
-        """Notes for the result what number of gradients, or which threshold, `auto` has chosen, instead of the last one."""
+        """Records for the result the number of gradients, or the threshold, that `auto` has chosen last."""
         ...
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
-        """Gives this server's shard the values of `x` (n,), however it was left, and this version; None: it goes on."""
+        """Sets this server's shard to `x` (n,), even if it was torn, and to this version; None: keeps the version."""
         ...
 
     def name_copy(self, incarnation: int | None) -> None:
-        """Notes which process of the shard's second copy has all that was ever answered; None: there is none."""
+        """Records which process of the shard's second copy has everything ever answered; None: there is none."""
         ...
 
 
 class AveragedParameters(WritableParameters, Protocol):
-    """Served parameters with a moving average beside them, which is evaluated instead."""
+    """Served parameters with a moving average, which is evaluated instead."""
 
     average: torch.Tensor  # like `x`; written while `writing`
     buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]  # the model's floating-point buffers, each with its average
@@ -164,32 +164,32 @@ class StalenessCounts(Protocol):
 
 
 AVERAGE = "average "  # before a buffer's name: its moving average
-BUCKET_BYTES = 1 << 20  # large enough that an operation's latency (about 0.2 ms over Gloo) is not most of its time
+BUCKET_BYTES = 1 << 20  # large enough that latency (about 0.2 ms over Gloo) does not dominate an operation
 
 
 class Needs(NamedTuple):
-    """What an algorithm runs on: the kind of shared parameters, which is `ports.shared`, and which other ports it uses."""
+    """An algorithm's requirements: the kind of shared parameters, which is `ports.shared`, and the other ports it uses."""
 
     kind: Literal["racing", "locked", "slots", "replicated", "served"]
     lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
     collectives: bool = False  # whether the program uses `ports.collectives`
-    staleness_counts: bool = False  # whether it asks `ports.staleness` how stale updates have been
+    staleness_counts: bool = False  # whether it reads `ports.staleness`
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
-    averaged: bool = False  # a moving average lies beside the vector and the model's buffers, for evaluation ("served")
-    own_models: bool = False  # every worker's vector is a model of its own; a snapshot is their mean
+    averaged: bool = False  # the vector and the model's buffers have a moving average, for evaluation ("served")
+    own_models: bool = False  # every worker has its own model; a snapshot is their mean
     servers: int = (
-        0  # programs beside the workers that hold the run's vector in shards ("served"); a lone worker has none
+        0  # programs besides the workers that hold the run's vector in shards ("served"); a lone worker has none
     )
     copies: int = 1  # programs that hold each shard: with 2, one serves and the other follows
     bucket_bytes: int = BUCKET_BYTES  # least size of what `Replica.gradient` hands out during backward
 
     @property
     def server_programs(self) -> int:
-        """Programs beside the workers, where there are several of these."""
+        """Programs besides the workers, in a run of several workers."""
         return self.servers * self.copies
 
     def num_vectors(self, num_workers: int) -> int:
-        """Vectors of the parameters' length that so many workers hold at least: what each reads, its gradient, the newest."""
+        """Minimum number of parameter-length vectors at `num_workers` workers: parameters and gradients, and the newest."""
         return num_workers * (1 if self.kind == "racing" else 2) + 1
 
 

@@ -1,4 +1,4 @@
-"""Collectives where nothing overlaps, as on cores that compute: what is started is carried out at the first `wait`."""
+"""Collectives without overlap, as on cores that also compute: started operations run at the first `wait`."""
 
 from __future__ import annotations
 

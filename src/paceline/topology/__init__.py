@@ -1,8 +1,8 @@
-"""Who talks to whom (`graph`, `custom`) and with which weights (`mixing`), for algorithms without a central server.
+"""Communication graphs (`graph`, `custom`) and mixing weights (`mixing`) for algorithms without a central server.
 
 How to choose: up to about 16 workers, `ring`. More, in lockstep: `exponential`, or `one-peer-exponential` for powers of two
-and slow links. More, asynchronous: `bipartite-exponential`, or `complete` where every pair can connect. Known wiring: `torus`
-or `custom`.
+and slow links. More, asynchronous: `bipartite-exponential`, or `complete` if every pair can connect. Known wiring: `torus` or
+`custom`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A graph of the user's own: from NetworkX, from a list of edges, or written in a spec."""
+"""A user-defined graph: from NetworkX, from a list of edges, or from a spec."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Custom(Topology):
     def of(cls, graph: Any) -> Custom:
         """The topology of a NetworkX graph (or one with the same `nodes`, `edges()`, `is_directed()`) or of a list of edges.
 
-        Nodes are the worker ids 0 to num_workers - 1. Edge weights are ignored: they are no mixing weights.
+        Nodes are the worker ids 0 to num_workers - 1. Edge weights are ignored: they are not mixing weights.
 
         >>> Custom.of([(0, 1), (1, 2), (2, 0)])
         Custom(links='0-1_0-2_1-2')

@@ -1,6 +1,6 @@
-"""Who talks to whom: the graphs on which workers average with their neighbours instead of all together.
+"""Communication graphs: workers average with their neighbours instead of all together.
 
-A denser graph agrees sooner and sends more; `mixing.py` turns that into figures (spectral gap, contraction).
+A denser graph reaches agreement sooner and sends more; `mixing.py` quantifies that (spectral gap, contraction).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Roles(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Who talks to whom, for any number of workers. Subclasses define `neighbours`.
+    """A communication graph for any number of workers. Subclasses define `neighbours`.
 
     Every graph here is connected (a time-varying one over its period) and has a doubly stochastic mixing matrix. One worker is
-    always possible and has no neighbours. Call `check` once; the other methods take a possible size and valid ids for granted.
+    always possible and has no neighbours. Call `check` once; the other methods assume a valid size and valid ids.
     Each call of `neighbours`, `sends_to` or `partners` costs time and memory in the order of the worker's degree.
     """
 
-    #: Whether a worker may read the model of one that does not read its own. The mixing matrix is then not symmetric.
+    #: Whether edges have a direction, so that the mixing matrix is not symmetric.
     directed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -80,14 +80,14 @@ class Topology:
             raise UsageError(f"A topology needs at least 1 worker, not {num_workers}.")
 
     def notes(self, num_workers: int) -> tuple[str, ...]:
-        """What a user should know about this graph at this size, although it is possible; usually nothing."""
+        """Cautions about this graph at this size; usually none."""
         return ()
 
     def bipartite_roles(self, num_workers: int) -> Roles | None:
         """A split into active and passive workers, worker 0 passive; None if some cycle has an odd length.
 
-        If only active workers start an exchange and passive ones only answer, no circle of workers can wait for each other:
-        AD-PSGD is then free of deadlocks without locks. The split holds at every step of a time-varying graph.
+        If only active workers start an exchange and passive ones only answer, AD-PSGD cannot deadlock, without locks. The
+        split holds at every step of a time-varying graph.
 
         Reference: Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
             arXiv:1710.06952.
@@ -97,9 +97,9 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Ring(Topology):
-    """Everyone talks to the worker before and the worker after.
+    """Each worker talks to the worker before and the worker after it.
 
-    Costs per step: 2 messages sent and received per worker, whatever the number of workers.
+    Costs per step: 2 messages sent and received per worker, independent of the number of workers.
     Use when: workers are few (up to about 16), or links join direct neighbours only.
     Not when: workers are many. The time to agree grows with their square.
 
@@ -116,7 +116,7 @@ class Ring(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class BipartiteRing(Ring):
-    """A ring that insists on an even number of workers, so that its active and passive roles always exist.
+    """A ring that requires an even number of workers, so that its active and passive roles always exist.
 
     Use when: the run must not fall back to locks at an odd number of workers. Otherwise the same as `Ring`.
     """
@@ -128,11 +128,11 @@ class BipartiteRing(Ring):
 
 @dataclass(frozen=True, kw_only=True)
 class Complete(Topology):
-    """Everyone talks to everyone.
+    """Every worker talks to every other.
 
-    Costs per step: num_workers - 1 messages sent and received per worker; only 1 where averaging is pairwise.
+    Costs per step: num_workers - 1 messages sent and received per worker; only 1 if averaging is pairwise.
     Use when: averaging is pairwise with a random partner and every pair of workers can connect, or workers are few.
-    Not: an all-reduce, which computes the same average for the price of about 2 messages.
+    Not: an all-reduce, which computes the same average at the cost of about 2 messages.
     """
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
@@ -141,10 +141,10 @@ class Complete(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class Star(Topology):
-    """Worker 0 talks to everyone, all others only to worker 0.
+    """Worker 0 talks to all others, which talk only to worker 0.
 
     Costs per step: num_workers - 1 messages sent and received at worker 0, 1 at the others.
-    Use when: only one worker can be reached by the others, or as the control that shows what a bottleneck costs.
+    Use when: only one worker is reachable by the others, or as a control that shows the cost of a bottleneck.
     Not: a parameter server. Worker 0 trains and averages like the others.
     """
 
@@ -154,7 +154,7 @@ class Star(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class Torus(Topology):
-    """A grid of rows and columns whose edges are joined; everyone talks to the workers above, below, left and right.
+    """A grid of rows and columns whose edges wrap around; each worker talks to those above, below, left and right.
 
     Costs per step: 4 messages sent and received per worker (3 if there are 2 rows or 2 columns, 2 if both).
     Use when: the machines are wired as a grid, or a ring agrees too slowly and an exponential graph sends too far.
@@ -214,7 +214,7 @@ class Torus(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Topology):
-    """The static exponential-2 graph: everyone reads the models 1, 2, 4, 8, ... workers ahead. Directed.
+    """The static exponential-2 graph: each worker reads the models 1, 2, 4, 8, ... workers ahead. Directed.
 
     Costs per step: ceil(log2 num_workers) messages sent and received per worker.
     Use when: the averaging is in lockstep (D-PSGD) and workers are many: its spectral gap shrinks only with their logarithm,
@@ -242,11 +242,11 @@ class Exponential(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class OnePeerExponential(Topology):
-    """Everyone reads one model: 1 ahead at step 0, then 2, 4, 8, ... ahead, and again from 1. Directed, time-varying.
+    """Each worker reads one model: 1 ahead at step 0, then 2, 4, 8, ... ahead, and again from 1. Directed, time-varying.
 
     Costs per step: 1 message sent and received per worker; the period is ceil(log2 num_workers) steps.
     Use when: bandwidth is scarce, the averaging is in lockstep (D-PSGD), and the number of workers is a power of two: the
-    average is then exact after every period. Other numbers only come near it; `notes` says so.
+    average is then exact after every period. Other numbers only approximate it; `notes` says so.
     Not: `Exponential`, which reads all of these models at every step.
 
     Reference: Ying et al., 2021.
@@ -270,7 +270,7 @@ class OnePeerExponential(Topology):
         return max(1, len(_powers_of_two(num_workers)))
 
     def notes(self, num_workers: int) -> tuple[str, ...]:
-        """Says that a size which is not a power of two loses exact averaging."""
+        """Warns that a size which is not a power of two loses exact averaging."""
         below = 1 << (num_workers.bit_length() - 1)
         if num_workers == below:
             return ()
@@ -285,15 +285,15 @@ class OnePeerExponential(Topology):
 
 @dataclass(frozen=True, kw_only=True)
 class BipartiteExponential(Topology):
-    """Everyone talks to the workers 1, 3, 5, 9, 17, ... before and after; even numbers of workers only.
+    """Each worker talks to the workers 1, 3, 5, 9, 17, ... before and after; even numbers of workers only.
 
-    Costs per step: up to 2 log2(num_workers) messages sent and received per worker; only 1 where averaging is pairwise.
+    Costs per step: up to 2 log2(num_workers) messages sent and received per worker; only 1 if averaging is pairwise.
     Use when: averaging is pairwise and asynchronous (AD-PSGD) and workers are many: it agrees nearly as fast as a complete
     graph, and odd workers are active, even ones passive.
     Not: `Exponential`, whose even hops make cycles of odd length.
 
     The hops are 1 and 2^i + 1 for i from 1 to floor(log2(num_workers - 1)). All are odd: i = 0 would give 2, which joins two
-    active workers, and two active workers that call each other wait for ever.
+    active workers, and two active workers that call each other deadlock.
 
     Reference: for the use of bipartite graphs, Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient
         Descent", ICML 2018, arXiv:1710.06952.

@@ -1,7 +1,7 @@
-"""With which weights neighbours average, and how fast they agree.
+"""Mixing weights of neighbours, and how fast they reach agreement.
 
 Symbols: n workers, W the mixing matrix (n, n), x the workers' values (n,). One step of averaging is x <- W x. W is doubly
-stochastic: its rows sum to 1, so that workers which agree stay as they are, and so do its columns, so that the mean of all
+stochastic: its rows sum to 1, so that workers which agree stay unchanged, and its columns sum to 1, so that the mean of all
 workers never changes.
 """
 
@@ -38,8 +38,8 @@ Weights = Callable[[Topology, int, int, int], dict[int, float]]
 def metropolis_weights(topology: Topology, worker_id: int, num_workers: int, step: int = 0) -> dict[int, float]:
     """One worker's row of the Metropolis-Hastings mixing matrix: 1 / (1 + the larger degree of the two) per neighbour.
 
-    Doubly stochastic on every topology here, and symmetric on the undirected ones; equal to `uniform_weights` where all
-    workers have the same degree. Looks at the neighbours only and never builds the whole matrix.
+    Doubly stochastic on every topology here, and symmetric on the undirected ones; equal to `uniform_weights` if all workers
+    have the same degree. Reads only the neighbours and never builds the whole matrix.
 
     Returns:
         the weight of every neighbour and, last, of the worker itself; they sum to 1.
@@ -93,7 +93,7 @@ def mixing_matrix(
 
 
 def period_matrix(topology: Topology, num_workers: int) -> Matrix:
-    """What one whole period of a time-varying topology does: the product of its mixing matrices, the first step rightmost."""
+    """The mixing matrix of one whole period of a time-varying topology: the product of its matrices, first step rightmost."""
     product = np.eye(num_workers)
     for step in range(topology.period(num_workers)):
         product = mixing_matrix(topology, num_workers, step) @ product
@@ -136,7 +136,7 @@ def spectral_gap(W: Matrix) -> float:
     """
     check_doubly_stochastic(W)
     eigenvalues = np.linalg.eigvalsh(W) if np.array_equal(W, W.T) else np.linalg.eigvals(W)
-    magnitudes = np.sort(np.abs(eigenvalues))  # the largest is 1: everybody agrees
+    magnitudes = np.sort(np.abs(eigenvalues))  # the largest is 1: agreement
     return float(1.0 - magnitudes[-2]) if len(magnitudes) > 1 else 1.0
 
 
@@ -173,14 +173,14 @@ def expected_contraction(topology: Topology, num_workers: int) -> float:
 
 
 def run_pairwise_averaging(topology: Topology, values: Matrix, num_updates: int, random: np.random.Generator) -> Matrix:
-    """Run random pair-averages and return the values after them: what `expected_contraction` predicts, by doing it.
+    """Run random pair-averages and return the resulting values: measures what `expected_contraction` predicts.
 
     Each update draws an initiator, then one of its partners, and replaces both values by their mean; a time-varying topology
     moves one step per update.
 
     Args:
-        topology: who may average with whom.
-        values: (num_runs, num_workers); every run draws pairs of its own. Not changed.
+        topology: which workers may average with each other.
+        values: (num_runs, num_workers); every run draws its own pairs. Not changed.
         num_updates: pair-averages per run.
         random: NumPy's generator, seeded by the caller.
     """
@@ -200,7 +200,7 @@ def run_pairwise_averaging(topology: Topology, values: Matrix, num_updates: int,
 
 
 class MeasuredContraction(NamedTuple):
-    """What is left of the slowest disagreement, as measured; its expectation is rho^num_updates."""
+    """The measured remainder of the slowest disagreement; its expectation is rho^num_updates."""
 
     remaining: float
     standard_error: float
@@ -211,15 +211,15 @@ def measure_contraction(
 ) -> MeasuredContraction:
     """Measure the contraction of random pair-averages by running them from the slowest disagreement.
 
-    v, the unit vector that E[W^T W] shrinks least, is the start of every run, and <v, x> is read at its end. A pair-average
-    is a projection (W^T W = W), so that E[x] = E[W]^k v and the expectation is exactly rho^k. The squared distance from the
-    mean has no such exact value after more than one update: rho^k only bounds it. Only the start is computed from the
-    matrix: were the matrix wrong, the runs would not shrink at the rate that it claims.
+    Every run starts at v, the unit vector that E[W^T W] shrinks least, and <v, x> is read at its end. A pair-average is a
+    projection (W^T W = W), so that E[x] = E[W]^k v and the expectation is exactly rho^k. The squared distance from the mean
+    has no such exact value after more than one update: rho^k only bounds it. Only the start is computed from the matrix: if
+    the matrix were wrong, the runs would not shrink at its rate.
 
     Costs num_runs * num_workers numbers of memory and num_runs * num_updates pair-averages.
 
     Args:
-        topology: who may average with whom; fixed, not time-varying.
+        topology: which workers may average with each other; fixed, not time-varying.
         num_workers: at least 2.
         num_updates: pair-averages per run, k.
         num_runs: independent runs, at least 2; the standard error falls with their square root.

@@ -1,4 +1,4 @@
-"""A model's parameters as views of one flat vector, so that whatever workers exchange is a single tensor."""
+"""A model's parameters as views of one flat vector, so that workers exchange a single tensor."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may 
 
 
 class FlatBinding:
-    """Lets parameters be views of a flat vector `x` (P,), and moves them from one vector to another.
+    """Makes parameters views of a flat vector `x` (P,), and moves them from one vector to another.
 
-    P counts padding: every parameter begins at a multiple of 64 bytes, as tensors of PyTorch's own do. Padding is zero and
+    P includes padding: every parameter begins at a multiple of 64 bytes, as PyTorch's own tensors do. Padding is zero and
     stays zero under every elementwise optimizer. The first 64 bytes and the last element are always padding.
 
     Args:
-        parameters: those to be trained; all of one floating-point type, on one device.
-        on_any_device: whether that may be another one than the CPU.
+        parameters: to be trained; all of one floating-point type, on one device.
+        on_any_device: whether they may be on a GPU.
         num_cut: how many of the parameters, the last ones, are this worker's shards of larger ones; padding lies before them.
 
     Attributes:
@@ -40,7 +40,7 @@ class FlatBinding:
         ranges: each parameter's elements there.
         device: where the parameters are.
         bound_to: the vector that they are views of, if any.
-        rests_on: the same where `bind` to it would do nothing; None on a GPU, where it looks whether anything has moved them.
+        rests_on: `bound_to` if `bind` to it would do nothing; None on a GPU, where `bind` checks whether they were moved.
 
     Raises:
         UsageError: no parameters, or they differ in type or device.
@@ -115,7 +115,7 @@ class FlatBinding:
         """Makes the parameters views of `x` (P,); cheap when they already are.
 
         Raises:
-            UsageError: they were, and something has moved them: what they hold now is not in `x`.
+            UsageError: they were, but something has moved them, so that `x` does not have their present values.
         """
         key = x.data_ptr()
         if key == self._bound:
@@ -131,7 +131,7 @@ class FlatBinding:
         self.rests_on = x if self.device.type == "cpu" else None
 
     def rebind(self, x: torch.Tensor) -> None:
-        """The same, also where the loop has given parameters other memory meanwhile."""
+        """`bind`, even if the loop has moved parameters to other memory."""
         self._bound = None
         self.bind(x)
 
@@ -159,7 +159,7 @@ class FlatBinding:
                 parameter.grad.mul_(weight)
 
     def gather_gradients(self, g: torch.Tensor) -> Ranges:
-        """Copies the gradients into `g` (P,), whose padding is zero; a parameter without one counts as zero, and is returned.
+        """Copies the gradients into `g` (P,), whose padding is zero; zeroes and returns parameters without one.
 
         Raises:
             UsageError: a gradient is sparse.
@@ -210,7 +210,7 @@ class FlatBinding:
         self.leave_out(missing)
 
     def leave_out(self, missing: Ranges) -> None:
-        """Takes the gradients of these parameters away."""
+        """Removes the gradients of these parameters."""
         if missing:
             them = set(missing)
             for parameter, own in zip(self.parameters, self.ranges, strict=True):
@@ -218,13 +218,13 @@ class FlatBinding:
                     parameter.grad = None
 
     def release_gradients(self) -> None:
-        """Gives the gradients memory of their own again, with their present values."""
+        """Moves the gradients to their own memory again, with their present values."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
     def release(self) -> None:
-        """Gives the parameters memory of their own again, with their present values."""
+        """Moves the parameters to their own memory again, with their present values."""
         for parameter in self.parameters:
             parameter.data = parameter.data.clone()
         self._bound = self.bound_to = self.rests_on = None
@@ -246,7 +246,7 @@ def _with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor fills its memory without gaps, in whatever order of dimensions."""
+    """Whether a strided tensor fills its memory without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride != expected:
@@ -265,7 +265,7 @@ def model_words(model: nn.Module) -> str:
 
 
 def numbered(ranges: Ranges, num_elements: int) -> torch.Tensor:
-    """Ranges as a number for each element (n,), from 1; 0 in none. So shards of a snapshot can be put together.
+    """The number of each element's range (n,), from 1; 0 outside. So shards of a snapshot can be joined.
 
     >>> numbered(((1, 2), (2, 4)), 5)
     tensor([0, 1, 2, 2, 0], dtype=torch.int32)
@@ -277,7 +277,7 @@ def numbered(ranges: Ranges, num_elements: int) -> torch.Tensor:
 
 
 def ranges_of(numbers: torch.Tensor | None) -> Ranges:
-    """What `numbered` was given; None: there were none."""
+    """The inverse of `numbered`; None: no ranges."""
     if numbers is None or not len(numbers):
         return ()
     ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
@@ -285,7 +285,7 @@ def ranges_of(numbers: torch.Tensor | None) -> Ranges:
 
 
 def within(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """What of some ranges lies in elements `begin` to `end`, counted from there.
+    """The parts of ranges within elements `begin` to `end`, counted from there.
 
     >>> within(((0, 4), (6, 9)), 3, 8)
     ((0, 1), (3, 5))

@@ -1,6 +1,6 @@
-"""Half types (bfloat16, float16): sums and averages over workers are made in float32 and rounded once, at the end.
+"""Half types (bfloat16, float16): sums and averages over workers are computed in float32 and rounded once, at the end.
 
-Added up in their own type, the mean of 16 equal bfloat16 models is off by 1.7 %, and float16 sums overflow at 65,504.
+In bfloat16 the mean of 16 equal models would be off by 1.7 %, and float16 sums overflow at 65,504.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["add_up", "is_finite", "mean_into", "sum_type", "to_sum_type"]
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which vectors of `dtype` are added up: float32 for half types, which it holds exactly; else their own.
+    """The type for sums of `dtype`: float32 for half types, which it holds exactly; else their own.
 
     >>> sum_type(torch.bfloat16), sum_type(torch.float64)
     (torch.float32, torch.float64)
@@ -40,7 +40,7 @@ def add_up(vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 def mean_into(total: torch.Tensor, weighted: Sequence[tuple[torch.Tensor, float]]) -> None:
     """`total` (n,) becomes the weighted mean sum_k (w_k / w_1) x_k / sum_k (w_k / w_1), added up in its type, in their order.
 
-    Nothing gives zero, and a single vector is copied bit for bit.
+    No vectors give zero; a single vector is copied bit for bit.
     """
     if not weighted:
         total.zero_()
@@ -56,7 +56,7 @@ def mean_into(total: torch.Tensor, weighted: Sequence[tuple[torch.Tensor, float]
 def is_finite(x: torch.Tensor) -> bool:
     """Whether no element of `x` is infinite or NaN.
 
-    The smallest and the largest element say so: NaN is both where there is any. That takes as long as a sum, which overflows;
+    Checks the smallest and the largest element, which are NaN if any element is. Takes as long as a sum, which could overflow;
     `isfinite().all()` takes about 15 times as long.
     """
     return all(map(math.isfinite, torch.stack(torch.aminmax(x)).tolist()))

@@ -1,4 +1,4 @@
-"""A model's tensors by name, and as bytes that workers compare and send."""
+"""A model's tensors by name, and as bytes for comparing and sending."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements, each in memory of its own, and nothing else."""
+    """Whether a tensor is a plain strided one with elements, none of which share memory."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     overlaps = any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -1,4 +1,4 @@
-"""A whole model's flat vector, and the vectors of workers that hold a part of it each: which element lies where."""
+"""How a whole model's flat vector maps to the vectors of workers that each hold a part of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 __all__ = ["EXCHANGED_ELEMENTS", "REPLICAS", "AxisShape", "Shard", "Sharding"]
 
 REPLICAS = "replicas"  # the axis of the workers with the same part of the model
-#: Elements that one operation along any other axis may have, beside as many as a worker has parameters.
+#: Elements that one operation along any other axis may have, in addition to the number of a worker's parameters.
 EXCHANGED_ELEMENTS = 1 << 16
 
 
@@ -30,7 +30,7 @@ class AxisShape(NamedTuple):
         return worker // self.stride % self.size
 
     def members(self, worker: int) -> range:
-        """Those that differ from it in this coordinate only, and itself."""
+        """The workers that differ from it at most in this coordinate."""
         first = worker - self.place(worker) * self.stride
         return range(first, first + self.size * self.stride, self.stride)
 
@@ -41,7 +41,7 @@ class AxisShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """One parameter: where it lies in the whole vector (W,), and where a worker has its part, or all of it.
+    """One parameter: its place in the whole vector (W,), and the place of a worker's part, or of all of it.
 
     Args:
         whole_at: its first element in the whole vector.
@@ -56,7 +56,7 @@ class Shard:
     cuts: tuple[tuple[int, AxisShape], ...] = ()
 
     def part(self, whole: torch.Tensor, place: int) -> torch.Tensor:
-        """What a worker at that place among those with one model has of the whole parameter, a view."""
+        """A view of the part of the whole parameter that the worker at `place`, among those with one model, holds."""
         for dim, axis in self.cuts:
             whole = whole.chunk(axis.size, dim)[axis.place(place)]
         return whole
@@ -64,13 +64,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a vector (W,) of all parameters, and `parts` vectors (P,) of one part each, belong together.
+    """The mapping between a vector (W,) of all parameters and `parts` vectors (P,) of one part each.
 
     Args:
-        parts: workers that have one whole model between them.
+        parts: workers that together hold one whole model.
         num_whole: W, of the whole vector, padding included.
         num_local: P, of a worker's.
-        first_cut: the first element of a worker's vector from which on it has shards of its own; before it, all are alike.
+        first_cut: the first element of a worker's vector that belongs to a shard; earlier elements are equal on all workers.
         shards: of each parameter.
         axes: along which the workers of one model exchange activations, by name.
     """
@@ -83,7 +83,7 @@ class Sharding:
     axes: Mapping[str, AxisShape] = field(default_factory=dict[str, AxisShape])
 
     def cut(self, whole: torch.Tensor, part: int, out: torch.Tensor) -> None:
-        """Copies what `part` holds of `whole` (W,) into `out` (P,)."""
+        """Copies the elements of `whole` (W,) that `part` holds into `out` (P,)."""
         out.zero_()
         for shard in self.shards:
             view = shard.part(self._whole(whole, shard), part)
@@ -99,7 +99,7 @@ class Sharding:
                 piece.copy_(self._local(local, shard, piece.shape))
 
     def whole_of(self, locals_: torch.Tensor) -> torch.Tensor:
-        """The whole vector (W,) of those of all parts (parts, P), in their order."""
+        """Joins the vectors of all parts (parts, P), in order, into the whole vector (W,)."""
         whole = locals_.new_empty(self.num_whole)
         self.assemble(locals_.unbind(), whole)
         return whole
