@@ -1,4 +1,4 @@
-"""What `state_dict` of an optimizer is asked for while its state is not in it: a loop's checkpoint would lack momentum."""
+"""Warns when a loop calls an optimizer's `state_dict` while its state is elsewhere: its checkpoint would lack momentum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _asks_itself: ContextVar[bool] = ContextVar("_asks_itself", default=False)
 
 
 def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Its `state_dict()`, without a warning: the run's own checkpoints have the rest from where it is."""
+    """Its `state_dict()`, without a warning, for the run's own checkpoints, which get the rest from its place."""
     before = _asks_itself.set(True)
     try:
         return optimizer.state_dict()
@@ -28,13 +28,13 @@ def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> list[Any]:
-    """Warns where a worker's own optimizer is asked for state that servers keep, or of which it has a part only.
+    """Warns when a loop asks its optimizer for state that servers keep, or of which the worker has only a part.
 
-    Servers keep it for good: so it is not in the optimizer after the `with` either, until the loop loads some. Loading inside,
-    which they would not hear of, is refused.
+    After the `with`, the optimizer still lacks the servers' state, until the loop loads some. Loading inside the `with` is
+    refused, since it would not reach the servers.
 
     Returns:
-        handles to be removed as the worker leaves.
+        handles, to remove when the worker leaves.
     """
     rule = server_rule(algorithm)
     if rule is not None and not rule.overrides_optimizer:
@@ -45,7 +45,7 @@ def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorith
 
 
 class _AtServers:
-    """One optimizer whose steps servers make."""
+    """An optimizer whose steps the servers make."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_warned = False

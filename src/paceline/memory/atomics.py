@@ -96,7 +96,7 @@ def _fence(typing_context):  # noqa: ANN001, ANN202
 @intrinsic
 def _pause(typing_context):  # noqa: ANN001, ANN202
     def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
-        # Tells the core's other hardware thread that this one only waits; machines not named here go without.
+        # Tells the core's other hardware thread that this one only waits; a no-op on machines not named here.
         if platform.machine() in ("x86_64", "AMD64"):
             hint = ir.FunctionType(ir.VoidType(), ())
             builder.call(cgutils.get_or_insert_function(builder.module, hint, "llvm.x86.sse2.pause"), ())
@@ -123,7 +123,7 @@ def store(address: int, value: int) -> None:
 
 @kernel("boolean(int64, int64, int64)")
 def compare_and_swap(address: int, expected: int, desired: int) -> bool:
-    """Sets the word to `desired` if it is `expected`; says whether it was."""
+    """Sets the word to `desired` if it is `expected`; returns whether it was."""
     return _compare_and_swap(address, expected, desired)  # pyright: ignore[reportCallIssue]
 
 

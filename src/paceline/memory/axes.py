@@ -1,4 +1,4 @@
-"""Collectives of some of a run's workers: those along one axis of the ways in which they share a model and repeat it."""
+"""Collectives along each axis of a layout: among workers that share a model, and among its replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AxesPlan:
 
     Args:
         num_workers: N.
-        axes: by name: which workers are along it, and the areas of each of their groups. Axes of one worker have none.
+        axes: by name: the workers along the axis, and the areas of each of their groups. Axes of one worker have none.
     """
 
     num_workers: int
@@ -31,7 +31,7 @@ class AxesPlan:
 def plan_axes(
     layout: Layout, num_workers: int, axes: Mapping[str, AxisShape], num_elements: int, dtype: torch.dtype
 ) -> AxesPlan:
-    """Reserves the areas: operations on up to `num_elements` (P), or more along the axes of activations."""
+    """Reserves the areas for operations on up to `num_elements` (P), or more along the axes of activations."""
     plans: dict[str, tuple[AxisShape, tuple[PartPlan, ...]]] = {}
     for name, shape in axes.items():
         if shape.size == 1:
@@ -44,7 +44,7 @@ def plan_axes(
 
 
 class _Named(Layout):
-    """A layout in which the same kind of part has several places."""
+    """A layout that holds several parts of one kind."""
 
     def __init__(self, layout: Layout, prefix: str) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class _Named(Layout):
 
 
 class Axes:
-    """One worker's collectives along all axes, or an onlooker's view of who is lost.
+    """One worker's collectives along all axes, or an observer's view of lost workers.
 
     Attributes:
-        along: by axis; those along which the worker is alone are missing.
+        along: by axis, without axes on which the worker is alone.
     """
 
     def __init__(
@@ -78,6 +78,6 @@ class Axes:
         return SharedMemoryCollectives(self._segment, plan, shape.place(worker_id), names=members, **own)
 
     def mark_lost(self, worker_id: int) -> None:
-        """Says that this worker will not come any more, along any axis."""
+        """Declares this worker lost along all axes."""
         for name, (shape, _) in self._plan.axes.items():
             self._of(name, worker_id).mark_lost(shape.place(worker_id))

@@ -1,7 +1,7 @@
-"""Places where a test, or a fault drill of a user, may kill a worker with SIGKILL at a chosen moment.
+"""Points where a test, or a user's fault drill, can kill a worker with SIGKILL at a chosen moment.
 
 Armed by the environment variable `PACELINE_FAIL_POINT`, `name@worker_id#hit`: `slots.claimed@2#40` kills worker 2
-when it comes to that point for the 40th time. Not armed, a fail point costs one call and one comparison (30 ns).
+when it reaches that point for the 40th time. Not armed, a fail point costs one call and one comparison (30 ns).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAIL_POINTS = (
     "copy.mid_write",  # a shard's second copy is about to make an update
     "lock.taken",  # a lock was just taken, for reading or for writing; nothing is written yet
     "locked.mid_write",  # the locked vector is marked as being written
-    "lockstep.arrived",  # this worker has brought its gradient and announced it; the others are still waited for
+    "lockstep.arrived",  # this worker has written its gradient and announced it; it still waits for the others
     "replicated.mid_write",  # this worker is marked as writing its own replica
     "served.mid_write",  # this server is marked as writing its shard
     "racing.mid_write",  # this worker is marked as writing the racing vector
@@ -35,7 +35,7 @@ _hits_left = 0
 
 
 def arm(worker_id: int, incarnation: int = 0) -> None:
-    """Arms this process if the environment variable names this worker; a worker that came back is left alone.
+    """Arms this process if the environment variable names this worker, unless it is a restarted one.
 
     Raises:
         UsageError: the variable does not read `name@worker_id#hit`, or names no fail point.
@@ -55,7 +55,7 @@ def arm(worker_id: int, incarnation: int = 0) -> None:
 
 
 def fail_point(name: str) -> None:
-    """Kills the own process here if this point is armed and its turn has come."""
+    """Kills this process if this point is armed and this is the chosen hit."""
     if _armed_name is not None:
         _hit(name)
 

@@ -1,11 +1,11 @@
-"""Where memory and workers live on a machine with several memory nodes (NUMA).
+"""Places memory and workers on a machine with several memory nodes (NUMA).
 
 A policy holds for pages that are not touched yet: set it right after the segment is created. The kernel keeps it with
 the shared memory itself, so it also holds for pages that another process touches first. Without a policy, each page
 goes to the node of the worker that writes it first.
 
-Every function says in a sentence what it did; none fails because a kernel or a container forbids placement, since the
-run is then slower and not wrong.
+The placing functions return a sentence on what they did. None fails because a kernel or a container forbids placement, since
+the run is then slower but not wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 @dataclass(frozen=True)
 class Node:
-    """One memory node: the CPUs that are near to it, and its size."""
+    """One memory node: its nearby CPUs and its size."""
 
     id: int
     cpus: tuple[int, ...]
@@ -39,7 +39,7 @@ class Node:
 
 
 def numa_nodes(root: Path = _NODES) -> list[Node]:
-    """The machine's memory nodes in the order of their ids; one node with all CPUs where the system names none."""
+    """The machine's memory nodes in the order of their ids; one node with all CPUs if the system names none."""
     nodes = [_read_node(folder) for folder in root.glob("node[0-9]*")]
     if not nodes:
         return [Node(0, tuple(range(os.cpu_count() or 1)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
@@ -75,9 +75,9 @@ def bind(address: int, size_bytes: int, nodes: Iterable[int]) -> str:
 
 
 def pin(worker_id: int, num_workers: int, cpus: Sequence[int]) -> tuple[int, ...]:
-    """Keeps this process on its share of the CPUs and returns that share (empty where the system cannot pin).
+    """Keeps this process on its share of the CPUs and returns that share (empty if the system cannot pin).
 
-    With enough CPUs each worker gets a contiguous part (neighbours share caches); otherwise the workers go around them.
+    With enough CPUs each worker gets a contiguous part (neighbours share caches); otherwise CPUs are assigned round robin.
     """
     if not hasattr(os, "sched_setaffinity"):
         return ()

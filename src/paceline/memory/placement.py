@@ -1,4 +1,4 @@
-"""Where the shared parameters lie in a machine with several memory nodes, and where workers run: as specs."""
+"""Specs of where shared parameters lie in a machine with several memory nodes, and where workers run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Placement:
         """Refuses what this machine does not have, with a `UsageError`; nothing by default."""
 
     def place(self, segment: Segment) -> str:
-        """Applies the policy to untouched memory; returns a sentence on what it could not do, or an empty one."""
+        """Applies the policy to untouched memory; returns a sentence on what it could not do, or an empty string."""
         return ""
 
 

@@ -31,8 +31,8 @@ class RingPlan:
 @kernel("void(int64, int64)")
 def _announce(written: int, count: int) -> None:
     store(written, count)
-    # The next record may be written over one that the reader is just copying. It must not become visible before this
-    # count does, or the reader would not know.
+    # The next record may overwrite one that the reader is just copying. It must not become visible before this count does, or
+    # the reader would not notice.
     fence()
 
 
@@ -50,7 +50,7 @@ class RecordRing:
     Costs: `append` under 1 us, with no allocation and no system call.
 
     Attributes:
-        lost: number of records that were overwritten before `drain` came to them.
+        lost: number of records that were overwritten before `drain` read them.
     """
 
     def __init__(self, segment: Segment, plan: RingPlan) -> None:
@@ -60,7 +60,7 @@ class RecordRing:
         ]
         self._capacity = plan.capacity
         self._written = segment.address + plan.written
-        self._num_appended = load(self._written)  # a worker that came back goes on behind its predecessor's records
+        self._num_appended = load(self._written)  # a restarted worker continues after its predecessor's records
         self._num_read = 0
         self.lost = 0
 
@@ -98,7 +98,7 @@ class RecordRing:
 
     @property
     def num_read(self) -> int:
-        """Records that `drain` has come to, lost ones included."""
+        """Records that `drain` has passed, lost ones included."""
         return self._num_read
 
     def drain(self) -> npt.NDArray[np.void]:

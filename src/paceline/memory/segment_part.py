@@ -1,4 +1,4 @@
-"""What lies in a run's memory, part by part: areas are reserved before the segment is made, and then everyone maps them."""
+"""The parts of a run's memory: their areas are reserved before the segment is made, and then all processes map them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["OneVector", "PartPlan", "SegmentPart"]
 
 @dataclass(frozen=True, kw_only=True)
 class PartPlan:
-    """Where the areas of a part lie, and for how many; the same in every process.
+    """Where the areas of a part lie, and for how many participants; the same in every process.
 
     Attributes:
         num_parameters: P, the length of a vector.
         num_participants: of the run: workers, then servers and their copies, then evaluators.
-        num_evaluators: those that only read.
+        num_evaluators: participants that only read.
         dtype: of the vectors.
         at: offset of each area in bytes.
     """
@@ -74,7 +74,7 @@ class SegmentPart(Generic[Plan]):
         dtype: torch.dtype = torch.float32,
         **own: Any,
     ) -> Plan:
-        """Reserves the areas; see `PartPlan` for the numbers. `own` are fields that the plan of this kind has besides."""
+        """Reserves the areas; see `PartPlan` for the numbers. `own` are further fields of this kind's plan."""
         numbers = {"num_parameters": num_parameters, "num_participants": num_participants}
         plan = cls.plan_type(**numbers, num_evaluators=num_evaluators, dtype=dtype, **own)
         return replace(plan, at=cls.areas(layout, plan))
@@ -103,7 +103,7 @@ class OneVector(SegmentPart[PartPlan]):
         self._version = self._word("version")
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Sets the vector (P,) and the version to begin with (a resumed run goes on counting), before anyone starts."""
+        """Sets the initial vector (P,) and version (a resumed run goes on counting), before any worker starts."""
         self.x.copy_(x)
         store(self._version, version)
 

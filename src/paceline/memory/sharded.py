@@ -1,4 +1,4 @@
-"""One parameter vector per worker, of which the workers of a group hold different shards: together they are the model."""
+"""One parameter vector per worker; the workers of a group hold different shards, which together are the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.vectors.sharding import Sharding
 
 __all__ = ["ShardedVectors"]
 
-_TRIES = 200  # to find all shards at the same version: workers of a round differ only while some have made its update
+_TRIES = 200  # to find all shards at one version: they differ only while some workers have made a round's update
 _BETWEEN_TRIES_S = 1e-3
 
 
@@ -26,9 +26,9 @@ class _ShardedPlan(PartPlan):
 
 
 class ShardedVectors(ReplicatedVector):
-    """A worker's own vector `x` (P,) with its shards; what comes from outside, or goes there, is the whole model (W,).
+    """A worker's own vector `x` (P,) with its shards; the interface to the outside is the whole model (W,).
 
-    Costs: a snapshot copies the vectors of one group; of all, where replicas have models of their own.
+    Costs: a snapshot copies the vectors of one group, or of all groups if replicas have models of their own.
     """
 
     plan_type = _ShardedPlan
@@ -43,17 +43,17 @@ class ShardedVectors(ReplicatedVector):
             store(self._word("words", worker), version)
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the model into `out` (W,); returns its version. Where replicas have models of their own, it is their mean."""
+        """Copies the model into `out` (W,); returns its version. If replicas have models of their own, it is their mean."""
         return super().snapshot(out) if self.own_models else self.model(0, out)
 
     def model_ids(self) -> list[int]:
-        """The first workers of the models that are there whole; all of them where none is."""
+        """The first worker of each model whose shards are all present; of all models if none is complete."""
         there, parts = set(super().model_ids()), self._sharding.parts
         every = range(0, self._plan.num_writers, parts)
         return [one for one in every if there.issuperset(range(one, one + parts))] or list(every)
 
     def model(self, worker: int, out: torch.Tensor) -> int:
-        """Copies the model of which `worker` is the first into `out` (W,), put together of all parts; returns its version.
+        """Assembles the model of which `worker` is the first from all its shards, in `out` (W,); returns its version.
 
         All are of one version, unless the run was stopped between two workers' updates of a round.
         """

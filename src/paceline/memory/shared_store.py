@@ -1,4 +1,4 @@
-"""Where the members of a run on one machine find each other: what mailboxes need of a torch store, in shared memory."""
+"""A store in shared memory, through which the mailboxes of a run on one machine find each other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HEAD_BYTES = 6  # checksum, and length of the value
 class SharedStore:
     """A short value under each of a few keys, in memory that all members map.
 
-    Not a TCPStore, which asks a name server for the name of every address that connects, at both ends and one after the other:
-    where none answers that takes 5 to 10 s each. And no process holds it that could die.
+    A TCPStore asks a name server for the name of every connecting address, at both ends and one after the other, which takes
+    5 to 10 s each if none answers. And a process holds it, which could die.
 
-    Each key is one member's to set, and its next incarnation's, or the supervisor's once the member has died. A value that
-    somebody was killed while writing, or is writing now, fails its checksum and is not there.
+    Only one member sets a key, or its next incarnation, or the supervisor once the member has died. A value that is being
+    written, or whose writer was killed, fails its checksum and counts as missing.
 
     Args:
         segment: the run's memory, all zero where this lies.
@@ -41,11 +41,11 @@ class SharedStore:
 
     @staticmethod
     def size_bytes(num_members: int) -> int:
-        """What `num_members` members need: a name of the run, and two values each."""
+        """Size for `num_members` members: the run's name, and two values each."""
         return _SLOT_BYTES * (1 + 2 * num_members)
 
     def begin(self) -> None:
-        """Names the run, before any member looks."""
+        """Names the run, before any member reads the name."""
         self.set("run", secrets.token_hex(8))
 
     def set(self, key: str, value: str) -> None:
@@ -72,7 +72,7 @@ class SharedStore:
         return value
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """The run's name, which `begin` has set: a member that comes with one of its own learns that."""
+        """The run's name, set by `begin`, for a member that proposes one of its own."""
         del expected, desired
         return self.get(key)
 

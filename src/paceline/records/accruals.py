@@ -1,4 +1,4 @@
-"""Records that a worker keeps back: of gradients for a later update, of steps whose loss has not been reported."""
+"""Records that a worker holds back: of gradients for a later update, and of steps whose loss is not reported yet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _BATCH, _SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = map(
 
 
 class Accruals:
-    """Passes records on; those of accrued gradients with the next one that is decided, as of the same update.
+    """Passes records on; holds those of accrued gradients until the update that applies or drops them.
 
-    A worker that dies takes what it has accrued with it, gradients and records alike: what is recorded was applied or dropped.
+    A dead worker's accrued gradients and their records are lost together: every recorded gradient was applied or dropped.
     """
 
     def __init__(self, write: Callable[..., None]) -> None:
@@ -35,7 +35,7 @@ class Accruals:
         self._write(*fields)
 
     def settle(self, applied_version: float, gradient_version: float) -> None:
-        """All accrued gradients have become this update; -1: they were dropped."""
+        """Records that all accrued gradients have become this update; -1: they were dropped."""
         for fields in self._waiting:
             decided = list(fields)
             decided[_APPLIED_VERSION], decided[_GRADIENT_VERSION] = applied_version, gradient_version
@@ -44,10 +44,10 @@ class Accruals:
 
 
 class LateLosses:
-    """Passes records on; one without a loss once that is known, or will not be: a loop may report it after its step.
+    """Passes records on; holds one without a loss until the loop reports it, possibly after the step, or no longer can.
 
     Attributes:
-        without_loss: the record that waits for its loss; None: none does.
+        without_loss: the record that waits for its loss, or None.
     """
 
     def __init__(self, write: Callable[..., None]) -> None:
@@ -62,7 +62,7 @@ class LateLosses:
             self.write(*fields)
 
     def settle(self, loss: float, samples: int | None = None) -> bool:
-        """Gives the record that waits for its loss that loss, and its number of samples; returns whether one waits."""
+        """Sets the loss and the number of samples of the waiting record; returns whether one waits."""
         if self.without_loss is None:
             return False
         fields, self.without_loss = list(self.without_loss), None
@@ -74,7 +74,7 @@ class LateLosses:
 
 
 class WithoutSamples:
-    """Implements `Recorder` for a worker that trains on the samples of another, in whose records they count."""
+    """Implements `Recorder` for a worker that trains on another's samples, which count in that one's records."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,7 +1,7 @@
 """The numbers of events that a checkpoint contains, and their fingerprints: a resumed run compares its files with them.
 
-Events are counted by worker, and by the number of bits of their step: where a file has lost some, the others can still be told
-from another run's.
+Events are counted by worker, and by the number of bits of their step: if a file has lost some, the others can still be
+distinguished from another run's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FACTORS = np.arange(1, 2 * _NUM_WORDS, 2, dtype=np.uint64) * np.uint64(0x9E3779
 
 
 class EventCounts:
-    """Counts events as they come; a checkpoint contains those up to its version.
+    """Counts events as they come; a checkpoint contains the events up to its version.
 
     Costs 24 bytes for each event.
 
     Args:
         records: by worker, the events of the run before it was resumed.
-        waits: whether gradients may be applied in later updates than the ones that they came for.
+        waits: whether gradients may be delayed to later updates.
     """
 
     def __init__(self, records: Mapping[int, np.ndarray], *, waits: bool) -> None:
@@ -54,9 +54,9 @@ class EventCounts:
 
 
 def num_missing(rows: np.ndarray, groups: Groups) -> int | None:
-    """How many of the events that were counted are not among a worker's; None where others have taken their place.
+    """How many of the counted events are missing from a worker's; None if different ones have taken their place.
 
-    `rows` are in the order in which they came: those beyond the counted ones came later.
+    `rows` are in order of arrival: those beyond the counted ones came later.
     """
     bits, missing = _bits(rows), 0
     for one, (number, known) in groups.items():
@@ -68,9 +68,9 @@ def num_missing(rows: np.ndarray, groups: Groups) -> int | None:
 
 
 def versions_of(rows: np.ndarray, *, waits: bool) -> np.ndarray:
-    """The version at which a checkpoint contains each event: its update's, or that of its gradient where it made none.
+    """The version from which a checkpoint contains each event: its update's, or its gradient's if it made no update.
 
-    Gradients that wait are in a checkpoint from when they came.
+    A checkpoint contains waiting gradients from their arrival.
     """
     made = np.where(rows["applied_version"] > 0, rows["applied_version"], rows["gradient_version"])
     return np.minimum(made, rows["gradient_version"] + 1) if waits else made
@@ -82,11 +82,11 @@ def _bits(rows: np.ndarray) -> np.ndarray:
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """64 bits of each event, which differ if any number in it does."""
+    """A 64-bit hash of each event, which changes with any number in it."""
     rows = np.ascontiguousarray(rows, RECORD_DTYPE).copy()
-    rows["loss"][np.isnan(rows["loss"])] = np.nan  # of many bit patterns, files keep one
+    rows["loss"][np.isnan(rows["loss"])] = np.nan  # files keep only one of NaN's many bit patterns
     mixed = (rows.view(np.uint64).reshape(len(rows), _NUM_WORDS) * _FACTORS).sum(axis=1, dtype=np.uint64)
-    mixed = (mixed ^ (mixed >> np.uint64(31))) * _FACTORS[-1]  # else sums of events that swap numbers would be equal
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * _FACTORS[-1]  # else sums of events with swapped numbers are equal
     return mixed ^ (mixed >> np.uint64(29))
 
 

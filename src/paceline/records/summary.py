@@ -57,7 +57,7 @@ class LossCurve:
 
 
 def applied_in_order(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> np.ndarray:
-    """All records whose gradient was applied, in applied order; by time where every worker counts versions of its own."""
+    """All records whose gradient was applied, in applied order; by time if every worker counts its own versions."""
     return _in_order(_concatenate(records), gossip=gossip)
 
 
@@ -69,7 +69,7 @@ def _in_order(rows: np.ndarray, *, gossip: bool) -> np.ndarray:
 
 
 def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
-    """Mean of the last `window` values at each place, of all so far where there are fewer.
+    """Mean of the last `window` values at each place, or of all so far if there are fewer.
 
     Differences of one cumulative sum would let a single huge loss spoil all later averages. Here every window is a sum
     of its own, built from sums of 1, 2, 4, ... neighbours: about ten additions per value for a window of 100.
@@ -128,15 +128,15 @@ def summarize(
 
     Args:
         records: worker_id -> `RECORD_DTYPE` array, times in seconds from the run's start.
-        num_workers: workers of the run; lists per worker have at least so many entries.
+        num_workers: workers of the run; lists per worker have at least this many entries.
         wall_s: duration of the training.
         initial_loss: loss before the first update; `time_to_fraction_s` counts in fractions of it.
         target_loss: a running loss at or below it is the target.
         target_accuracy: an evaluation at or above it is the target; with both, the earlier one counts.
         evaluations: as in `RunData`.
         lockstep: all workers make one update together: a step is a distinct version.
-        gossip: every worker has a model of its own: `steps` counts the gradients that all of them applied, and staleness is a
-            gradient's on its worker's own model.
+        gossip: every worker has its own model: `steps` counts the gradients applied by all of them, and a gradient's
+            staleness is on its worker's own model.
 
     Returns:
         `steps`, `samples`, `samples_per_s`, `train_loss`, `test_loss`, `test_accuracy`, `time_to_target_s`,
@@ -196,12 +196,12 @@ def unrecorded(
     waits: bool = False,
     undone: Sequence[tuple[int, int]] = (),
 ) -> int:
-    """How many updates there are no records of: a worker that dies between the two takes its record along.
+    """How many updates have no record: a worker may die between an update and its record.
 
     Args:
         records: worker_id -> all records since version `first`, of one vector that all workers share; gradients that still
             wait have the versions that they would make.
-        version: that the run has come to.
+        version: the run's current one.
         first: version before the first of these updates.
         waits: gradients may be applied later than they come; every one that comes counts as a version.
         undone: first and last versions of updates that a server's death undid, whose workers sent them again.
@@ -217,7 +217,7 @@ def unrecorded(
 
 
 def repeated_batches(records: Mapping[int, np.ndarray]) -> int:
-    """How often a batch was trained on that had been before."""
+    """How many times a batch was trained on again."""
     rows = _concatenate(records)
     batches = rows["batch"][(rows["applied_version"] >= 1) & (rows["batch"] >= 0)]
     return len(batches) - len(np.unique(batches))

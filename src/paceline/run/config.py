@@ -1,4 +1,4 @@
-"""What `paceline train` trains, and how: the one configuration that the CLI, Python and the workers share."""
+"""The configuration of `paceline train`, which the CLI, Python and the workers share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainConfig:
         task: built-in name, or `path/to/file.py:function`.
         algorithm: spec.
         workers: number of workers.
-        layout: spec: how the model is divided among the workers, beside the algorithm; None: every worker has all of it.
+        layout: spec: how the model is divided among the workers; None: every worker has all of it.
         backend: "processes" or "threads".
         epochs: passes over the training data, all workers together; fractions allowed.
         steps: instead of epochs: gradients per worker.
@@ -48,17 +48,17 @@ class TrainConfig:
         optimizer_state: "per-worker", or "shared" by all (one momentum, one Adam step).
         target_loss: stop once the training loss averaged over the last 100 applied batches is at most this.
         target_accuracy: stop once the test accuracy is at least this.
-        target_fraction: instead of a target loss: so large a share of the loss before the first update.
-        limit_s: stop after so many seconds of training, in a simulation virtual ones.
+        target_fraction: instead of a target loss: this share of the loss before the first update.
+        limit_s: stop after this many seconds of training, in a simulation virtual ones.
         partition: spec: who trains on which samples.
         placement: spec: where the parameters lie, and pinning.
         seed: of parameters, order of samples, and everything random in an algorithm.
-        data: folder with data sets; None: what PACELINE_DATA names.
+        data: folder with data sets; None: the one in PACELINE_DATA.
         restarts: how many dead workers are replaced.
         intra_op_threads: threads per worker inside one PyTorch operation.
-        slow: by worker, how many times as long its gradients take, as on a slow machine; None: all as fast as they are.
-        inject_staleness: gradients wait before they are applied, so many updates or as a delay's spec says; None: they do not.
-        staleness_ramp_epochs: over so many epochs that wait grows from 0 to its full length.
+        slow: by worker, how many times as long its gradients take, as on a slow machine; None: no slowdown.
+        inject_staleness: delay of gradients before they are applied, as a number of updates or a delay's spec; None: no delay.
+        staleness_ramp_epochs: number of epochs over which that delay grows from 0 to its full length.
         checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is
             always written at the end.
     """
@@ -111,19 +111,19 @@ class TrainConfig:
             raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
 
     def identity(self) -> dict[str, Any]:
-        """What a result begins with."""
+        """The first entries of a result."""
         keys = ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         return {key: getattr(self, key) for key in keys}
 
     def goal(self, initial_loss: float | None) -> Goal:
-        """What ends the run before its batches do; a target fraction is one of the loss before the first update."""
+        """The goal that may end the run early; a target fraction is relative to the loss before the first update."""
         target_loss = self.target_loss
         if self.target_fraction is not None and initial_loss is not None and math.isfinite(initial_loss):
             target_loss = self.target_fraction * initial_loss
         return Goal(target_loss=target_loss, target_accuracy=self.target_accuracy, limit_s=self.limit_s)
 
     def plan(self, train_set: Dataset[Any]) -> BatchPlan:
-        """Who trains on which samples of it; `resolved` has been called before."""
+        """Which worker trains on which samples of the training set; call `resolved` before."""
         assert self.batch_size is not None
         partition: Partition = partition_registry.build(self.partition)
         return BatchPlan(
@@ -137,7 +137,7 @@ class TrainConfig:
         )
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of a worker; `resolved` has been called before."""
+        """The optimizer of a worker; call `resolved` before."""
         assert self.learning_rate is not None
         return build_optimizer(self.optimizer, parameters, self.learning_rate, self.momentum)
 

@@ -29,14 +29,14 @@ __all__ = ["Driver"]
 
 
 class Driver:
-    """One run of a loop, ready to begin. A crash is raised if the loop is a user's; a task's run is returned, and says so.
+    """One run of a loop, ready to begin. Raises a crash of a user's loop; a task's run is returned as crashed.
 
     Args:
         loop: what every worker runs, and how.
-        folder: the run's, held by the caller; None: nothing is written.
-        earlier: what the run goes on from.
-        on_progress: is told what the run has come to.
-        progress_every_s: at most so often; 0: at every look at the workers.
+        folder: the run's, locked by the caller; None: nothing is written.
+        earlier: the earlier part of a resumed run.
+        on_progress: called with the run's progress.
+        progress_every_s: shortest time between two calls; 0: at every check of the workers.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Driver:
 
     @property
     def supervisor(self) -> Supervisor:
-        """Of the run, once it has begun."""
+        """The run's supervisor, once the run has begun."""
         assert self._supervisor is not None
         return self._supervisor
 
     def warn(self) -> None:
-        """Says what the algorithm warns of."""
+        """Issues the algorithm's warnings."""
         if self._loop.algorithm is not None:
             self._loop.algorithm.warn(self._loop.config.workers, stacklevel=4)
 
@@ -75,8 +75,8 @@ class Driver:
 
         Raises:
             KeyboardInterrupt: a signal has ended the run; what was measured is written.
-            NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
-            PacelineError: what a user's function, or its workers, died of; UsageError: what cannot be run.
+            NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
+            PacelineError: a user's function failed, or its workers died; UsageError: the loop cannot be run.
         """
         try:
             return self._run()
@@ -117,7 +117,7 @@ class Driver:
                 self._watcher.close()
             if supervisor.outcome.kind == "usage" and (loop.task is not None or not self._has_stepped):
                 raise UsageError(supervisor.outcome.reason)
-            if loop.task is None and not self._has_begun:  # there is no run yet: its folder is left as it was
+            if loop.task is None and not self._has_begun:  # there is no run yet: leave its folder unchanged
                 _raise_crash(supervisor)
             if supervisor.arena is None and supervisor.all_returned:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
@@ -193,9 +193,9 @@ class Driver:
     # The end
 
     def _finish(self) -> RunData:
-        """Writes what has come of it."""
+        """Writes the result."""
         loop, supervisor, recording = self._loop, self.supervisor, self._recording
-        recording.take()  # what the workers wrote while they ended
+        recording.take()  # the workers' last records
         recorded = recording.records()
         records = recording.decided(recorded)
         not_written = self._save_end(records)
@@ -222,7 +222,7 @@ class Driver:
         return run
 
     def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
-        """Writes the last checkpoint of a run that has ended in order; returns why that could not be."""
+        """Writes the last checkpoint of a run that has ended cleanly; returns the error if that fails."""
         supervisor, outcome = self.supervisor, self.supervisor.outcome
         if self._checkpointer is None or supervisor.arena is None or outcome.name != "stopped":
             return None
@@ -238,7 +238,7 @@ class Driver:
 
 
 def _raise_crash(supervisor: Supervisor) -> None:
-    """Raises what ended a run as `crashed`, in the caller."""
+    """Raises the error that ended a run as `crashed`."""
     outcome = supervisor.outcome
     if outcome.name != "crashed":
         return

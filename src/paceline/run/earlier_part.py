@@ -1,4 +1,4 @@
-"""What an interrupted or finished run has left, for the run that goes on from it: validated before anything is changed."""
+"""The records and checkpoint of an earlier run, for the run that resumes it: validated before anything is changed."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _ABOUT = {
     "initial_loss", "batches_missed", "since", "algorithm",
 }  # fmt: skip
 _SPOOL = re.compile(r"events-(0|[1-9]\d{0,8})\.bin", re.ASCII)
-_ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory where no update is made of several gradients
+_ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory in which each update has one gradient
 
 
 @dataclass(frozen=True)
 class EarlierPart:
-    """What a run recorded up to its newest complete checkpoint; updates after that are left out, and are made again.
+    """A run's records up to its newest complete checkpoint; later updates are left out and recomputed.
 
     Args:
         run: with the result's figures as they were at the checkpoint.
         folder: the run's; None: there is no earlier part.
         checkpoint: its folder.
         saved: its shared part.
-        algorithm: of the run at the checkpoint; None: it is not known.
+        algorithm: of the run at the checkpoint; None: unknown.
         since: the version at which the run began to use that algorithm.
-        notes: what is not as it should be, but no reason not to go on.
+        notes: problems that do not prevent resuming.
     """
 
     run: RunData
@@ -118,7 +118,7 @@ class EarlierPart:
         return EarlierPart(run, folder, newest, saved, algorithm, about["since"], tuple(notes))
 
     def change_to(self, algorithm: Algorithm | None, workers: int) -> EarlierPart:
-        """The part for a run that goes on with this algorithm, or None: with its own; a changed algorithm adds a note.
+        """The part for a run that resumes with this algorithm (None: its own); a changed algorithm adds a note.
 
         Raises:
             UsageError: a checkpoint of the earlier algorithm cannot be used with this one, or the run needs its plan.
@@ -127,7 +127,7 @@ class EarlierPart:
         if before is not None and before.same_batches and not (algorithm and algorithm.same_batches):
             raise UsageError("The run was started with a plan: resume it with launch(plan=...), or start another run.")
         if before is None or algorithm is None or before == algorithm or algorithm.same_batches:
-            return self  # workers of a placed model check what the checkpoint has of their parts
+            return self  # workers of a placed model check their own parts
         old, new = spec(before), spec(algorithm)
         rules = [_innermost(server_rule(one)) for one in (before, algorithm)]
         if None not in rules and type(rules[0]) is not type(rules[1]):
@@ -149,7 +149,7 @@ class EarlierPart:
 
     @property
     def batches_done(self) -> frozenset[int]:
-        """Batches from the first one to hand out on that have made updates of the checkpoint: they were under way then."""
+        """Batches from the next one on whose updates the checkpoint already contains: they were under way then."""
         if self.saved is None:
             return frozenset()
         return frozenset(batch for batch in _batches(self.run.records) if batch >= self.saved.next_batch)
@@ -162,7 +162,7 @@ class EarlierPart:
 
     @property
     def run_id(self) -> str:
-        """What the run's configuration and checkpoints have in common; "" without an earlier part."""
+        """The id that the run's configuration and checkpoints share; "" without an earlier part."""
         return self.run.config.get("run_id", "")
 
     def is_in(self, folder: Path | None) -> bool:
@@ -182,7 +182,7 @@ class EarlierPart:
 
 
 def forget(folder: Path, earlier: EarlierPart) -> None:
-    """Removes what a run that never began has written into its folder; the one that it was to go on from is as it was."""
+    """Removes the files of a run that never began; the run that it should have resumed is unchanged."""
     if earlier.is_in(folder) and earlier.checkpoint is not None:
         with contextlib.suppress(NotWrittenError):
             write_config(folder, earlier.run.config)
@@ -222,7 +222,7 @@ def _refuse(why: str) -> Any:
 
 
 def _about(newest: Path) -> dict[str, Any]:
-    """What the checkpoint says of the run so far."""
+    """The checkpoint's description of the run so far."""
     about = checkpoint_files.describe(newest)
     loss, events = about.get("initial_loss"), about.get("events")
     is_sound = (
@@ -262,7 +262,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _all_events(folder: Path, run: RunData, started_s: float) -> dict[int, np.ndarray]:
-    """By worker: the events in their final form, and those that a killed run could not write so."""
+    """By worker: the events in their final form, and those that a killed run left in spool files."""
     found = dict(run.records)
     for path in sorted(folder.glob("events-*.bin")):
         match = _SPOOL.fullmatch(path.name)
@@ -290,7 +290,7 @@ def _once(rows: np.ndarray) -> np.ndarray:
 
 
 def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray], counts: Mapping[str, Groups]) -> int:
-    """How many of the events that a checkpoint counts are gone; refuses a folder in which they are others."""
+    """How many of the events that a checkpoint counts are missing; refuses a folder in which they differ."""
     gone = 0
     for worker, groups in counts.items():
         missing = num_missing(records.get(int(worker), np.empty(0, RECORD_DTYPE)), groups)
@@ -304,7 +304,7 @@ def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray],
 
 
 def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, versions_of_own: bool, since: int) -> None:
-    """Refuses a folder in which an update has two events that differ; with `versions_of_own`, two of one worker.
+    """Refuses a folder in which one update has two different events; with `versions_of_own`, two of one worker.
 
     Up to version `since` the run had another algorithm, whose updates may have several events.
     """

@@ -17,7 +17,7 @@ from paceline.worker.process import Failure
 __all__ = ["GoalWatcher"]
 
 _LOOK_EVERY_S = 0.005
-_NEWS_S = 1.0  # within which a supervisor learns that worker 0 has died, which its evaluating process may do sooner
+_NEWS_S = 1.0  # a supervisor notices worker 0's death within this time, possibly later than the evaluating process
 
 
 class GoalWatcher:
@@ -25,7 +25,7 @@ class GoalWatcher:
 
     Args:
         recording: of the run, with its goal; gets the evaluations.
-        evaluator: for a thread of this process; None: worker 0 starts who evaluates, if its loop can be evaluated.
+        evaluator: for a thread of this process; None: worker 0 starts an evaluator, if its loop can be evaluated.
     """
 
     def __init__(self, recording: Recording, evaluator: Evaluator | None = None) -> None:
@@ -43,7 +43,7 @@ class GoalWatcher:
         self._told = False
 
     def tick(self) -> None:
-        """Looks whether the goal is reached, and whether an evaluation is due."""
+        """Checks whether the goal is reached, and whether an evaluation is due."""
         recording, goal = self._recording, self._recording.goal
         if recording.is_at_goal() or (goal.limit_s is not None and recording.elapsed_s() >= goal.limit_s):
             self._supervisor.stop()
@@ -57,7 +57,7 @@ class GoalWatcher:
             self._ask(channel, recording.samples)
 
     def end(self) -> None:
-        """All workers have ended: evaluates once more, the parameters that they leave."""
+        """Evaluates the final parameters once all workers have ended."""
         channel = self._open_channel(all_ended=True)
         if channel is None or (self._evaluator is None and self._supervisor.outcome.name == "crashed"):
             return
@@ -74,7 +74,7 @@ class GoalWatcher:
             self.worst_worker_accuracy = self._evaluator.worst_worker_accuracy(self._supervisor.arena)
 
     def close(self) -> None:
-        """Lets who evaluates end; worker 0's process waits for that, or it is a thread and this does."""
+        """Stops the evaluator; worker 0's process waits for its end, or this call if it is a thread."""
         if self._channel is not None:
             self._channel.end()
         if self._thread is not None:
@@ -96,7 +96,7 @@ class GoalWatcher:
         return self._watch is None or bool(connection.wait([self._watch], 0))  # unlike select, beyond 1,024 descriptors
 
     def _open_channel(self, *, all_ended: bool = False) -> EvaluationChannel | None:
-        """The channel to what evaluates; says so once if nothing does any more, and whether that is because of worker 0."""
+        """The channel to the evaluator; notes once if the evaluator is gone, and whether worker 0's death is the cause."""
         supervisor = self._supervisor
         if self._channel is None:
             self._channel = EvaluationChannel.of(supervisor.arena) if supervisor.arena is not None else None
@@ -136,7 +136,7 @@ class GoalWatcher:
         channel.ask()
 
     def _wait(self, channel: EvaluationChannel) -> bool:
-        """Waits for the evaluation under way; False: who made it is gone."""
+        """Waits for the evaluation under way; False: the evaluator is gone."""
         while channel.busy:
             if self._has_ended(channel):
                 return False
@@ -144,7 +144,7 @@ class GoalWatcher:
         return True
 
     def _collect(self, channel: EvaluationChannel, *, ended_s: float | None = None) -> None:
-        """Takes the evaluation that has been made; `ended_s`: of the last step, whose parameters the last one is of."""
+        """Takes the finished evaluation; `ended_s`: the end of the last step, for the evaluation of its parameters."""
         asked, self._asked = self._asked, None
         result = channel.result()
         if result.failure:

@@ -1,4 +1,4 @@
-"""Staleness on purpose, as an option of a run: what is asked for, which algorithm it makes, what it leaves in the records."""
+"""Injected staleness as an option of a run: its spec, the delayed algorithm, and its entry in the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["delay_spec", "inject", "injected"]
 
 
 def delay_spec(wanted: int | str) -> str:
-    """The canonical spec of a delay, which is written as a number of updates or as a spec.
+    """The canonical spec of a delay, given as a number of updates or as a spec.
 
     >>> delay_spec("20")
     'constant(updates_late=20)'
@@ -37,12 +37,12 @@ def delay_spec(wanted: int | str) -> str:
 
 
 def inject(algorithm: Algorithm, config: TrainConfig, plan: BatchPlan | None) -> Algorithm:
-    """The algorithm with a delay in front of its updates; itself where none is asked for.
+    """The algorithm with a delay before its updates; unchanged if no delay is configured.
 
     Args:
         algorithm: of the run.
-        config: which says what to inject.
-        plan: which says how long an epoch is; None: the run has no data.
+        config: has the delay.
+        plan: has the length of an epoch; None: the run has no data.
 
     Raises:
         UsageError: the algorithm takes no delay, or the run has no epochs.
@@ -69,7 +69,7 @@ def inject(algorithm: Algorithm, config: TrainConfig, plan: BatchPlan | None) ->
 
 
 def injected(config: TrainConfig, algorithm: Algorithm) -> dict[str, Any]:
-    """What a result says of it: the option as given, and what became of it; nothing where nothing was injected."""
+    """The result's entry about the injection: the option as given, and its effect; empty without injection."""
     if config.inject_staleness is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The result of a run whose workers had no supervisor, from what they wrote of themselves."""
+"""The result of a run whose workers had no supervisor, from their files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def joined_result(
     failed: bool = False,
     interrupted: bool = False,
 ) -> dict[str, Any]:
-    """What `result.json` has.
+    """The content of `result.json`.
 
     Args:
         about: the run's configuration, of which the result has a copy.
-        own: what each worker wrote of itself last.
-        records: of those that came to the end, which get times from the run's start.
-        gossip: whether versions are each worker's own.
-        notes: beside those of the workers.
+        own: each worker's last state file.
+        records: of the workers that reached the end; their times are changed to count from the run's start.
+        gossip: whether each worker has its own versions.
+        notes: in addition to the workers' notes.
         restarts: how many workers took a dead one's place.
-        reason: why the run came to nothing, or was interrupted.
+        reason: why the run failed or was interrupted.
         failed: whether a worker ended with an error.
         interrupted: whether a signal ended it.
     """

@@ -1,4 +1,4 @@
-"""What a driver must know of the loop that its workers run: of a user's function little, of a task's loop more."""
+"""A driver's description of the loop that its workers run: a user's function, or a task's loop with more details."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Loop", "TaskParts"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskParts:
-    """What is known of a task's loop, which is ours.
+    """The details of a task's loop.
 
     Args:
         plan: the run's batches.
@@ -45,12 +45,12 @@ class Loop:
     """What every worker runs.
 
     Args:
-        function: is called in every worker.
-        config: how; its `task` is the task's name, or the function's.
-        algorithm: how the workers agree, with what was injected; None where a user's function names it.
-        goal: when the run ends before the loops do, and when it is evaluated.
+        function: called in every worker.
+        config: the run's; its `task` is the task's name, or the function's.
+        algorithm: how the workers agree, with any injected delay; None if a user's function names it.
+        goal: when to stop before the loops' end, and when to evaluate.
         command: the command line, for the result and the report.
-        task: more, where it is a task's; None: it is a user's.
+        task: the details of a task's loop; None: it is a user's.
         plan: of a placed model.
         step_deadline_s: how long its workers wait for each other.
     """
@@ -65,7 +65,7 @@ class Loop:
     step_deadline_s: float = 60.0
 
     def record(self) -> dict[str, Any]:
-        """What `config.json` says."""
+        """The content of `config.json`."""
         if self.task is not None:
             data = os.fspath(self.config.data) if self.config.data is not None else None
             return dataclasses.asdict(self.config) | {"data": data}
@@ -73,7 +73,7 @@ class Loop:
         return own | dataclasses.asdict(self.goal) | {"slow": self.config.slow}
 
     def about(self, algorithm: Algorithm | None) -> dict[str, Any]:
-        """What identifies the run in its result, by the algorithm that it has had."""
+        """The entries that identify the run in its result, with the algorithm that it used."""
         about = self.config.identity()
         if self.task is not None and algorithm is not None:
             about |= injected(self.config, algorithm) | about_evaluated(algorithm)
@@ -91,7 +91,7 @@ class Loop:
         return float(arena.load("epoch")) if arena is not None else 0.0
 
     def share_done(self, recording: Recording) -> float:
-        """How much of the run is behind, from 0 to 1."""
+        """The finished share of the run, from 0 to 1."""
         if self.config.steps is not None:
             return min(1.0, sum(recording.supervisor.spool.totals) / (self.config.steps * self.config.workers))
         if self.config.epochs is not None:
@@ -99,7 +99,7 @@ class Loop:
         return self.goal.share_done(recording.elapsed_s(), recording.samples)
 
     def samples_at(self, batch: int, recording: Recording) -> int:
-        """Samples of the applied gradients, in a checkpoint that goes on with this batch."""
+        """Samples of the applied gradients in a checkpoint whose next batch is this one."""
         if self.task is None:
             return recording.samples
         plan = self.task.plan
@@ -107,7 +107,7 @@ class Loop:
         return min(recording.samples, epochs * plan.num_samples + batches * plan.batch_size)
 
     def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
-        """The first batch that a run which goes on from the end has to make."""
+        """The first batch of a run that resumes from the end of this one."""
         kept = arena.epoch_claims().least_kept()  # the first that was claimed but not trained on
         if self.task is None:
             end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)

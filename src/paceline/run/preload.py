@@ -1,4 +1,4 @@
-"""What the fork server imports once, so that a worker starts in milliseconds: torch, the kernels, the task machinery."""
+"""Modules that the fork server imports once, so that a worker starts in milliseconds: torch, kernels, task machinery."""
 
 from __future__ import annotations
 

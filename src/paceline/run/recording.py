@@ -1,4 +1,4 @@
-"""What a supervisor learns from the workers' records while a run goes on, and what is kept of it at the end."""
+"""A supervisor's account of a run: running totals from the workers' records, and the final records and result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recording(RunRecord):
         initial_loss: before its first update; None: not known.
 
     Attributes:
-        batches_missed: that resuming has left out: their updates came after the checkpoint, and the batches before it.
+        batches_missed: batches that resuming skips: handed out before the checkpoint, with updates after it.
     """
 
     def __init__(self, previous: RunData, supervisor: Supervisor, goal: Goal, initial_loss: float | None) -> None:
@@ -52,7 +52,7 @@ class Recording(RunRecord):
 
     @property
     def gossip(self) -> bool:
-        """Whether every worker has a model, and so versions, of its own; known once the first worker has attached."""
+        """Whether every worker has its own model, and so its own versions; known once the first worker has attached."""
         return self.supervisor.algorithm is not None and self.supervisor.algorithm.gossip
 
     def elapsed_s(self) -> float:
@@ -61,7 +61,7 @@ class Recording(RunRecord):
         return self.elapsed_before_s + time.monotonic() - self.supervisor.started_s
 
     def take(self) -> None:
-        """Counts what the supervisor's last drain brought."""
+        """Counts the records of the supervisor's last drain."""
         supervisor = self.supervisor
         fresh = np.concatenate(supervisor.spool.fresh)
         applied = fresh[fresh["applied_version"] >= 1]
@@ -76,7 +76,7 @@ class Recording(RunRecord):
                     self._event_counts().take(worker, self._on_own_time(rows.copy()))
 
     def of_events(self, path: Path, workers: list[int]) -> dict[str, Any]:
-        """What the checkpoint in `path`, of these workers, says of the events that it contains."""
+        """Counts and fingerprints of the events that these workers' checkpoint in `path` contains."""
         version, own = checkpoint.versions(path, workers)
         counts = self._event_counts()
         return {"waits": counts.waits, "events": counts.up_to(lambda worker: own.get(worker, version))}
@@ -89,7 +89,7 @@ class Recording(RunRecord):
         return self._events
 
     def _on_own_time(self, rows: np.ndarray) -> np.ndarray:
-        """The same records, in which times count from the run's start."""
+        """The same records with times from the run's start."""
         shift_times(rows, self.elapsed_before_s - (self.supervisor.started_s or 0.0))
         return rows
 
@@ -140,7 +140,7 @@ class Recording(RunRecord):
     def records(self) -> dict[int, np.ndarray]:
         """All records of the run as its folder keeps them, times in seconds from its start.
 
-        Gradients that wait have the version that they will make: a run that is resumed from here makes it.
+        Waiting gradients have the version that they will make: a run that is resumed from here makes it.
         """
         supervisor = self.supervisor
         records = dict(self.previous.records)  # a resumed run may have fewer workers than before
@@ -150,7 +150,7 @@ class Recording(RunRecord):
         return records
 
     def decided(self, records: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """The same, as they count now that the run has ended: what still waits is dropped."""
+        """The records of an ended run: gradients that still wait count as dropped."""
         arena = self.supervisor.arena
         return records if self.gossip or arena is None else without_waiting(records, arena.shared.version)
 
@@ -236,7 +236,7 @@ def last_s(records: Mapping[int, np.ndarray]) -> float:
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:
-    """What the servers have counted; nothing where there are none."""
+    """The servers' counts; empty without servers."""
     counts = getattr(supervisor.arena.shared, "counts", None) if supervisor.arena is not None else None
     if counts is None or not supervisor.servers.states:
         return {}

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on, real or simulated, and what `result.json` says of it at the end."""
+"""The running record of a run, real or simulated, and the content of its `result.json`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunRecord:
 
     @property
     def loss(self) -> float | None:
-        """Mean of the last 100 losses, of as many as there are."""
+        """Mean of the last 100 losses, or of all if there are fewer."""
         return float(np.mean(self._losses)) if self._losses else None
 
     def is_at_goal(self) -> bool:
@@ -58,20 +58,20 @@ class RunRecord:
         )
 
     def take_evaluation(self, evaluation: dict[str, Any]) -> bool:
-        """Takes an evaluation; whether it finds the target accuracy."""
+        """Takes an evaluation; returns whether it reaches the target accuracy."""
         self.evaluations.append(evaluation)
         accuracy, target = evaluation["test_accuracy"], self.goal.target_accuracy
         return target is not None and accuracy is not None and accuracy >= target
 
     def end_if_not_finite(self, outcome: Outcome, *, finite: bool) -> None:
-        """A run whose last evaluation was of parameters that are not finite is `diverged`."""
+        """Ends the run as `diverged` if its last evaluated parameters were not finite."""
         if outcome.name == "stopped" and not finite:
             outcome.name = "diverged"
             outcome.reason = f"The parameters are not finite at version {self.evaluations[-1]['version']}."
 
     @staticmethod
     def choice_notes(algorithm: Algorithm | None, num_workers: int, delay: int) -> list[str]:
-        """What is to be warned of as programs have chosen this delay, and was not before."""
+        """Warnings about this delay, which the programs chose, that were not given before."""
         if algorithm is None:
             return []
         now, before = algorithm.caution(num_workers, delay), algorithm.caution(num_workers)
@@ -108,8 +108,8 @@ class RunRecord:
             unresolved_exchanges: of all workers.
             delay: that the workers' programs have chosen.
             updates_lost: updates without a record.
-            records_lost: records that are missing; of one update, those of several workers may be.
-            has_ended_itself: whether nothing has stopped it.
+            records_lost: missing records; one update may lack those of several workers.
+            has_ended_itself: whether the run ended without being stopped.
         """
         goal, gossip = self.goal, algorithm is not None and algorithm.gossip
         figures = summarize(

@@ -70,8 +70,8 @@ def simulate_task(
     Not: `train`, whose workers are real and whose times are measured.
 
     Args:
-        config: what and how; `backend` and checkpoints play no part, and `placement` only where the cluster has sockets.
-        cluster: workers and speeds; it, not `config`, says how many workers. None: the default with `config.workers`.
+        config: the configuration; ignores `backend` and checkpoints, and `placement` unless the cluster has sockets.
+        cluster: workers and speeds; it determines the number of workers. None: the default with `config.workers`.
         timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
         num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
             are loaded either.
@@ -80,15 +80,15 @@ def simulate_task(
         out: the run's folder, new or empty; None: nothing is written. Host times, dates and paths are only in its `host.json`.
         command: the command line, for the report and `host.json`.
 
-    Ctrl-C, and SIGTERM where the program leaves that to the system, end it at that instant: what was simulated is written, and
-    then the signal takes its course.
+    Ctrl-C, and SIGTERM unless the program handles it, end it at that instant: the simulation so far is written, and then the
+    signal takes its course.
 
     Returns:
         The run, on virtual time; `result["outcome"]` is converged, stopped, diverged or crashed.
 
     Raises:
         UsageError: the configuration cannot be run, or `out` holds something; nothing was written.
-        NotWrittenError: the disk did not take a file; the error's `run` is what was simulated.
+        NotWrittenError: a file could not be written; the error's `run` is what was simulated.
     """
 
     def make() -> TaskSimulation:
@@ -203,7 +203,7 @@ class TaskSimulation:
         return self.config.batch_size
 
     def _placing(self) -> Placing | None:
-        """What `placement` says about the simulated machine."""
+        """The effect of `placement` on the simulated machine."""
         if self.cluster.sockets is None:
             return None
         match placement_registry.build(self.config.placement):
@@ -215,7 +215,7 @@ class TaskSimulation:
                 return Placing(pin=placement.pin)
 
     def _bucket_sizes(self) -> list[int]:
-        """In bytes, in which a gradient leaves; where its parameters are only declared, all but the last are alike."""
+        """Sizes of a gradient's buckets in bytes; if parameters are only declared, all but the last are equal."""
         bucket_bytes = bucket_bytes_for(self.config.workers, self.algorithm.needs.bucket_bytes)
         if self.model is None:
             return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
@@ -237,7 +237,7 @@ class TaskSimulation:
         )
 
     def _make_replicas(self) -> Callable[[int], BaseReplica]:
-        """How a worker's replica is made, or its next incarnation's; also starts its program."""
+        """A function that makes the replica of a worker, or its next incarnation, and starts its program."""
         machine, numbers = self.machine, itertools.count()
 
         def seed_of(worker_id: int, incarnation: int) -> int:

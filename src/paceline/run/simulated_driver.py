@@ -1,4 +1,4 @@
-"""What every simulated run goes through: its machine, the host that simulates it, its folder."""
+"""The common part of all simulated runs: the machine, the host that simulates it, the folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Simulation(Protocol):
 
     @property
     def scheduler(self) -> Scheduler:
-        """Of its programs."""
+        """The scheduler of its programs."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Simulation(Protocol):
         ...
 
     def run(self, interruption: Interruption) -> RunData:
-        """Runs its programs, until a signal has ended them at the latest."""
+        """Runs its programs until they end or a signal stops them."""
         ...
 
 
@@ -53,10 +53,10 @@ def drive(
     command: str = "",
     host: Mapping[str, Any] | None = None,
 ) -> RunData:
-    """Makes a simulation and runs it; writes its folder, all of which but `host.json` and the report depends on it only.
+    """Makes a simulation and runs it; writes its folder, in which only `host.json` and the report depend on the host.
 
     Args:
-        make: the simulation, or refuses it; nothing has been written then.
+        make: makes the simulation, or refuses it before anything is written.
         out: the folder, new or empty; None: nothing is written.
         command: the command line, for the report.
         host: more for `host.json`.

@@ -30,22 +30,22 @@ _DEADLINE_S = 600.0  # of virtual time, for the mean at the end
 
 
 class SimulatedRun:
-    """What the workers of one run of `simulate` have in common.
+    """The common state of the workers in one run of `simulate`.
 
     Args:
         scheduler: of their programs.
         num_workers: of the run.
 
     Attributes:
-        gathering: where they bring values together, and meet.
+        gathering: where they gather values, and meet at the start.
         ending: where they wait for each other at the end.
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
         model: worker 0's, with the initial state of all workers.
-        buffers: running statistics by name: shared by all workers, or worker 0's where each has its own.
+        buffers: running statistics by name: shared by all workers, or worker 0's if each has its own.
         tables: what they tell each other.
-        left: what worker 0's loop has left in its model.
-        tell_epoch: takes about how many samples an epoch has.
+        left: the weights that worker 0's loop has left in its model.
+        tell_epoch: called with about how many samples an epoch has.
     """
 
     def __init__(self, scheduler: Scheduler, num_workers: int, tell_epoch: Callable[[int], None]) -> None:
@@ -61,7 +61,7 @@ class SimulatedRun:
 
     @cached_property
     def last_buffers(self) -> Sequence[torch.Tensor]:
-        """What the run's buffers are when all workers have ended, or what worker 0's loop has left in them; asked for then."""
+        """The run's buffers once all workers have ended, or those that worker 0's loop has left."""
         return self.left.buffers if self.left is not None else [one.detach().clone() for one in self.buffers.values()]
 
 
@@ -71,13 +71,13 @@ class SimulatedMembership(Membership):
     Buffers are one copy that all workers write; in lockstep every worker keeps its own.
 
     Args:
-        run: whose worker it is.
-        machine: what is simulated.
+        run: the worker's.
+        machine: the simulated machine.
         record: takes the records.
         model: the worker's.
         binding: its parameters.
         algorithm: how the workers agree.
-        worker_id: who this worker is.
+        worker_id: this worker.
         seed: of the run.
         random_states: of the generators.
     """
@@ -117,7 +117,7 @@ class SimulatedMembership(Membership):
             buffer.data = run.buffers[name]
 
     def replica(self, optimizer: torch.optim.Optimizer) -> SimulatedAttachedReplica:
-        """As of `Membership`; what it does takes the cluster's time."""
+        """As in `Membership`; its operations take the cluster's time."""
         base = self._machine.base_arguments(self.ports)
         base |= {"binding": self.binding, "recorder": self._record.recorder(self.worker_id)}
         return SimulatedAttachedReplica(
@@ -130,16 +130,16 @@ class SimulatedMembership(Membership):
         )
 
     def batches(self) -> BatchShare:
-        """As of `Membership`."""
+        """As in `Membership`."""
         return BatchShare(self._run.epoch_claims)
 
     def has_updates(self) -> bool:
-        """As of `Membership`."""
+        """As in `Membership`."""
         shared: Any = self._machine.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > 0
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
-        """As of `Membership`: workers with models of their own send them to each other."""
+        """As in `Membership`: workers with models of their own send them to each other."""
         run, machine, mean = self._run, self._machine, None
         run.left = left or run.left
         if self._algorithm.gossip:
@@ -157,7 +157,7 @@ class SimulatedMembership(Membership):
         return mean
 
     def close(self, *, failed: bool) -> None:
-        """As of `Membership`."""
+        """As in `Membership`."""
         self._run.ending.leave(self.worker_id)
         self.binding.release()
         for buffer in self._buffers.values():
@@ -177,5 +177,5 @@ class _SimulatedGatherer:
 
 
 def _never() -> bool:
-    """A simulation that ends is cut off wherever its programs are."""
+    """Returns False: a simulation that ends cuts its programs off instead of asking them to stop."""
     return False

@@ -20,13 +20,12 @@ __all__ = ["SimulatedAttachedReplica"]
 class SimulatedAttachedReplica(AttachedReplica):
     """An `AttachedReplica` whose forward, backward, copies and updates take the cluster's time.
 
-    Time passes where the loop has called `backward`, after the pass itself, if the gradient is then handed out: so what the
-    loop does with it afterwards, such as to clip it, it does with what came back, as in a real run. Otherwise it passes as the
-    optimizer steps.
+    If the gradient is handed out after `backward`, time passes there, after the pass itself: so the loop then works on (clips,
+    for example) the averaged gradient, as in a real run. Otherwise time passes when the optimizer steps.
 
     Args:
         optimizer: the user's.
-        core: times. The first batch is what `Cluster.compute_s` is about; others take their share.
+        core: has the times. `Cluster.compute_s` is for the first batch; others take time in proportion.
         after_backward: lets this worker wait there.
         base: as for `AttachedReplica`.
     """
@@ -37,7 +36,7 @@ class SimulatedAttachedReplica(AttachedReplica):
         super().__init__(optimizer, **base)
         self._core = core
         self._after_backward = after_backward
-        self._held_back: list[torch.Tensor] = []  # buckets that are complete, until their time has come
+        self._held_back: list[torch.Tensor] = []  # complete buckets, until their time comes
         self._uncomputed: list[int] = []  # samples of the batches whose time has not passed
         self._goes_on = False  # whether the step has computed before
         self._in_backward = False  # whether the last of these batches is in a backward pass that hands out
@@ -65,7 +64,7 @@ class SimulatedAttachedReplica(AttachedReplica):
         return samples
 
     def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
-        """Another gradient of the step under way takes the time of the step's batch once more."""
+        """Computes another gradient of the step, which takes the time of the step's batch again."""
         if self.samples and not self._uncomputed:
             self._uncomputed.append(self.samples)
 
@@ -89,7 +88,7 @@ class SimulatedAttachedReplica(AttachedReplica):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Lets the loop compute at `at` (P,); what it computes is handed out once its time has passed."""
+        """Lets the loop compute at `at` (P,); hands out the gradient once its time has passed."""
         if ready is None:
             super().gradient(at, version)
         else:
@@ -105,7 +104,7 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._after_backward.call(returned)
 
     def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
-        """Gives the buckets away that were held back: those of a backward pass one by one as it goes on."""
+        """Hands out the buckets that were held back, one by one as the backward pass goes on."""
         buckets, self._held_back[:] = self._held_back[:], []
         last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None
         self._compute()
@@ -122,7 +121,7 @@ class SimulatedAttachedReplica(AttachedReplica):
             finish()
 
     def _compute(self) -> None:
-        """Takes the time of the batches whose time has not passed."""
+        """Lets the time of uncomputed batches pass."""
         if self._uncomputed:
             self._core.compute(sum(self._uncomputed), goes_on=self._goes_on)
             self._goes_on = True

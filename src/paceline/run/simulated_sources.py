@@ -27,7 +27,7 @@ class OwnRandomness:
 
 
 class BatchSizes:
-    """`(number, samples)` of the batches of a plan, without their data; `(-1, 0)` where the worker is absent."""
+    """`(number, samples)` of a plan's batches, without their data; `(-1, 0)` while the worker is absent."""
 
     def __init__(self, claims: BatchClaims) -> None:
         self._claims = claims
@@ -41,13 +41,13 @@ class BatchSizes:
 
 
 class DeclaredBatches:
-    """`(number, samples)` of a fixed number of full batches for one worker, where there is no data set at all.
+    """`(number, samples)` of a fixed number of full batches for one worker, without a data set.
 
     Args:
         numbers: the run's batch numbers, shared by all workers.
         num_batches: for this worker.
         batch_size: samples in each.
-        shares: sizes of the batches, where rounds are dealt by speed; None: all are alike.
+        shares: sizes of the batches, if rounds are dealt by speed; None: all are equal.
     """
 
     def __init__(

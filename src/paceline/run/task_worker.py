@@ -1,4 +1,4 @@
-"""What a worker of `paceline train` runs: the task's model and data under an algorithm's program."""
+"""The main function of a worker of `paceline train`: trains the task's model under an algorithm's program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TaskWorker:
         algorithm = registry.build(config.algorithm)
         with _build_lock:
             model = task.new_model(config.seed)
-            if environment.worker_id or environment.incarnation:  # worker 0 goes on as plain training would
+            if environment.worker_id or environment.incarnation:  # worker 0 continues as plain training would
                 torch.manual_seed(hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1))
         shared = config.optimizer_state == "shared"
         state = shared_state_of(config.make_optimizer, model) if shared else {}
@@ -100,7 +100,7 @@ class TaskWorker:
             try:
                 with torch.no_grad():
                     algorithm.work(replica, run.ports)
-            except RunStopped:  # while it waited for others: the batch at hand was not trained on
+            except RunStopped:  # while waiting for others: the current batch was not trained on
                 claims.taken -= 1
                 if not algorithm.in_rounds and replica.batch >= 0:
                     run.arena.epoch_claims().hold(run.worker_id, replica.batch)

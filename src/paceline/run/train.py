@@ -51,21 +51,21 @@ def train(
     """Trains a task with real workers on this machine.
 
     Args:
-        config: what and how.
-        out: the run's folder: events, result, trace, report and checkpoints are written there; None: nothing is.
-        resume: a run's folder whose newest checkpoint to go on from; with `out` None it goes on in that folder.
+        config: the run's configuration.
+        out: the run's folder, for events, result, trace, report and checkpoints; None: nothing is written.
+        resume: folder of a run to resume from its newest checkpoint; with `out` None the run continues in that folder.
         command: the command line, for the report.
         on_progress: called a few times a second.
 
     Returns:
         The run; `result["outcome"]` is converged, stopped, diverged or crashed.
 
-    Ctrl-C, and SIGTERM where the program leaves that to the system, end it as a target would: parameters, records and result
-    are written, and then the signal takes its course.
+    Ctrl-C, and SIGTERM unless the program handles it, end it as a target would: parameters, records and result are written,
+    and then the signal takes its course.
 
     Raises:
         UsageError: the configuration cannot be run, or another process writes the folder; nothing was written.
-        NotWrittenError: the disk did not take a file; the error's `run` is what was measured, if the run has ended.
+        NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
     """
     folder = out if out is not None else resume
     with run_folder(folder, resume):
@@ -83,7 +83,7 @@ def prepared(
     on_progress: Callable[[Progress], None] | None = None,
     progress_every_s: float = _PROGRESS_EVERY_S,
 ) -> Driver:
-    """The run that `train` makes, once all has been checked; its folder is the caller's to hold.
+    """The checked run for `train`; the caller locks its folder.
 
     Raises:
         UsageError: it cannot be run; nothing was written.
@@ -133,7 +133,7 @@ def prepared(
 
 
 def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module, inputs: Tensor) -> str:
-    """The layout's spec, once it is known that it fits the algorithm, the optimizer and the model."""
+    """The layout's spec, checked against the algorithm, the optimizer and the model."""
     assert config.layout is not None
     layout = layout_of(config.layout)
     check_layout(layout, algorithm)
@@ -160,10 +160,10 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
 
 
 def _check_same(before: dict[str, Any], config: TrainConfig) -> None:
-    """Refuses to go on from a run whose checkpoint means something else."""
+    """Refuses to resume from a run with an incompatible configuration."""
     if not before:
         return
-    for name in ("inject_staleness", "staleness_ramp_epochs"):  # gradients that wait are in it
+    for name in ("inject_staleness", "staleness_ramp_epochs"):  # the checkpoint contains waiting gradients
         if before.get(name) != getattr(config, name):
             raise UsageError(
                 f"The run was started with {name} {before.get(name)}, and can only be resumed with that, not"

@@ -1,4 +1,4 @@
-"""A user's training function named by its file, as something that can be sent to worker processes."""
+"""A user's training function, named by its file so that it can be sent to worker processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WRITTEN = "path/to/file.py:function"
 
 @dataclass(frozen=True)
 class FileLoop:
-    """A function of a file, which each worker process imports for itself.
+    """A function in a file, which each worker process imports for itself.
 
     Args:
-        path: of the file, absolute: a worker's folder may be another.
-        function: its name, which is the run's task's.
+        path: of the file, absolute, since a worker may run in another folder.
+        function: its name, which becomes the run's task name.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class FileLoop:
         return self.load()()
 
     def load(self) -> Callable[[], Any]:
-        """The function itself, with the file run if it has not been in this process."""
+        """The function itself; runs the file unless this process has run it before."""
         return load_function(self.path, self.function, what="File", written=_WRITTEN)
 
     @property
@@ -41,7 +41,7 @@ class FileLoop:
 
 
 def is_loop(text: str) -> bool:
-    """Whether this is written like `path/to/file.py:function`, and not like a script's path.
+    """Whether the text has the form `path/to/file.py:function`, unlike a script's path.
 
     >>> is_loop("train.py:train"), is_loop("train.py")
     (True, False)
@@ -52,7 +52,7 @@ def is_loop(text: str) -> bool:
 def load_loop(reference: str) -> FileLoop:
     """The training function that `path/to/file.py:function` names, for `launch` and `simulate`.
 
-    The file is run here, too, like any Python file: so that what is wrong with it is known before any worker starts.
+    The file is run here, too, like any Python file, so that its errors show before any worker starts.
 
     Raises:
         UsageError: no such file or function, the file fails, or the function needs arguments; the message names the line.
@@ -65,7 +65,7 @@ def load_loop(reference: str) -> FileLoop:
     function = load_function(Path(path_text), name, what="File", written=_WRITTEN)
     try:
         inspect.signature(function).bind()
-    except ValueError:  # it has no signature that can be looked at
+    except ValueError:  # its signature is not available
         pass
     except TypeError as error:
         raise UsageError(

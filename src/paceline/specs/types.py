@@ -1,6 +1,6 @@
-"""Fields of a dataclass, checked where it is constructed: that they are what their annotations say.
+"""Checks the fields of a dataclass against their annotations when it is constructed.
 
-`period: Annotated[int, COUNT]` must be a whole number, and within that bound (`bounds.py`).
+`period: Annotated[int, COUNT]` must be an integer within that bound (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_fields(instance: Any) -> None:
-    """Refuses values of other types than a dataclass's annotations name, and numbers outside their bounds.
+    """Refuses values whose types differ from a dataclass's annotations, and numbers outside their bounds.
 
     Raises:
-        UsageError: names the first such field, and what it may be.
+        UsageError: names the first such field, and its allowed values.
     """
     cls = type(instance)
     for name, allowed in allowed_types(cls).items():
@@ -42,7 +42,7 @@ def check_fields(instance: Any) -> None:
 
 @cache
 def allowed_types(cls: type) -> dict[str, list[tuple[Any, Bound | None]]]:
-    """By field of a dataclass: the types that it may be of, and the bound of each."""
+    """By field of a dataclass: its allowed types, and the bound of each."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: _members(hints[field.name]) for field in dataclasses.fields(cls)}
 

@@ -1,4 +1,4 @@
-"""Functions in files of the user's: found by `path/to/file.py:function`, with one sentence for what is wrong with them."""
+"""Loads functions from users' files by `path/to/file.py:function`, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def load_function(path: Path, name: str, *, what: str, written: str) -> Callable
     Args:
         path: of the file.
         name: of the function.
-        what: what the file is to the user, "Task file".
-        written: how to write it, for the message of a file that does not exist.
+        what: the file's kind in messages, such as "Task file".
+        written: how to write the reference, for the message about a missing file.
 
     Raises:
         UsageError: no such file or function, or the file fails; the message names the line.
@@ -71,11 +71,11 @@ def _import_file(path: Path, what: str, written: str) -> ModuleType:
 
 
 def run_user_code(path: Path | None, what: str, function: Callable[[], Any]) -> Any:
-    """Calls a user's code; what it raises becomes one sentence with the exception's last line and the user's line number.
+    """Calls a user's code; turns an exception into one sentence with its last line and the user's line number.
 
     Args:
-        path: of the user's file; None: it is not known which.
-        what: what is done, as the beginning of a sentence.
+        path: of the user's file; None: unknown.
+        what: the operation, as the beginning of a sentence.
         function: to call.
     """
     try:

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written under another name, brought to the disk, and renamed.
+"""Atomic file writes: under another name, synced to disk, and renamed.
 
-Every file of a run, a study or a model is written this way, so that a kill at any instant, a full disk or a lost power supply
-leaves the old file or the new one. What cannot be written is one sentence (`NotWrittenError`).
+Every file of a run, a study or a model is written this way, so that a kill at any instant, a full disk or a power failure
+leaves the old file or the new one. A failed write is a one-sentence `NotWrittenError`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def not_written(path: Path, error: OSError) -> NotWrittenError:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says of a folder or file within into the sentence about it; `path` where it names none."""
+    """Turns an OSError inside into a `NotWrittenError`, about `path` if the error names no file."""
     try:
         yield
     except OSError as error:
@@ -65,17 +65,17 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """An open file for what `path` shall hold; that is there, and on the disk, once the `with` has ended without an error.
+    """Opens a file whose content replaces `path` when the `with` ends without an error.
 
-    Costs: some milliseconds, until the disk has it. The folder's name for it is not waited for: after a lost power supply the
+    Costs: some milliseconds, until the content is on disk. It does not wait for the folder's entry: after a power failure the
     old file may be there.
 
     Args:
         path: of the file.
-        sync: whether to wait for the disk; what no longer matters once the machine has stopped need not.
+        sync: whether to wait for the disk; unnecessary for files that do not matter after the machine has stopped.
 
     Raises:
-        NotWrittenError: it cannot be; `path` is as it was.
+        NotWrittenError: the file cannot be written; `path` is unchanged.
     """
     if path.exists() and not path.is_file():
         raise NotWrittenError(f"{path} is no file but a folder, a device or the like: name another.")
@@ -96,7 +96,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_chunks(path: Path, chunks: Iterable[str]) -> None:
-    """Writes text that need not be in memory as a whole.
+    """Writes text piece by piece, without having all of it in memory.
 
     Raises:
         NotWrittenError: as `replacing`.
@@ -118,7 +118,7 @@ def write_text(path: Path, text: str, *, sync: bool = True) -> None:
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """What a JSON file of ours holds, which is of the same type as `default`; that where there is no file.
+    """The content of one of Paceline's JSON files, of the same type as `default`; `default` if there is no file.
 
     Raises:
         UsageError: it cannot be read, or is damaged.
@@ -137,12 +137,12 @@ def read_json(path: Path, default: Any) -> Any:
 
 
 def checksum_of(content: dict[str, Any]) -> str:
-    """The SHA-256 of what a JSON file says, however it is laid out; `content` has no `CHECKSUM`."""
+    """The SHA-256 of a JSON file's content, independent of its formatting; `content` has no `CHECKSUM`."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """What a JSON file of ours says that contains its own checksum, which is left out.
+    """The content of a JSON file that contains its own checksum, without the checksum.
 
     Raises:
         UsageError: the file cannot be read, is damaged, or has no checksum.
@@ -157,7 +157,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 
 
 def new_file(path: Path) -> IO[bytes]:
-    """A file to write, emptied if it is there; every file that Paceline writes is opened here."""
+    """Opens a file for writing, and empties it if it exists; Paceline opens all its written files here."""
     return path.open("wb")
 
 
@@ -168,7 +168,7 @@ def digest_of(path: Path) -> str:
 
 
 def to_disk(folder: Path) -> None:
-    """Waits until the disk has the names of a folder's files."""
+    """Syncs a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -177,7 +177,7 @@ def to_disk(folder: Path) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Removes what a killed process had begun to write into a folder; for its holder."""
+    """Removes a killed process's unfinished files from a folder; only the folder's lock holder may call it."""
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()

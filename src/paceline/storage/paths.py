@@ -1,4 +1,4 @@
-"""Places for results, looked at before the work is done: an hour of training shall not end in a folder that cannot be made."""
+"""Checks paths of results before the work, so that an hour of training does not end at a folder that cannot be made."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LONGEST = 70  # bytes; the path of a Unix socket in it may have 107
 
 
 def socket_folder() -> str:
-    """The parent of folders for Unix sockets: the one for temporary files, or /tmp if that has too long a path."""
+    """The parent of folders for Unix sockets: the temporary folder, or /tmp if that path is too long."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
 
 
 def check_new_folder(path: Path, what: str) -> None:
-    """Refuses a folder that cannot be made, or written into; makes nothing.
+    """Refuses a folder that cannot be made or written into; makes nothing.
 
     Args:
-        path: of the folder, there or not.
-        what: what to call it, "--out runs/first".
+        path: of the folder, which may not exist.
+        what: its name in messages, such as "--out runs/first".
     """
     try:
         nearest = next(one for one in (path, *path.parents) if _exists(one))
@@ -52,7 +52,7 @@ def check_new_file(path: Path, what: str) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether something is there; raises what `Path.exists` leaves out: a name that is too long."""
+    """Whether the path exists; unlike `Path.exists`, raises if the name is too long."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Files of strangers, as plain data: TOML, JSON and NumPy's archives, read so that a damaged one is one sentence."""
+"""Readers for untrusted files of plain data: TOML, JSON and NumPy archives; a damaged file is a one-sentence error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["read_npz", "read_table"]
 
 _DEEPEST = 40
 _LONGEST = 2**63  # of an array's dimensions
-# What zipfile (also of encrypted files, and of unknown kinds), its decoders and NumPy's parser of headers raise.
+# Errors of zipfile (also for encrypted files and unknown kinds), its decoders and NumPy's header parser.
 _DAMAGED = (
     OSError, EOFError, ValueError, RuntimeError, SyntaxError, MemoryError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
@@ -38,10 +38,10 @@ def read_table(path: Path, what: str) -> Any:
 
     Args:
         path: of the file.
-        what: what to call it, "The cluster file".
+        what: its name in messages, such as "The cluster file".
 
     Raises:
-        UsageError: it cannot be read, or is no such file.
+        UsageError: it cannot be read, or is not such a file.
     """
     if not path.is_file():
         raise UsageError(f"{what} {path} {'is no file' if path.exists() else 'does not exist'}; check the path.")
@@ -71,14 +71,14 @@ def _inside(outer: dict[str, Any] | list[Any]) -> Collection[Any]:
 
 
 def read_npz(path: Path | BinaryIO, remedy: str) -> dict[str, np.ndarray]:
-    """All arrays of an NPZ file; nothing pickled is loaded, and nothing that its headers only claim to hold.
+    """All arrays of an NPZ file; loads no pickles, and no array whose size differs from its header.
 
     Args:
         path: of the file, or the file.
         remedy: what to do if it is damaged, as the end of a sentence.
 
     Raises:
-        UsageError: it is no such file, or does not fit into memory.
+        UsageError: it is not an NPZ file, or does not fit into memory.
     """
     what = path if isinstance(path, Path) else "What was sent"
     try:

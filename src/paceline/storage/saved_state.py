@@ -1,4 +1,4 @@
-"""Saved state must fit the object that takes it over: the same keys and types, and tensors of the same shapes and elements."""
+"""Checks that saved state fits the object that loads it: the same keys and types, and tensors of equal shape and dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_fits", "fits", "unfit"]
 
 
 def check_fits(found: Any, like: Any, what: str, *, sizes: bool = True) -> None:
-    """Refuses state from a file that the object which takes it over cannot have written.
+    """Refuses state that the loading object cannot have written.
 
     Args:
         found: nested dicts and lists of tensors and plain values.

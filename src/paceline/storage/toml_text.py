@@ -13,7 +13,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def as_toml(table: Mapping[str, Any], path: str = "") -> str:
-    """Numbers, texts, lists and tables, in their order; tables after all else, as TOML wants them.
+    """Numbers, texts, lists and tables, in their order, with tables last, as TOML requires.
 
     >>> print(as_toml({"a": {"b.c": [1, 2.5]}, "d": "e"}), end="")
     d = "e"

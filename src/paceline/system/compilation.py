@@ -18,7 +18,7 @@ if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Cache(FunctionCache):
-    """A cache that raises nothing if it is damaged or its disk is full: the function is compiled again."""
+    """A cache that compiles the function again, instead of raising, if it is damaged or its disk is full."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: what they meet ends in order, once; the second one ends the process at once.
+"""Ctrl-C and SIGTERM: the first signal ends a run cleanly; the second ends the process at once.
 
-A run notes the first and ends as it would at its end: parameters, records and result are written, and then it is raised.
-SIGTERM, by which Slurm, Kubernetes and others say that the time is up, is treated as Ctrl-C is. Must stay quick to import: the
+A run notes the first signal and ends normally: it writes parameters, records and result, and then raises the signal.
+SIGTERM, by which Slurm, Kubernetes and others announce a time limit, is treated like Ctrl-C. Must stay quick to import: the
 command line installs its handlers before it loads anything else.
 """
 
@@ -30,7 +30,7 @@ _IMPORTS = "<frozen importlib"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came, and is dealt with as Ctrl-C is.
+    """SIGTERM, handled like Ctrl-C.
 
     Attributes:
         is_left_to_system: whether the program has no handler of its own, so that SIGTERM should end it.
@@ -58,19 +58,19 @@ class Interruption:
         return "SIGTERM" if self.signum == signal.SIGTERM else "Ctrl-C"
 
     def note(self, signum: int) -> None:
-        """A signal has come."""
+        """Notes that a signal has come."""
         self.signum = signum
         for call in self._calls:
             call()
 
     def raise_if_any(self) -> None:
-        """Raises `KeyboardInterrupt` if one has."""
+        """Raises `KeyboardInterrupt` if a signal has come."""
         if self.signum:
             raise Terminated if self.signum == signal.SIGTERM else KeyboardInterrupt
 
     @contextlib.contextmanager
     def calls(self, call: Callable[[], object]) -> Iterator[None]:
-        """Within, a signal also calls this, between any two steps of the program: it must not mind where."""
+        """Makes a signal also call `call`, which must be safe between any two steps of the program."""
         self._calls.append(call)
         if self.signum:
             call()
@@ -85,12 +85,12 @@ _current: Interruption | None = None  # of the run that is going on in the main 
 
 @contextlib.contextmanager
 def noted(*, patient: bool = False) -> Iterator[Interruption]:
-    """Within, the first signal is noted, and raised as `KeyboardInterrupt` at the end; the second ends the process at once.
+    """Notes the first signal inside, and raises it as `KeyboardInterrupt` at the end; the second ends the process at once.
 
-    A patient one lets further SIGTERMs pass: where a job's processes all get one, this one's parent may send another.
+    With `patient`, further SIGTERMs are ignored: if all processes of a job get one, this one's parent may send another.
 
-    Inside another one, and in other threads, it is that one's. Handlers of the program's own stay, and then nothing is noted.
-    A program that leaves SIGTERM to the system is ended by it after `ended_by_system`, as it would have been at once.
+    Inside another `noted`, and in other threads, yields the outer interruption. The program's own handlers stay, and then
+    nothing is noted. If the program leaves SIGTERM to the system, SIGTERM ends it at the end of `ended_by_system`.
     """
     global _current
     if _current is not None or threading.current_thread() is not threading.main_thread():
@@ -119,13 +119,13 @@ def noted(*, patient: bool = False) -> Iterator[Interruption]:
             raise
     finally:
         _current = None
-        for one in ours:  # the command line says one more sentence, which nothing shall spoil
+        for one in ours:  # the command line prints one more sentence, without interruption
             signal.signal(one, signal.SIG_DFL if interruption and before[one] is _interrupt else before[one])
 
 
 @contextlib.contextmanager
 def ended_by_system() -> Iterator[None]:
-    """Around `noted` and what is put in order after it: a program that leaves SIGTERM to the system is ended by it here."""
+    """Encloses `noted` and the cleanup after it; at its end, SIGTERM ends a program that leaves SIGTERM to the system."""
     try:
         yield
     except Terminated as error:
@@ -135,19 +135,19 @@ def ended_by_system() -> Iterator[None]:
 
 
 def noted_by() -> Interruption:
-    """What the run that is going on has noted."""
+    """The interruption of the current run."""
     return Interruption() if _current is None else _current
 
 
 def install() -> None:
-    """The command line's handlers; a signal that the command was started to ignore stays ignored."""
+    """Installs the command line's handlers; a signal that the command was started to ignore stays ignored."""
     for one in _SIGNALS:
         if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(one, _interrupt)
 
 
 def uninstall() -> None:
-    """From here on a signal ends the process without a word: all is said and written."""
+    """Makes signals end the process silently from here on, since all output is written."""
     for one in _SIGNALS:
         if signal.getsignal(one) is _interrupt:
             signal.signal(one, signal.SIG_DFL)
@@ -192,5 +192,5 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def exit_code(error: BaseException | None) -> int:
-    """Of a command that a signal has ended: 143 after SIGTERM, 130 after Ctrl-C."""
+    """The exit code of a command that a signal has ended: 143 after SIGTERM, 130 after Ctrl-C."""
     return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)

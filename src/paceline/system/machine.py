@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: machine, versions, garbage collection."""
+"""The environment of a measurement: machine, versions, garbage collection."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _processor() -> str:
 
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """So many threads inside one PyTorch operation meanwhile."""
+    """Sets the number of threads inside one PyTorch operation for the duration of the `with`."""
     import torch
 
     before = torch.get_num_threads()
@@ -69,7 +69,7 @@ def intra_op_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: for what makes many objects and no cycles, such as imports."""
+    """Disables garbage collection inside the `with`, for code such as imports that makes many objects but no cycles."""
     collects = gc.isenabled()
     gc.disable()
     try:

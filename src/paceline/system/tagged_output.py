@@ -1,4 +1,4 @@
-"""What a worker's process prints: whole lines that say whose they are, and progress bars that leave the others' alone."""
+"""The output of workers' processes: whole lines tagged with the worker, and progress bars that do not disturb others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, TextIO
 
 __all__ = ["TaggedOutput", "flush_output", "open_closed_streams", "tagged_output"]
 
-_BARS_EVERY_S = 5.0  # where the output is no terminal, in which a bar could move
+_BARS_EVERY_S = 5.0  # if the output is not a terminal
 _CLEAR = "\x1b[K"
 
 
 class TaggedOutput:
     """A text stream that writes each line at once and whole, after a tag such as `[2] `.
 
-    Text that ends with a carriage return's line, as a progress bar's does, is shown when it is flushed: on a terminal in its
-    place, elsewhere as a line, at most every five seconds; its last state always becomes a line. What programs write by other
-    ways than this stream is not tagged. Lines of more than 4 KB may be cut by others' where the output is a pipe.
+    A line with a carriage return, such as a progress bar, is shown when it is flushed: in place on a terminal, otherwise as a
+    line, at most every five seconds; its last state always becomes a line. Output that bypasses this stream is not tagged. If
+    the output is a pipe, other workers' lines may cut lines of more than 4 KB.
     """
 
     def __init__(self, stream: TextIO, tag: str, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class TaggedOutput:
         self._bar_s = -_BARS_EVERY_S
 
     def write(self, text: str) -> int:
-        """Writes what has become whole lines; keeps the rest."""
+        """Writes complete lines; keeps the rest."""
         *lines, self._pending = (self._pending + text).split("\n")
         if lines:
             start = f"\r{_CLEAR}" if self.isatty() else ""  # another worker's bar may stand there
@@ -44,7 +44,7 @@ class TaggedOutput:
             self.write(line)
 
     def flush(self) -> None:
-        """Shows a progress bar; a line that has only begun waits for its end."""
+        """Shows a progress bar; keeps an unfinished line."""
         if "\r" not in self._pending:
             return
         text = _shown(self._pending)
@@ -59,7 +59,7 @@ class TaggedOutput:
             self._write_now(f"{self._tag}{text}\n")
 
     def end(self) -> None:
-        """Writes a line that has begun as a line."""
+        """Writes an unfinished line as a line."""
         if self._pending.strip():
             self.write("\n")
 
@@ -82,13 +82,13 @@ class TaggedOutput:
 
 
 def _shown(line: str) -> str:
-    """What a terminal shows of a line with carriage returns."""
+    """The part of a line with carriage returns that a terminal would show."""
     return line.rstrip("\r").rpartition("\r")[2].rstrip() if "\r" in line else line
 
 
 @contextlib.contextmanager
 def tagged_output(tag: str) -> Iterator[None]:
-    """This process's standard output and errors are tagged."""
+    """Tags this process's standard output and errors."""
     flush_output()
     before = sys.stdout, sys.stderr
     tagged = [TaggedOutput(stream, tag) if stream is not None else None for stream in before]

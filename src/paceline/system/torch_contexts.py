@@ -1,4 +1,4 @@
-"""PyTorch's contexts, such as autocast: each simulated worker has its own, though all take turns in one process.
+"""PyTorch's contexts, such as autocast: each simulated worker has its own, although all take turns in one process.
 
 PyTorch has no public functions to read and set most of them, so only this file uses its private ones. Without it, a `with` of
 one worker would apply to the others, too.
@@ -84,7 +84,7 @@ _VARIABLES: tuple[tuple[Any, str], ...] = (
 
 
 class TorchContexts:
-    """The contexts in which this is made; `outside` runs functions in them. Costs: some microseconds per call."""
+    """The contexts at this object's creation; `outside` runs functions in them. Costs: some microseconds per call."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()

@@ -1,4 +1,4 @@
-"""What a task is, and the few helpers that every backend needs to train and evaluate one."""
+"""The `Task` class, and the helpers that every backend needs to train and evaluate a task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Task:
         datasets: makes the map-style training and test data sets from the data folder, which may be None. A
             `TensorDataset(inputs, targets)` is read by index, without collating samples one by one.
         loss: mean loss of outputs and targets, a scalar.
-        accuracy: fraction correct of outputs and targets, a scalar; None where the task has no such thing.
+        accuracy: fraction correct of outputs and targets, a scalar; None if the task has no accuracy.
         batch_size: default samples per batch and worker.
         learning_rate: default for plain SGD.
         epochs: default passes over the training data, all workers together.
@@ -83,10 +83,10 @@ class Task:
         return _kept[key]
 
     def new_model(self, seed: int | None = None) -> nn.Module:
-        """Makes a model right after seeding torch's generator, which is left as plain training would leave it.
+        """Makes a model right after seeding torch's generator, whose state then is as in plain training.
 
         Raises:
-            UsageError: `model` fails, or returns something that is no module.
+            UsageError: `model` fails, or does not return a module.
         """
         if seed is not None:
             torch.manual_seed(seed)
@@ -115,7 +115,7 @@ class Task:
 
 @contextlib.contextmanager
 def keep_data() -> Iterator[None]:
-    """While it lasts, runs of one task load its data once: for many short runs, one after the other."""
+    """Makes runs of one task inside the `with` load its data only once: for many short runs in a row."""
     global _kept
     before, _kept = _kept, {}
     try:
@@ -135,7 +135,7 @@ def evaluate(
     """Mean loss and accuracy over a data set, in evaluation mode; every module's mode is restored afterwards.
 
     Returns:
-        {"loss": ..., "accuracy": ...}; accuracy is None where the task has none.
+        {"loss": ..., "accuracy": ...}; accuracy is None if the task has none.
     """
     num_samples = len(dataset)  # type: ignore[arg-type]
     if num_samples == 0:
@@ -168,7 +168,7 @@ def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def targets_of(dataset: Dataset[Any]) -> Tensor:
-    """Every sample's target (samples, ...), as the skewed partition needs them."""
+    """Every sample's target (samples, ...), for the skewed partition."""
     if type(dataset) is TensorDataset:  # a subclass may change what a sample is
         return dataset.tensors[1]
     return torch.as_tensor([dataset[index][1] for index in range(len(dataset))])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What `attach` is given: one model or a tuple, one optimizer or a list."""
+"""The arguments of `attach`: one model or a tuple, one optimizer or a list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_one_optimizer(
     *,
     in_turn: bool,
 ) -> torch.optim.Optimizer:
-    """What `attach` was given, as one.
+    """The given optimizers as one.
 
     Args:
         optimizer: one or several.
@@ -34,7 +34,7 @@ def as_one_optimizer(
         in_turn: whether several step in turn.
 
     Raises:
-        UsageError: it is no optimizer and no list of optimizers, or the algorithm takes one, or another kind.
+        UsageError: it is neither an optimizer nor a list of optimizers, or the algorithm takes only one, or another kind.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer = [optimizer]
@@ -60,10 +60,10 @@ def as_one_optimizer(
 def as_one_model(
     model: nn.Module | Sequence[nn.Module], evaluate: Callable[[Any], Any] | None
 ) -> tuple[nn.Module, Callable[[Any], Any] | None]:
-    """What `attach` was given, as one module, and `evaluate` for that: the user's is called with a tuple if there is one.
+    """The given models as one module, and an `evaluate` for that, which calls the user's with a tuple if there is one.
 
     Raises:
-        UsageError: it is no module, and no tuple of modules.
+        UsageError: it is neither a module nor a tuple of modules.
     """
     if isinstance(model, nn.Module):
         return unwrapped_model(model), evaluate

@@ -1,4 +1,4 @@
-"""Functions that no other process can import, as those of a notebook or a Python prompt: sent by value, with cloudpickle."""
+"""Sends functions that other processes cannot import, such as a notebook's, by value, with cloudpickle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["pickled_function"]
 
 
 def pickled_function(function: Callable[[], Any]) -> bytes:
-    """The function as bytes: by its name where a process can import that, else by value, with the globals that it uses.
+    """The function as bytes: by name if a process can import it, else by value, with the globals that it uses.
 
     Raises:
-        UsageError: it has to go by value, and cloudpickle is not installed.
+        UsageError: it must be sent by value, and cloudpickle is not installed.
     """
     if not _is_interactive():
         return pickle.dumps(function)

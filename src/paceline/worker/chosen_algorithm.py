@@ -1,4 +1,4 @@
-"""Which algorithm a loop under `attach` runs: what it names itself, what its launcher says, or a default."""
+"""Chooses the algorithm of a loop under `attach`: its own choice, its launcher's, or a default."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["chosen_algorithm", "given_algorithm"]
 
 
 def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
-    """An algorithm as a caller gives it: an instance, a spec, or None.
+    """The algorithm from an instance, a spec, or None.
 
     Raises:
-        UsageError: it is something else, or the spec is wrong.
+        UsageError: the argument is something else, or the spec is wrong.
     """
     if isinstance(algorithm, str):
         return registry.build(algorithm)
@@ -23,10 +23,10 @@ def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
 
 
 def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvironment | None) -> Algorithm:
-    """The algorithm of a worker, by what `attach` was given and where it runs.
+    """The algorithm of a worker, from the argument of `attach` and its environment.
 
     Raises:
-        UsageError: the launcher and the loop name different ones, or it is none for a loop of one's own.
+        UsageError: the launcher and the loop name different ones, or it does not support users' loops.
     """
     named = given_algorithm(algorithm)
     launched = environment.algorithm if environment is not None else None

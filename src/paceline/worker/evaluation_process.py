@@ -1,8 +1,8 @@
 """Evaluations of a launched loop: a process beside worker 0 makes them when the supervisor asks.
 
-The process is forked once, before training. So the user's function and its data need not be sent anywhere, its random numbers
-are its own, and workers wait neither for it nor for an interpreter that they would share with it. With worker threads it is
-a thread. It ends when it is told to, or with worker 0's process.
+The process is forked once, before training. So the user's function and its data are not sent anywhere, it has its own random
+numbers, and workers wait neither for it nor for a shared interpreter. With worker threads it is a thread. It ends when it is
+told to, or with worker 0's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin_evaluations(arena: Arena, evaluator: Evaluator, *, own_process: bool) -> _Forked | threading.Thread:
-    """Starts who makes the evaluations of a run, as a process where worker 0 has one; it is to be joined at the end."""
+    """Starts a run's evaluator, as a process if worker 0 has its own; the caller joins it at the end."""
     plan = arena.plan
     view = Arena(arena.segment, plan, participant_id=plan.num_workers + plan.num_server_programs)
     start = _start_process if own_process else EvaluationChannel.serve_in_thread
@@ -36,7 +36,7 @@ def begin_evaluations(arena: Arena, evaluator: Evaluator, *, own_process: bool) 
 
 
 class _Forked:
-    """The process that evaluates, for worker 0, whose child it is."""
+    """The evaluating process, a child of worker 0's."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -48,7 +48,7 @@ class _Forked:
 
 
 def _start_process(channel: EvaluationChannel, arena: Arena, evaluator: Evaluator) -> _Forked:
-    flush_output()  # or both processes would write what is in the buffers
+    flush_output()  # or both processes would write the buffered text
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter(

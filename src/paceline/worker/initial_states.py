@@ -1,4 +1,4 @@
-"""In lockstep, all workers must begin with the same state of their optimizers, and of tensors that are no buffers."""
+"""Checks that lockstep workers begin with equal states of their optimizers, and of tensors that are not registered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALL = Call("attach", "all workers must call it, so not under `if rank == 0`.")
 
 
 def check_states(run: Membership, algorithm: Algorithm, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Compares the states, of which one may be a checkpoint's that only one worker has loaded. All workers call it.
+    """Compares the workers' states; one may come from a checkpoint that only one worker has loaded. All workers call it.
 
     Worker 0 warns of tensors in a module's attributes that differ: they are neither parameters nor buffers, so they are not
     sent.
@@ -32,7 +32,7 @@ def check_states(run: Membership, algorithm: Algorithm, optimizer: torch.optim.O
     """
     if run.num_workers == 1 or not algorithm.lockstep or run.resumed_from:
         return
-    loose = dict(_unregistered(model)) if run.part is None else {}  # a layout gives workers parts of their own
+    loose = dict(_unregistered(model)) if run.part is None else {}  # under a layout, workers have different parts
     own = [_number(optimizer.state_dict()["state"]), *map(_number, loose.values())]
     rows = [one.tolist() for one in run.gatherer.gather(torch.tensor(own), _CALL)]
     differing = [worker for worker, row in enumerate(rows) if row[0] != rows[0][0]]
@@ -77,4 +77,4 @@ def _plain(value: Any) -> Any:
         return sorted((repr(key), _plain(one)) for key, one in value.items())
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return type(value) if type(value).__repr__ is object.__repr__ else value  # which shows an address
+    return type(value) if type(value).__repr__ is object.__repr__ else value  # object's repr shows an address

@@ -31,10 +31,10 @@ _VERSION = attrgetter("_version")  # PyTorch's count of a tensor's changes in pl
 class LoneWorker(Worker):
     """The only worker of its run, which ends with its loop.
 
-    Costs: counting each batch's samples, and a look at one parameter until the loop reads `progress`.
+    Costs: counting each batch's samples, and checking one parameter's version until the loop reads `progress`.
 
     Args:
-        worker: made of the arguments of `attach`, which it has checked.
+        worker: made from the checked arguments of `attach`.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -112,10 +112,10 @@ class _Samples:
     def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer], undo: list[Callable[[], None]]) -> None:
         self._model, self._optimizers, self._undo = model, optimizers, undo
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._given = self._in_steps = 0  # samples of all batches so far, and of those that the loop has stepped on
+        self._given = self._in_steps = 0  # samples of all batches so far, and of those in completed steps
         *_, self._watched = (p for one in optimizers for group in one.param_groups for p in group["params"])
         self._seen = self._watched._version
-        self._num_changes: int | None = self._count_changes()  # None: not counted since the watched one has changed
+        self._num_changes: int | None = self._count_changes()  # None: not counted since the watched parameter changed
         self._is_hooked = False
         self._own: OwnBatches | None = None  # of a loop without `worker.batches`
         self._reported: int | None = None  # samples of its present step

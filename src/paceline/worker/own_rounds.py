@@ -1,4 +1,4 @@
-"""An epoch's rounds in lockstep, where each worker has data of its own and some have more batches than others."""
+"""An epoch's rounds in lockstep, if each worker has its own data and some have more batches than others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnRounds:
     Costs: workers exchange their numbers once an epoch, or in each round if a loader has no length.
 
     Args:
-        replica: the worker's, which is told the number of each round, so that workers compare them where they step.
+        replica: the worker's, which gets the number of each round, so that workers compare the numbers when they step.
         gather: brings values of all workers together.
     """
 
@@ -32,7 +32,7 @@ class OwnRounds:
         self._is_counted = True
 
     def begin(self, num_batches: int | None) -> None:
-        """An epoch begins; waits until it begins for all workers.
+        """Begins an epoch; waits until it begins for all workers.
 
         Args:
             num_batches: of this worker; None: unknown.

@@ -1,4 +1,4 @@
-"""A worker's part of checkpoints: what its program keeps of its own in it, and what happens where it cannot be written."""
+"""A worker's part of checkpoints: the state of its program, and how failures to write are handled."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _warn(news: NotSaved) -> None:
 
 
 class WorkerStorage:
-    """Implements `Storage` for a worker: nothing is written but when its membership saves a checkpoint.
+    """Implements `Storage` for a worker: writes only when its membership saves a checkpoint.
 
     Args:
         worker_id: this worker.
-        resume: the checkpoint that the run goes on from, or None.
+        resume: the checkpoint from which the run resumes, or None.
         folder: of the run's checkpoints, or None.
-        tell: hears of what cannot be written: training goes on.
+        tell: reports what cannot be written; training goes on.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class WorkerStorage:
         self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
-        """What the program kept in the checkpoint."""
+        """The program's state from the checkpoint."""
         return checkpoint.load_program(self._resume, self._worker_id) if self._resume is not None else None
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
-        """From now on, checkpoints hold what `state` returns."""
+        """Makes checkpoints hold what `state` returns, from now on."""
         self._state = state
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        """A worker's checkpoints are its membership's to write."""
+        """Does nothing: the membership writes a worker's checkpoints."""
 
     def load_parameters(
         self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None
     ) -> checkpoint.Parameters | None:
-        """What the run goes on from, if it fits the model, and so many workers if they have to be as many; None: nothing."""
+        """The parameters to resume from, checked against the model and, if it matters, the number of workers; None: none."""
         if self._resume is None:
             return None
         return checkpoint.load_fitting(self._resume, binding.num_elements, binding.dtype, buffers, same_workers)
@@ -73,12 +73,12 @@ class WorkerStorage:
         *,
         sizes: bool = True,
     ) -> int:
-        """Gives the optimizer its state, and the worker's vector what the checkpoint has of it, if every worker had one.
+        """Restores the optimizer's state, and the worker's vector, if every worker had one.
 
         Args:
-            optimizer: whose state.
+            optimizer: to restore.
             own_model: the vector.
-            expect: called before, with how many parameters the optimizer's first group had.
+            expect: called first, with the number of parameters that the optimizer's first group had.
             sizes: whether workers keep the optimizer's state for whole parameters.
 
         Returns:
@@ -105,14 +105,14 @@ class WorkerStorage:
         own_model: Any = None,
         parameters: Callable[[], checkpoint.Parameters] | None = None,
     ) -> bool:
-        """Writes the worker's part of a checkpoint; whether that has been done.
+        """Writes the worker's part of a checkpoint; returns whether it succeeded.
 
         Args:
             number: of the checkpoint; None: the run's last one, which is tried again, as there will be no other.
             optimizer: whose state is saved.
             taken: batches that the worker has taken.
-            own_model: its vector, where every worker has one.
-            parameters: makes those of the run, if this worker saves them.
+            own_model: its vector, if every worker has one.
+            parameters: makes the run's parameters, if this worker saves them.
         """
 
         def write(folder: Path) -> None:
@@ -128,7 +128,7 @@ class WorkerStorage:
         return self._try(number, write)
 
     def complete(self, number: int, num_workers: int) -> bool:
-        """Marks a checkpoint as complete once all workers' parts are there; whether it is behind us."""
+        """Marks a checkpoint as complete once all workers' parts are there; returns False while parts are missing."""
         workers = list(range(num_workers))
         if self._folder is None or not checkpoint_files.all_there(self._folder, number, workers):
             return self._folder is None

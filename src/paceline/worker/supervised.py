@@ -1,4 +1,4 @@
-"""What a supervisor keeps of its workers and of how their run went."""
+"""A supervisor's state: its workers, and the outcome of their run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_WORKER_0 = (
 
 @dataclass
 class WorkerState:
-    """What the supervisor knows of one worker."""
+    """The supervisor's state of one worker."""
 
     worker_id: int
     incarnation: int = 0
@@ -55,12 +55,12 @@ class WorkerState:
 
     @property
     def running(self) -> bool:
-        """Whether the worker may still do something."""
+        """Whether the worker may still be active."""
         return not self.ended and not self.lost
 
     @property
     def exit_code(self) -> int | None:
-        """Of its process; None where it is a thread."""
+        """Exit code of its process; None for a thread."""
         return getattr(self.handle, "exitcode", None)
 
     def join(self, deadline_s: float, *, is_process: bool) -> None:
@@ -96,44 +96,44 @@ class Outcome:
     interrupted: bool = False
 
     def interrupt(self, by: str) -> None:
-        """Ctrl-C or SIGTERM has ended the run."""
+        """Notes that Ctrl-C or SIGTERM has ended the run."""
         self.interrupted = True
         if self.name == "stopped":
             self.reason = f"Interrupted by {by}."
 
     def name_hung(self, workers: list[int]) -> None:
-        """These have not ended since the run failed; where a worker was missed that has not died, it was one of them."""
+        """Names the workers that have not ended since the run failed; a missed worker that has not died is one of them."""
         if workers and self.kind == "worker-lost" and not self.workers_lost:
             who = name_workers(workers)
             self.reason = f"{who[0].upper()}{who[1:]} stood still. {self.reason}"
 
     def leave_out(self, number: int | None, why: str) -> None:
-        """A checkpoint cannot be written: it is left out. Said once."""
+        """Notes that a checkpoint cannot be written and is left out; says so once."""
         if not self.left_out:
             self.notes.append(f"A checkpoint is left out, and the one before it stays: {why}")
         self.left_out.setdefault(number, why)
 
     def count_failed_snapshot(self, why: str) -> None:
-        """A server cannot write what a successor would go on from. Said once; it tries again."""
+        """Notes that a server cannot write its snapshot; says so once, as the server tries again."""
         if not self.snapshots_failed:
             self.notes.append(f"A server's snapshot failed, so that more is lost should it die before the next: {why}")
         self.snapshots_failed += 1
 
 
 def how_ended(code: int | None) -> str:
-    """A process's exit code in words; None: it is not known, or a thread's."""
+    """A process's exit code in words; None: unknown, or a thread."""
     if code is None:
         return "ended without a word"
     return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 
 def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:
-    """Whether all workers ended by themselves, but for those whose death was noticed and repaired."""
+    """Whether all workers ended by themselves, except for those whose death was noticed and repaired."""
     return all((one.ended and one.failure is None) or one.worker_id in outcome.workers_lost for one in workers)
 
 
 def check_launch(*, num_workers: int, backend: str, placement: str, num_servers: int = 0) -> None:
-    """Refuses what cannot be launched; call it before anything is written.
+    """Refuses a launch that cannot work; call it before anything is written.
 
     Raises:
         UsageError: fewer workers than one or more than fit, an unknown backend or memory node, a call inside a worker, or a
@@ -150,7 +150,7 @@ def check_launch(*, num_workers: int, backend: str, placement: str, num_servers:
 
 
 def _check_processes() -> None:
-    """Refuses worker processes where none can be started, or none could import the program."""
+    """Refuses worker processes if none can be started, or none could import the program."""
     this, method = multiprocessing.current_process(), multiprocessing.get_start_method(allow_none=True)
     if this.daemon or method not in (None, *multiprocessing.get_all_start_methods()):
         raise UsageError(
@@ -167,7 +167,7 @@ def _check_processes() -> None:
 
 
 def refuse_inside_worker() -> None:
-    """Refuses to launch or simulate where a worker is being run already.
+    """Refuses to launch or simulate inside a worker.
 
     Raises:
         UsageError: this is a worker.
@@ -182,8 +182,8 @@ def refuse_inside_worker() -> None:
 def pickled(target: Callable[[], Any]) -> bytes:
     """The function to train as bytes, tensors by value.
 
-    Sent as it is, multiprocessing's own pickler would put each tensor in it into shared memory of PyTorch's and keep a thread
-    and a socket in this process to hand it out, for good.
+    Otherwise multiprocessing's own pickler would put each of its tensors into PyTorch's shared memory, and keep a thread and a
+    socket in this process to hand them out.
     """
     try:
         return pickled_function(target)
@@ -201,7 +201,7 @@ def start_thread(
     handles: tuple[int, ...],
     connection: Any,
 ) -> None:
-    """Starts a worker as a thread of this process; `connection` is its end of the one to the supervisor."""
+    """Starts a worker as a thread of this process; `connection` is its end of the connection to the supervisor."""
     handles = tuple(map(os.dup, handles))
     worker.handle = threading.Thread(
         target=run_worker,
@@ -220,7 +220,7 @@ def start_process(
     handles: tuple[int, ...],
     connection: Any,
 ) -> None:
-    """Starts a worker as a process, which is then sent what it runs and the file descriptors that it may use."""
+    """Starts a worker as a process, then sends it its function and the file descriptors that it may use."""
     worker.handle = context.Process(
         target=process_main, args=(connection,), name=f"paceline-worker-{worker.worker_id}", daemon=True
     )

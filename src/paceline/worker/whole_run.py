@@ -1,4 +1,4 @@
-"""What a worker's loop may ask of the whole run: how far it is, schedules that go by that, and sums over all workers."""
+"""A worker's access to the whole run: its progress, schedules that follow it, and sums over all workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value", float, torch.Tensor)
 
 
 class WholeRun:
-    """The part of a `Worker` that is about all workers."""
+    """The part of a `Worker` that concerns all workers."""
 
     worker_id: int
     num_workers: int
@@ -36,7 +36,7 @@ class WholeRun:
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
 
     def _begin_progress(self) -> RunProgress:
-        """Counts from now on, and looks out for schedules that do not go by it."""
+        """Counts progress from now on, and watches for schedules that do not follow it."""
         run = self._membership
         num_sharing = 1 if self.algorithm.same_batches else run.dealt[1]
         self._progress = RunProgress(
@@ -57,40 +57,41 @@ class WholeRun:
         return self._progress
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scales the gradients so that the norm of all of them is at most `max_norm`; returns what it was.
+        """Scales the gradients so that their total norm is at most `max_norm`; returns the norm before.
 
-        As `torch.nn.utils.clip_grad_norm_` does, which under a layout would see this worker's part only.
+        Use it instead of `torch.nn.utils.clip_grad_norm_`, which under a layout would see only this worker's part.
         """
         return float(torch.nn.utils.clip_grad_norm_(self._membership.binding.parameters, max_norm))
 
     @property
     def progress(self) -> int:
-        """Samples of the whole run so far, of all workers; what a learning rate of one's own goes by.
+        """Samples of the whole run so far, over all workers; use it to compute a learning rate yourself.
 
-        With `rate = f(worker.progress / samples_per_step)` it is after n workers' steps where it is alone after n times as
-        many. In lockstep it is the same on all workers. Under torchrun or `--join`, a worker of an asynchronous method that
-        fetches its own batches takes the others to be as fast as itself. Gradients that were dropped count.
+        With `rate = f(worker.progress / samples_per_step)`, one step on each of n workers advances the rate as far as n steps
+        of a lone worker. In lockstep it is the same on all workers. Under torchrun or `--join`, a worker of an asynchronous
+        method that fetches its own batches assumes that the others are as fast as itself. Dropped gradients count.
         """
         self._silence_schedules()
         return self._progress.samples if self._progress is not None else 0
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
-        """Steps a scheduler by the run's steps, so that it ends where it ends alone: `scheduler = worker.follow(scheduler)`.
+        """Steps a scheduler by the run's steps, so that it ends as with one worker: `scheduler = worker.follow(scheduler)`.
 
         For schedulers that are stepped once per step of the optimizer, such as OneCycleLR or a warm-up and a cosine. The loop
-        may go on calling the `step` of what is returned, which does nothing. A scheduler that is stepped once per epoch ends
-        where it should without this.
+        may keep calling the returned scheduler's `step`, which does nothing. A scheduler that is stepped once per epoch needs
+        no `follow`.
 
         Args:
             scheduler: of the optimizer that was attached; not ReduceLROnPlateau.
-            samples_per_step: of the loop alone, where its steps have fewer here (it divides its batches by the workers): the
-                scheduler is then at step `worker.progress / samples_per_step`. None: every worker's step is a step.
+            samples_per_step: samples per step of a lone loop, if steps have fewer here because the loop divides its batches by
+                the workers: the scheduler is then at step `worker.progress / samples_per_step`. None: every worker's step is
+                a step.
 
         Returns:
-            it, but for its `step`; `load_state_dict` goes on from where it was saved.
+            the scheduler, with a `step` that does nothing; `load_state_dict` resumes from the saved step.
 
         Raises:
-            UsageError: it goes by a measure; or the `with` has not been entered.
+            UsageError: the scheduler depends on a metric, or the `with` has not been entered.
         """
         if self._progress is None:
             raise UsageError("worker.follow needs the run: call it inside `with paceline.attach(...) as worker:`.")
@@ -109,12 +110,12 @@ class WholeRun:
         return followed
 
     def sum(self, value: _Value) -> _Value:
-        """The sum of what all workers bring: a number, or a tensor of the same shape on all; the same bits everywhere.
+        """The sum of all workers' values: numbers, or tensors of equal shape; the same bits on every worker.
 
-        All workers call it, equally often, such as after each epoch; each waits for the others. Those whose loops have ended,
-        or that have died, bring nothing and are not waited for. A worker that has taken a dead one's place takes part in the
-        call that it comes to next. Whole numbers become int64. Costs some milliseconds; on one machine it goes through the
-        launcher, else through the store at which the workers met: it is for figures, not for parameters.
+        All workers call it equally often, for example after each epoch; each waits for the others. Workers whose loops have
+        ended, or that have died, contribute nothing and are not waited for. A dead worker's successor takes part in its next
+        call. Integer tensors become int64. Costs some milliseconds; on one machine it goes through the launcher, otherwise
+        through the store at which the workers met: it is for figures, not for parameters.
 
         Raises:
             UsageError: the shapes differ, or workers may come and go (`--join`).
@@ -123,7 +124,7 @@ class WholeRun:
         return total_of(self._gathered(value))
 
     def mean(self, value: _Value) -> _Value:
-        """The mean of what the workers bring that take part; else as `sum`."""
+        """The mean of the participating workers' values; otherwise as `sum`."""
         values = self._gathered(value)
         return total_of(values) / len(values)
 

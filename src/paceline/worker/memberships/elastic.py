@@ -1,4 +1,4 @@
-"""A worker that joined a run whose workers come and go: memory of its own, and messages; the others go on without it."""
+"""A worker in a run whose workers come and go: it has its own memory, sends messages, and the others go on without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ElasticMembership", "report"]
 
 
 def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> None:
-    """Writes what `paceline launch` wants to know of a worker into its folder, if there is one."""
+    """Writes a worker's state for `paceline launch` into its folder, if there is one."""
     if folder is None:
         return
     figures |= {"algorithm": run.spec, "notes": run.notes, "unresolved_exchanges": run.counts.unresolved_exchanges}
@@ -39,7 +39,7 @@ class ElasticMembership(Membership):
     """A worker with a model of its own; the run's is the mean of all. A worker that joins late begins with a neighbour's.
 
     Args:
-        run: that it joined.
+        run: the joined run.
         folder: for its records and model; None: nothing is written.
         model: the loop's.
         algorithm: how the workers agree.
@@ -94,14 +94,14 @@ class ElasticMembership(Membership):
         return BatchShare(self._claims, is_late=True)
 
     def has_updates(self) -> bool:
-        """As in `Membership`: memory of its own says nothing of models that the others have."""
+        """As in `Membership`: the worker's own memory says nothing about others' models."""
         return False
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`."""
         self.snapshot(out)
         if self._run.leaves:
-            return FinalMean(out, float("nan"), 1)  # the others need not end because of this one
+            return FinalMean(out, float("nan"), 1)  # the others go on without this one
         self._run.end()
         # Whether every batch that this worker's place was given was claimed at the join point, by this process.
         counts_all = not self._run.is_late and (self._claims is None or not self._claims.by_ids)
@@ -116,7 +116,7 @@ class ElasticMembership(Membership):
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
     def close(self, *, failed: bool) -> None:
-        """As in `Membership`; raises what a signal has left to be raised. Of a model that has diverged the records stay."""
+        """As in `Membership`; raises a pending interruption. The records of a diverged model are kept."""
         error = sys.exc_info()[1]
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)

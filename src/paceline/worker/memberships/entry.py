@@ -1,4 +1,4 @@
-"""Which membership a worker gets: the one place that asks how its run was started."""
+"""Chooses a worker's membership: the only place that checks how its run was started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Join = Callable[[nn.Module, Algorithm, tuple[int, ...], Evaluate | None], Member
 
 
 class Entry(NamedTuple):
-    """A worker's place in a run that it has yet to join."""
+    """A worker's place in a run that it has not joined yet."""
 
     worker_id: int
     num_workers: int
@@ -45,7 +45,7 @@ class SimulatedEnvironment(WorkerEnvironment):
     """A worker of `simulate`.
 
     Args:
-        join: lets it into the simulated run.
+        join: joins the simulated run.
     """
 
     join: Join
@@ -57,7 +57,7 @@ def is_plain(environment: WorkerEnvironment | None, algorithm: Algorithm) -> boo
 
 
 def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Algorithm) -> Entry:
-    """A worker's place in its run; one that is invited is given one now. Imports what this kind of run needs.
+    """A worker's place in its run; an invited worker takes one now. Imports what this kind of run needs.
 
     Raises:
         UsageError: the worker does not fit into the run, or there is no place for it, or it has attached before.
@@ -95,7 +95,7 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
 def meeting_beside(environment: WorkerEnvironment | None, stopped: Callable[[], bool]) -> Gatherer | None:
     """A gatherer that works before `attach` and after its `with`, until the processes end or the run is stopped.
 
-    None for a lone worker, where workers join and leave, and for a replaced worker, for which the others do not wait.
+    None for a lone worker, if workers join and leave, and for a replaced worker, for which the others do not wait.
     """
     match environment:
         case SupervisedEnvironment():

@@ -1,4 +1,4 @@
-"""A worker that torchrun or another launcher started: memory of its own, collectives, or messages; no supervisor."""
+"""A worker that torchrun or another launcher started: with its own memory, collectives or messages, and no supervisor."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ __all__ = ["LaunchedMembership"]
 
 
 class LaunchedMembership(Membership):
-    """A worker that starts with worker 0's model, as all do.
+    """A worker that starts with worker 0's model.
 
-    Buffers stay each worker's own, and worker 0's are the run's. A parameter server's shards are threads of worker 0.
+    Each worker keeps its own buffers, and worker 0's are the run's. A parameter server's shards are threads of worker 0.
 
     Args:
-        environment: who this worker is.
+        environment: this worker's.
         model: the loop's.
         algorithm: how the workers agree.
         random_states: of the generators.
-        layout: by which the model is divided among workers; None: it is not.
+        layout: how the model is divided among workers; None: it is not.
 
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
@@ -96,7 +96,7 @@ class LaunchedMembership(Membership):
             if self.worker_id == 0:
                 checkpoint_files.clear(folder, keep=resume)
             run.collectives.broadcast(torch.zeros(1))  # the others save nothing before
-        if gpu is not None:  # what is wrong with NCCL is said here, and not within a backward pass
+        if gpu is not None:  # report NCCL errors here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         self._records = records = PackedRecords()
         if layout is not None:
@@ -110,7 +110,7 @@ class LaunchedMembership(Membership):
         self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)
 
     def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
-        """Gives the model the parameters and buffers that the run goes on from; returns their version."""
+        """Loads the checkpoint's parameters and buffers into the model; returns their version."""
         saved = self._storage.load_parameters(
             self.binding, buffers, self.num_workers if self._algorithm.lockstep else None
         )
@@ -170,7 +170,7 @@ class LaunchedMembership(Membership):
             self._incomplete = first_batch if leads else self._incomplete
 
     def _parameters(self, next_batch: int) -> Callable[[], Parameters]:
-        """What makes those of a checkpoint. Under a layout the workers that share worker 0's model bring their parts now."""
+        """A function that makes a checkpoint's parameters. Under a layout, gathers the parts of worker 0's model now."""
         part, memory = self.part, self._memory
         if part is None or part.sharding is None or self.worker_id >= part.sharding.parts:
             return lambda: memory.parameters(next_batch)
@@ -184,7 +184,7 @@ class LaunchedMembership(Membership):
             self._incomplete = None
 
     def has_updates(self) -> bool:
-        """As in `Membership`; memory of its own says nothing of models that the others have."""
+        """As in `Membership`; the worker's own memory says nothing about others' models."""
         return not self._algorithm.gossip and self.ports.shared.version > self._first_version
 
     def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
