@@ -1,4 +1,4 @@
-"""Which batch of a loop's epoch a worker trains on next: claimed from counts that all share, or its place in a round."""
+"""Which batch of a loop's epoch a worker trains on next: claimed from shared counts, or by its place in a round."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WorkerClaims:
 
     @property
     def is_shared(self) -> bool:
-        """Whether each batch is anybody's."""
+        """Whether any worker may claim each batch."""
         return not self._lockstep
 
     @property
@@ -89,7 +89,7 @@ class WorkerClaims:
         return (self.taken - 1 - self._epoch * self._epoch_rounds) * self._num_workers
 
     def hold(self, number: int) -> None:
-        """A batch is claimed ahead: if this worker dies, or gives it back, others take it."""
+        """Holds a batch claimed ahead: if this worker dies, or gives it back, others take it."""
         if not self._lockstep:
             self._ahead.add(number)
             self._counts.hold(self._worker_id, number)
@@ -116,7 +116,7 @@ class WorkerClaims:
             self.hold(number)
 
     def place(self, number: int) -> int:
-        """Where in its epoch a batch is."""
+        """A batch's place in its epoch."""
         return number % self.batches.epoch_numbers
 
     def _in_round(self) -> int:

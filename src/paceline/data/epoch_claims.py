@@ -1,4 +1,4 @@
-"""How many batches of each epoch the workers of a run have claimed, wherever they meet."""
+"""How many batches of each epoch the workers of a run have claimed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 __all__ = ["CLAIM_BATCHES", "EpochClaims", "LocalEpochClaims", "StoredEpochClaims", "first_said"]
 
-CLAIM_BATCHES = 4  # a trip to a store takes as long as a small step; a claim of several shares it
+CLAIM_BATCHES = 4  # a round trip to a store takes as long as a small step; several claims share it
 
 
 class EpochClaims(Protocol):
-    """One count for each epoch: a worker that leaves an epoch at a `break` ends it for itself, and not for the others."""
+    """One count per epoch: a worker that leaves an epoch at a `break` ends it only for itself."""
 
     def claim(self, epoch: int) -> int | None:
-        """The place in the epoch of the next batch that nobody has claimed; None where the epoch is long over."""
+        """Claims the next batch of the epoch; returns its place, or None if the epoch is long over."""
         ...
 
     def newest(self) -> int:
@@ -32,13 +32,13 @@ class EpochClaims(Protocol):
         ...
 
     def hold(self, worker_id: int, number: int) -> None:
-        """A worker has claimed a batch ahead; where nobody could take it over, nothing is kept."""
+        """A worker has claimed a batch ahead; not recorded if no other worker could take it over."""
 
     def unhold(self, worker_id: int, number: int) -> None:
-        """It is handed out."""
+        """The batch is handed out."""
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """These of what the worker holds, or all, are anybody's in their epoch.
+        """Releases batches that the worker holds to the others in their epoch.
 
         Args:
             worker_id: the holder.

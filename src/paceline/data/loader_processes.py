@@ -1,4 +1,4 @@
-"""A user's loader whose own processes fetch the batches that a worker has claimed, ahead of the loop."""
+"""A user's loader whose own processes prefetch the batches that a worker has claimed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LoaderProcesses:
 
 
 class _ClaimedOrder:
-    """What the loader's processes are to fetch, claimed at the moment at which the loader asks."""
+    """The sampler of the loader's processes: claims batches when the loader asks for them."""
 
     def __init__(self, num_workers: int, num_processes: int, prefetch_factor: int) -> None:
         self._num_workers = num_workers
@@ -89,7 +89,7 @@ class _ClaimedOrder:
 
     def begin(self, claims: WorkerClaims) -> None:
         self._claims = claims
-        self._left: int | None = None  # batches of the epoch that nobody had claimed, as far as this worker knows
+        self._left: int | None = None  # unclaimed batches of the epoch, as far as this worker knows
         self.claimed.clear()
         self._is_under_way = False  # whether the loader asks as it hands out the first of those claimed
         self._waited_share = 0.0  # of the epoch's time so far, the loop for the loader

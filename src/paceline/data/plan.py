@@ -1,4 +1,4 @@
-"""Which worker trains on what: an epoch is each sample once in total, however many workers share it.
+"""Which worker trains on which samples: an epoch has each sample once, for any number of workers.
 
 Pure functions of a seed: no torch.distributed, no shared memory, no global generator. Batches carry one number for the
 whole run, `epoch * batches_per_epoch + index`, so that a batch can be named in an event, a message or a checkpoint.
@@ -84,13 +84,13 @@ class BatchPlan:
         num_samples: samples in the data set.
         batch_size: samples per batch; the last batch of an epoch (of a part) may be shorter.
         seed: of the permutations and of the parts, 0 or more.
-        shuffle: permute anew each epoch; otherwise samples keep the data set's order.
+        shuffle: reshuffle each epoch; otherwise samples keep the data set's order.
         partition: how the workers share the samples.
         num_workers: workers; `Dynamic` batches do not depend on it.
         drop_last: leave out the short last batch of an epoch (of a part).
         labels: class of each sample (num_samples,), for `Skewed` only.
-        by_speed: batches are those of rounds of `num_workers`, whose samples are dealt anew each time (`share`); also those of
-            an epoch's last round, so that all have a part of it.
+        by_speed: batches form rounds of `num_workers`, and `share` divides each round's samples by speed, including an epoch's
+            last round, so that all workers have a part of it.
     """
 
     num_samples: int

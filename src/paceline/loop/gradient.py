@@ -33,7 +33,7 @@ class AttachedGradient(BaseReplica):
         base: as for `BaseReplica`.
 
     Attributes:
-        accumulates: backward passes only add: a later one hands out what they add up to.
+        accumulates: backward passes only add up; a later one hands out the sum.
         rates_may_differ: learning rates follow this worker's own view of the progress.
     """
 
@@ -75,13 +75,13 @@ class AttachedGradient(BaseReplica):
     _call_after_backward = staticmethod(call_after_backward)
 
     def wait_for_sums(self, pending: PendingGradients) -> None:
-        """From now on gradients are handed out that other workers have added theirs to."""
+        """Hands out gradients only after other workers have added theirs."""
         numbers = {parameter: index for index, parameter in enumerate(self.binding.parameters)}
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
     def _forget(self) -> None:
-        """Drops what the ended program has left here, which refers to this replica and would keep its memory."""
+        """Drops the ended program's callbacks, which refer to this replica and would keep its memory."""
         self._ready = self._finish = self.evaluations = self.rest = None
         self.before_meeting: Callable[[], None] | None = None
 
@@ -135,9 +135,8 @@ class AttachedGradient(BaseReplica):
         """Lets the loop run its forward and backward pass on `at` (P,).
 
         With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
-        `backward`: what the loop then does with the gradients, such as to clip them or to look for infinities in them, it
-        does with what came back. A second backward pass before the step adds to that, and all is handed out again, which is
-        right for whatever is linear; `accumulates` saves the sending.
+        `backward`: the loop then clips or inspects the returned gradients. A second backward pass before the step adds to
+        these, and all is handed out again, which is right for linear operations; `accumulates` saves the communication.
 
         Raises:
             NoGradient: the loop has ended.
@@ -176,7 +175,7 @@ class AttachedGradient(BaseReplica):
         return torch.sub(after, before, out=self._g)
 
     def leave_published(self) -> None:
-        """Before the loop loads weights: others read a version that is published, so this worker goes on with a copy."""
+        """Before the loop loads weights: switches to a copy if others read the published version."""
         x = self.binding.bound_to
         if self.rest is None or self.outside is None or self.outside.is_idle or x is None or x is self._private:
             return
@@ -185,7 +184,7 @@ class AttachedGradient(BaseReplica):
         self.outside.take(whole=True)
 
     def settle_outside(self) -> None:
-        """The program is about to go on with what the loop has made of its parameters."""
+        """Lets the loop's own parameter changes take effect before the program continues."""
         if self.outside is not None:
             self.changed_outside |= self.outside.settle()
             self.moves = self.outside.moves
@@ -206,7 +205,7 @@ class AttachedGradient(BaseReplica):
         return zlib.crc32(repr(rates).encode())
 
     def _weigh_anew(self) -> int:
-        """What the passes so far come to has been handed out: the next one is weighed by its own samples; returns 0."""
+        """After a hand-out: weighs the next pass by its own samples; returns 0."""
         self._weighed += self.samples
         self.samples = 0
         return 0
@@ -226,7 +225,7 @@ class AttachedGradient(BaseReplica):
             parameter.grad = None
 
     def _show_gradients(self, of: Sequence[nn.Parameter] | None) -> None:
-        """Gives back what was hidden; `of`: the parameters of the optimizer that has stepped, where others have yet to."""
+        """Restores hidden gradients; `of`: only those of the optimizer that has stepped, if others have yet to."""
         if self._kept is not None:
             for parameter in self._kept if of is None else self._kept.keys() & set(of):
                 parameter.grad = self._kept[parameter]

@@ -1,4 +1,4 @@
-"""What a loop does to its parameters outside the optimizer's step: it lasts, as in plain PyTorch, or it is refused."""
+"""Parameter changes outside the optimizer's step: they take effect, as in plain PyTorch, or raise an error."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _SEEN_MOVING = (
 class OutsideChanges:
     """Takes a fingerprint of the parameters when the loop gets them, and compares it before the program's next step.
 
-    What becomes of a change, such as a clamp of the weights, depends on what the parameters were views of as it was made:
+    The effect of a change, such as clamping the weights, depends on the vector that the parameters were views of:
 
-    - *The vector that is trained*, which other workers write at any time (`hogwild`, and right after a step `locked` and
-      `ad-psgd`): it takes effect as it is made, as an update does, and others may write over it. Nothing could be compared.
-      While a step is under way, others would compute at what may be put back: where PyTorch's counts or addresses show a
-      change, a warning says so once, and this worker computes on a copy from then on. What it leaves changed there is added
-      to the trained vector. Not seen is a change by `p.data`, such as `p.data.add_`, before that.
-    - *The worker's own model* (`local-sgd`, `d-psgd`): it takes effect like a step of this worker, and counts in means as one.
-      Under `d-psgd` that is so until the neighbours are sent this model, which is when the next step begins.
-    - *The worker's replica of the common model* (`lockstep`, `all-reduce`): it takes effect if all workers change theirs
-      alike. Where one of them has seen a change, all compare their parameters (`SameRounds`). Sharded, each steps on a part
-      only, and gets the rest from the others: while a step is under way, a change would be lost in part.
-    - *A copy*: that of a gradient, what servers have sent, what the loop has before its first batch, between two epochs, and
-      under `leashed` between two steps and where it loads weights. A lone worker's, or that of a replica, is written back;
-      another would be lost, or would undo what others have done meanwhile, and is refused. So is a change of the published
-      version that `leashed` computes on, which is seen and warned of as above.
+    - *The trained vector*, which other workers write at any time (`hogwild`, and right after a step `locked` and `ad-psgd`):
+      the change takes effect immediately, like an update, and others may overwrite it. A comparison is impossible. During a
+      step, others would compute at values that the loop may put back: if PyTorch's counts or addresses show a change, a
+      warning says so once, and this worker computes on a copy from then on. Changes left in the copy are added to the trained
+      vector. Changes by `p.data`, such as `p.data.add_`, before that go unseen.
+    - *The worker's own model* (`local-sgd`, `d-psgd`): the change takes effect, and counts in means, like a step of this
+      worker. Under `d-psgd` this holds until the model is sent to the neighbours, at the beginning of the next step.
+    - *The worker's replica of the common model* (`lockstep`, `all-reduce`): the change takes effect if all workers make the
+      same one. If one worker sees a change, all compare their parameters (`SameRounds`). Sharded, each worker steps on a part
+      and gets the rest from the others: during a step, a part of the change would be lost.
+    - *A copy*: of a gradient, of parameters sent by servers, before the first batch, between two epochs, and under `leashed`
+      between two steps and when weights are loaded. A lone worker's copy, or a replica's, is written back; any other change
+      would be lost, or undo others' work, and raises an error. So does a change of the published version that `leashed`
+      computes on, which is detected and warned of as above.
 
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
@@ -72,7 +72,7 @@ class OutsideChanges:
 
     Attributes:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
-            need not be taken again, and `settle` is needed only before a step is applied: nobody reads it before that. None:
+            need not be taken again, and `settle` is needed only before a step is applied, as no worker reads it before. None:
             there is no such vector.
         is_idle: whether the loop has the parameters between two steps.
         moves: whether the loop has been seen to change parameters that others see, while a step is under way.
@@ -184,7 +184,7 @@ class OutsideChanges:
             return True
         if self._is_alone and self._fate == "lasts":
             return False
-        # Looked at once: where others may write the vector anew meanwhile, a second look may find what the first has not.
+        # Checked once: if others write the vector meanwhile, a second check could find what the first did not.
         may_have = self._have_counts_moved() or self._has_probed()
         self._moves |= may_have
         if self._words is not None and self._sum is not None and (self._compares or may_have):

@@ -1,4 +1,4 @@
-"""What a loop that fetches its batches by itself shows of them: what it calls, and when its backward passes come."""
+"""Observe a loop that fetches its own batches: its calls of the model, and its backward passes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["OwnBatches"]
 
 
 class OwnBatches:
-    """Counts the samples of a step of such a loop, and tells of its calls of the model or of its parts with gradients enabled.
+    """Counts the samples of a step of such a loop, and reports its calls of the model or its parts with gradients enabled.
 
-    Of each backward pass it counts the length of the first tensor given to the last call of the whole model before it; where
+    For each backward pass it counts the length of the first tensor passed to the last call of the whole model before it; if
     only parts are called, as in `model.decode(model.encode(x))`, to the first such call. Passes add up.
 
-    Costs some 2 us for each call of a module and, from the first step without a batch on, 5 us for each parameter in a pass.
+    Costs about 2 us per call of a module and, from the first step without a batch on, 5 us per parameter in a pass.
 
     Args:
         model: the loop's.
-        parameters: those that are trained.
-        on_call: called before a call that begins a step, or a pass; what it raises, the call raises.
-        inputs: looks at what is given to those calls; None: nobody does.
+        parameters: the trained ones.
+        on_call: called before a call that begins a step, or a pass; its exceptions propagate.
+        inputs: inspects the inputs of those calls; None: they are not inspected.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class OwnBatches:
         self.num_passes = 0  # backward passes that are over, as far as the loop has gone on since
 
     def close(self) -> None:
-        """Looks on no more."""
+        """Stops observing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -87,7 +87,7 @@ class OwnBatches:
 
     @property
     def samples(self) -> int:
-        """Of this step so far; a pass of which nothing is known counts as one."""
+        """Samples of this step so far; a pass of unknown size counts as one."""
         return self._before + (self._pass or int(self._backward.came))
 
     def forget(self) -> None:

@@ -1,9 +1,9 @@
 """The replica behind `attach`: a worker program that runs as a greenlet inside the user's loop.
 
-The worker program of an algorithm is blocking code that asks for gradients; the user's loop is blocking code that makes them.
-The program therefore runs as a greenlet: it is resumed where the loop fetches a batch and in the optimizer's hooks before
-and after its step, and hands back wherever it needs the loop to do its part. Everything happens in one thread, so nothing is
-shared that would need a lock, and the optimizer's own step runs exactly once where the program applies a gradient.
+The worker program of an algorithm is blocking code that requests gradients; the user's loop is blocking code that computes
+them. The program therefore runs as a greenlet: it resumes when the loop fetches a batch and in the optimizer's hooks before
+and after its step, and yields when it needs the loop to act. Everything runs in one thread, so no locks are needed, and the
+optimizer's own step runs exactly once when the program applies a gradient.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class AttachedReplica(ClosureGradient):
         if self._append is not None:
             self._append = self._records.append
         elif alone:
-            self._waits = []  # of which nobody asks
+            self._waits = []  # which no record reads
         self.num_begun = 0
-        self._batch_samples = 0  # of the last batch, with which a loop may step again, or for the first time
-        self._steps_again = False  # it has, with that batch
+        self._batch_samples = 0  # of the last batch, with which a loop may step once or again
+        self._steps_again = False  # it has stepped again with that batch
         self._several = optimizer if isinstance(optimizer, SeveralOptimizers) else None
         self._waits_for_step = self._several is not None and self._several.in_turn
         self._ended = False
@@ -85,7 +85,7 @@ class AttachedReplica(ClosureGradient):
             try:
                 with suppress(NoGradient):
                     program()
-            except WorkerLostError as error:  # others have seen before this worker that the run is over, and left
+            except WorkerLostError as error:  # others may have seen earlier that the run is over, and left
                 self.raise_if_stopped(error)
                 raise
             finally:
@@ -97,16 +97,16 @@ class AttachedReplica(ClosureGradient):
         self._resume()
 
     def run_ahead(self) -> Callable[[], None]:
-        """Prepares for gradients that are handed out in `backward`, where the first step may begin; returns the undoing.
+        """Prepares for a first step that begins within `backward`; returns an undo function.
 
-        For programs that read nothing before their first gradient but what this worker alone changes: they run up to it.
+        For programs that, before their first gradient, read only what this worker alone changes: they run up to it.
         """
         self._runs_ahead = True
         self._resume()
         return watch_scales()
 
     def end(self, *, failed: bool = False) -> None:
-        """Ends the program, which releases what it holds: a step that has begun gets no gradient; at once if that `failed`."""
+        """Ends the program, which releases its resources: a step under way gets no gradient; at once if the loop `failed`."""
         self._ended = True
         self._records.settle(self.loss)
         if self._buckets is not None:
@@ -126,7 +126,7 @@ class AttachedReplica(ClosureGradient):
             self._program.throw(NoGradient)
 
     def begin(self, started_s: float, batch_number: int, samples: int) -> None:
-        """Begins a step, or goes on with it: the program reads the parameters that the gradient will be computed at.
+        """Begins a step, or continues it: the program reads the parameters for the gradient.
 
         Args:
             started_s: when the loop asked for the batch.
@@ -170,12 +170,12 @@ class AttachedReplica(ClosureGradient):
         else:
             self._begin_gradient(at)
 
-    # A loop without `worker.batches`: its next step begins when the last one ends, whatever parts of the model it calls.
+    # A loop without `worker.batches`: its next step begins when the last one ends.
 
     def watch(self, model: nn.Module, inputs: SameInputs | None = None) -> None:
-        """The loop may fetch its batches by itself; the first step then begins when it first calls something of the model.
+        """Supports loops that fetch their own batches: the first step begins with the first call of the model or a part.
 
-        Not at once: where batches come from `worker.batches`, parameters are read when the first is there.
+        Not at once: with `worker.batches`, parameters are read when the first batch arrives.
         """
         self._own = OwnBatches(model, self.binding.parameters, self._called, inputs)
 
@@ -198,7 +198,7 @@ class AttachedReplica(ClosureGradient):
         elif self._handed_out:
             self._own.forget()
             self._weigh_anew()
-        self._records.settle(_NAN)  # of the last step, if nobody has reported it
+        self._records.settle(_NAN)  # of the last step, if its loss was not reported
 
     def _begin_next(self) -> None:
         assert self._own is not None
@@ -242,7 +242,7 @@ class AttachedReplica(ClosureGradient):
         return self.step - (self._state == "gradient")
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradient is ready, and the program says on what it is applied."""
+        """The gradient is ready: lets the program choose the parameters to apply it to."""
         if self._several is not None and not self._several.begins(optimizer):
             return
         if self._state == "idle":  # nothing of the model was called, or the loop makes several steps with one batch
@@ -265,7 +265,7 @@ class AttachedReplica(ClosureGradient):
             self._hand_out_all()
             if self.scaled and self._g is not None:
                 self._overflowed = not is_finite(self._g)
-        if self.scaled and self._overflowed and not self._in_rounds:  # nobody waits for this worker
+        if self.scaled and self._overflowed and not self._in_rounds:  # no other worker waits for it
             self._hide_gradients([p for group in optimizer.param_groups for p in group["params"]])
             self.samples = self._weighed = 0  # the step under way gets another batch
             return
@@ -366,7 +366,7 @@ class AttachedReplica(ClosureGradient):
         self._end_apply(to, begun_s)
 
     def make_state_whole(self, collectives: Collectives | None) -> None:
-        """At the end: where the optimizer has kept state for some elements only, it gets that of all."""
+        """At the end: collects sharded optimizer state from all workers."""
         if self._owned is not None and collectives is not None:
             self._owned.make_whole(collectives)
 

@@ -1,4 +1,4 @@
-"""How far the whole run is, as one of its workers sees it: what schedules of the learning rate go by."""
+"""The whole run's progress as one worker sees it, for learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class RunProgress:
         return round(self._samples)
 
     def begin_at(self, batches: int, samples: int) -> None:
-        """The run goes on from a checkpoint, and so many were handed out before it."""
+        """Sets the batches and samples before the checkpoint of a resumed run."""
         if not self._steps:
             self._steps, self._samples = float(batches), float(samples)
 
     def hand_out_round(self, batches: int, samples: int) -> None:
-        """All workers together get so many batches of so many samples; 0: nobody knows."""
+        """All workers together get `batches` batches with `samples` samples; 0: unknown."""
         self._rounds += 1
         self._batches += batches
         self._batch_samples += samples

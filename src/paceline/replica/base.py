@@ -1,4 +1,4 @@
-"""The worker's side of a step: its model and optimizer on flat vectors, its clock, and the record it leaves.
+"""The worker's side of a step: its model and optimizer on flat vectors, its clock, and the step's record.
 
 Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline train`. `AttachedReplica`, in
 `loop/replica.py`, lets the user's loop run where the program asks for a gradient.
@@ -38,20 +38,20 @@ _NO_GRADIENT = 0  # as a record's applied version
 
 
 class BaseReplica:
-    """What every replica keeps: flat vectors, times, and the record of the step.
+    """The base of all replicas: flat vectors, times, and the record of the step.
 
     Args:
         binding: the model's parameters.
-        recorder: takes one record per step; None: nobody reads them.
+        recorder: takes one record per step; None: no records.
         waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
-        staleness: counts of all workers, fed at every update; None: nobody asks for them.
+        staleness: counts of all workers, updated at every update; None: not counted.
         stopped: whether the run is being stopped.
         incarnation: 0 for the worker's first process.
-        counts: what the worker communicates; None: nothing.
+        counts: of the worker's communication; None: it does not communicate.
         now_s: the clock of the records; virtual in a simulation.
-        slow: how many times as long gradients take, on purpose.
-        rounds: its `num_ended` counts the steps that are over; None: nobody asks.
-        bucket_bytes: least size of what `gradient` hands out during backward.
+        slow: injected slowdown: the factor on the time of gradients.
+        rounds: its `num_ended` counts the steps that are over; None: not counted.
+        bucket_bytes: least size of the buckets that `gradient` hands out during backward.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class BaseReplica:
         self.samples = self.round_samples = 0
         self.step, self.batch, self.update_time_s, self.loss = 0, -1, 0.0, math.nan
         self.round: int | None = None  # every round is a step
-        # Only a loop of the user's does such things.
+        # Only user loops set these.
         self.changed_outside = self.moves = self.scaled = self.skipped = False
         self.shares: RoundShares | None = None  # batches are dealt alike
         self.before_meeting: Callable[[], None] | None = None
-        self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, where layers are cut
+        self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None
         self._waits, self._staleness = waits, staleness
@@ -96,7 +96,7 @@ class BaseReplica:
 
     @property
     def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program says what all have agreed on."""
+        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
         if self._missing is None:
             buckets = self._buckets if self._hands_out else None
             self._missing = buckets.missing if buckets is not None else self.binding.missing_gradients()
@@ -130,21 +130,21 @@ class BaseReplica:
         self._record(version, gradient_version, failed_publishes)
 
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
-        """Records the step: its gradient was given up."""
+        """Records the step: its gradient was dropped."""
         self._record(-1, gradient_version, failed_publishes)
 
     def absent(self, version: int) -> None:
-        """Records a round of workers with models of their own that has no batch for this one."""
+        """Records a round without a batch for this worker, which has its own model."""
         self._record(_NO_GRADIENT, version, 0)
 
     def accrued(self) -> None:
-        """Records the step: its gradient becomes part of this worker's next update, and so does the record."""
+        """Records the step: its gradient, and the record, become part of this worker's next update."""
         if self._accruals is None and self._append is not None:
             self._accruals = self._make_accruals()
         self._record(ACCRUED, ACCRUED, 0)
 
     def settled(self, version: int) -> None:
-        """Records what is still accrued as part of the update `version`; -1: it was given up."""
+        """Records the accrued gradients as part of the update `version`; -1: they were dropped."""
         if self._accruals is not None:
             self._accruals.settle(version, max(version - 1, 0))
 
@@ -155,7 +155,7 @@ class BaseReplica:
         return accruals
 
     # Between two gradients the caches are full of parameters: a Python call then costs close to a microsecond instead of a
-    # tenth. The functions below are therefore few, and whatever runs in every step calls little.
+    # tenth. So the code below, which runs in every step, makes few calls.
 
     def _begin_step(self, started_s: float) -> None:
         self.step += 1
@@ -171,7 +171,7 @@ class BaseReplica:
 
     @property
     def _work_s(self) -> float:
-        """What the step has taken without its waits."""
+        """The step's time without its waits."""
         return self._input_s + self._gradient_ended_s - self._gradient_started_s + self._apply_s
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
@@ -208,11 +208,11 @@ class BaseReplica:
 
 
 class TaskReplica(BaseReplica):
-    """A replica that owns its loop: batches from a source, gradient by one forward and one backward, then the optimizer.
+    """A replica that owns its loop: a batch from a source, one forward and one backward pass, then the optimizer.
 
     Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
-    as one tensor. Under plain SGD, backward's own tensors are taken instead where the program does not ask for `g`. None of
-    this changes a bit of the result; it saves passes over memory and Python loops over parameters.
+    as one tensor. Under plain SGD, backward's own tensors are used instead if the program does not ask for `g`. The results
+    are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
 
     Args:
         model: called on the inputs of a batch.
@@ -238,7 +238,7 @@ class TaskReplica(BaseReplica):
         self._loss_function = loss
         self._batches = batches
         self._g = self.binding.zeros()
-        # Each with a count of changes of its own, unlike other views: it says which parameters backward has added to.
+        # Each has its own version counter, unlike other views: it shows which parameters backward has added to.
         self._gradients = [view.data for view in self.binding.views(self._g)]
         self._bind_gradients()
         self.optimizer = make_optimizer(self.binding.parameters)
@@ -250,7 +250,7 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
-        # Where parameters lie among the pieces that are stepped on.
+        # The place of each parameter among the owned pieces.
         self._owned: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
@@ -340,7 +340,7 @@ class TaskReplica(BaseReplica):
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
         begun_s = self._now_s()
         if self._is_plain_sgd:
-            # What SGD's step comes to, without its Python; and one pass over memory instead of two where `of` is given.
+            # SGD's step without its Python overhead; with `of`, one pass over memory instead of two.
             rate = self.optimizer.param_groups[0]["lr"] * scale * weight
             if self._in_own:
                 self._add_own(to if of is None else of, to, -rate)
@@ -391,7 +391,7 @@ class TaskReplica(BaseReplica):
         return settings._replace(missing=self.missing)
 
     def expect_state(self, num_parameters: int) -> None:
-        """The optimizer is about to load a checkpoint's state, of so many parameters."""
+        """Prepares to load a checkpoint's state of `num_parameters` parameters."""
         if self._flat is not None:
             self._flat.expect(num_parameters)
 

@@ -1,4 +1,4 @@
-"""A flat gradient cut into buckets, each handed out as soon as backward has completed it."""
+"""A flat gradient cut into buckets, each handed out once backward has completed it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROWS_FROM = 16
 
 
 class PendingGradients(Protocol):
-    """Gradients that are complete only when other workers have sent theirs, after backward has added to them.
+    """Gradients that other workers' contributions complete after backward has added to them.
 
     Attributes:
         completed: called with a parameter once its gradient is.
@@ -36,12 +36,12 @@ class PendingGradients(Protocol):
         ...
 
     def finish(self) -> None:
-        """Completes all that the present backward pass has added to; what is complete stays as it is."""
+        """Completes all gradients that the present backward pass has added to; complete ones stay unchanged."""
         ...
 
 
 def bucket_bytes_for(num_workers: int, least_bytes: int = BUCKET_BYTES) -> int:
-    """Size of the buckets of so many workers: a ring's pieces, n-ths of a bucket, shall not become all latency.
+    """Bucket size for `num_workers` workers: latency must not dominate a ring's pieces, which are n-ths of a bucket.
 
     >>> bucket_bytes_for(2), bucket_bytes_for(64)
     (1048576, 4194304)
@@ -52,8 +52,8 @@ def bucket_bytes_for(num_workers: int, least_bytes: int = BUCKET_BYTES) -> int:
 def bucket_ranges(binding: FlatBinding, bucket_bytes: int = BUCKET_BYTES) -> list[tuple[int, int]]:
     """Where the buckets of a flat gradient begin and end, the last parameters' first: what backward completes first.
 
-    They are contiguous and end where a parameter ends; one is closed when it has reached `bucket_bytes`. The last one has the
-    padding in front. One begins where the shards do, so that none has both shards and what all workers have.
+    Buckets are contiguous and end where a parameter ends, once they have reached `bucket_bytes`. The last one has the padding
+    in front. One begins where the shards do, so that none mixes shards and parameters that all workers have.
     """
     ranges, end = [], binding.num_elements
     for index, offset in reversed(list(enumerate(binding.offsets))):
@@ -63,7 +63,7 @@ def bucket_ranges(binding: FlatBinding, bucket_bytes: int = BUCKET_BYTES) -> lis
             ranges.append((begin, end))
             end = begin
     if end:
-        ranges.append((0, end))  # all parameters are shards: what travels with the last bucket has padding of its own
+        ranges.append((0, end))  # all parameters are shards: the padding is a bucket of its own
     return ranges
 
 
@@ -71,7 +71,7 @@ class GradientBuckets:
     """Watches the parameters' gradients during backward and hands out buckets of `g` (P,) in a fixed order.
 
     The buckets are those of `bucket_ranges`. One is copied into `g` and handed out once it and all before it are complete, so
-    that every worker hands out the same ones in the same order, whatever its own backward pass does first.
+    that every worker hands them out in the same order, independent of its backward pass.
 
     Args:
         binding: the parameters.
@@ -139,7 +139,7 @@ class GradientBuckets:
         """This parameter's gradient is complete.
 
         Raises:
-            UsageError: it was complete before, so that what has been handed out is not what it is now.
+            UsageError: it was complete before, so that its bucket may be outdated.
         """
         awaited = self._awaited[self._bucket_of[index]]
         if index not in awaited:
@@ -152,7 +152,7 @@ class GradientBuckets:
             self._hand_out()
 
     def complete_all(self) -> None:
-        """Backward has ended: what it left out stays as it was before, or zero."""
+        """Backward has ended: hands out the rest; gradients that it skipped keep their earlier values, or are zero."""
         while self.under_way:
             self._hand_out()
 

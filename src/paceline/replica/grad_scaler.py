@@ -1,4 +1,4 @@
-"""`torch.amp.GradScaler` under `attach`: it asks for the step also where it has found an infinity."""
+"""`torch.amp.GradScaler` under `attach`: it calls `step` even if it has found an infinity."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ATTRIBUTE = "_step_supports_amp_scaling"
 
 
 def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Makes GradScaler call `step` whatever it finds, with `grad_scale` and `found_inf` on the optimizer; returns the undoing.
+    """Makes GradScaler always call `step`, with `grad_scale` and `found_inf` on the optimizer; returns an undo function.
 
-    Else it leaves the call out where a gradient overflowed, which no hook sees, and workers in lockstep with this one would
-    wait for its round. GradScaler does so for optimizers with this attribute, which PyTorch's fused ones have.
+    Otherwise GradScaler skips the call if a gradient overflowed, which no hook sees, and workers in lockstep would wait for
+    this one. GradScaler always calls optimizers with this attribute, which PyTorch's fused ones have.
     """
     had = optimizer.__dict__.get(_ATTRIBUTE)
     setattr(optimizer, _ATTRIBUTE, True)
@@ -30,9 +30,9 @@ def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 def take_over_scaling(optimizer: torch.optim.Optimizer) -> bool:
-    """Unscales the gradients where the loop has not, as GradScaler would have; returns whether one overflowed.
+    """Unscales the gradients if the loop has not, as GradScaler would have; returns whether one overflowed.
 
-    Whether the step is made is then ours to say, also to a fused optimizer.
+    Paceline then decides whether to make the step, even for a fused optimizer.
     """
     scale, found = optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     overflowed = bool(found.item()) if isinstance(found, torch.Tensor) else bool(found)

@@ -1,4 +1,4 @@
-"""Whether a loop changes its gradients between backward and the optimizer's step, where workers would do so differently."""
+"""Detect whether a loop changes its gradients between backward and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NotedGradients"]
 
 
 class NotedGradients:
-    """Notes what backward leaves of each parameter's gradient: where it lies, and PyTorch's count of changes in place.
+    """Notes each parameter's gradient after backward: its address, and PyTorch's count of in-place changes.
 
     Args:
         parameters: whose gradients are noted.
@@ -23,12 +23,12 @@ class NotedGradients:
         self._hooks: list[Any] = [one.register_post_accumulate_grad_hook(self.note) for one in parameters]
 
     def note(self, parameter: torch.Tensor) -> None:
-        """From now on its gradient is meant to be as it is."""
+        """Takes a parameter's present gradient as unchanged."""
         if parameter.grad is not None:
             self._noted[parameter] = parameter.grad.data_ptr(), parameter.grad._version
 
     def have_changed(self) -> bool:
-        """Whether one has been changed in place since it was noted; asked once for each step."""
+        """Whether one has been changed in place since it was noted; call it once per step."""
         noted, self._noted = self._noted, {}
         return any(
             one.grad is not None and one.grad.data_ptr() == address and one.grad._version != version

@@ -1,4 +1,4 @@
-"""An optimizer that steps on some elements of its parameters only, and keeps state for these alone."""
+"""An optimizer that steps on some elements of its parameters, and keeps state only for these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_sharded(optimizer: torch.optim.Optimizer) -> None:
 
 
 def cut_flat_state(state: dict[str, Any], num_elements: int, size: int, pieces: Sequence[Piece]) -> None:
-    """Keeps, of state for a whole flat vector (P,), what belongs to the pieces, (size,)."""
+    """Cuts state for a whole flat vector (P,) to the pieces, (size,)."""
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.shape == (num_elements,) and num_elements != size:
             state[name] = value.new_zeros(size)
@@ -52,7 +52,7 @@ def in_pieces(ranges: Ranges, pieces: Sequence[Piece]) -> dict[tuple[int, int], 
 
 
 class _Span(NamedTuple):
-    """The elements of one parameter that are owned; a parameter lies in one bucket, and so holds at most one piece."""
+    """The owned elements of one parameter; a parameter lies in one bucket, and so has at most one piece."""
 
     begin: int  # in the parameter's memory
     end: int
@@ -60,10 +60,10 @@ class _Span(NamedTuple):
 
 
 class OwnedPieces:
-    """Lets the user's optimizer step on owned elements: for its step, parameters and gradients are bound to these.
+    """Lets the user's optimizer step on owned elements: binds parameters and gradients to these during its step.
 
-    Before and after, both have the shapes that the loop knows. State is made by the optimizer itself, in the shape of
-    what it sees; `make_whole` gives it the parameters' shapes at the end.
+    Before and after, both have the shapes that the loop knows. The optimizer makes state in the shape of the owned elements;
+    `make_whole` gives it the parameters' shapes at the end.
 
     Args:
         binding: the parameters.
@@ -96,16 +96,16 @@ class OwnedPieces:
         self._binding.leave_out(missing)
 
     def release(self) -> None:
-        """Binds parameters and gradients to what they were before."""
+        """Restores parameters and gradients."""
         for parameter, (data, grad) in zip(self._binding.parameters, self._before, strict=True):
             parameter.grad = None
             parameter.data, parameter.grad = data, grad
         self._before = []
 
     def make_whole(self, collectives: Collectives) -> None:
-        """Gives the optimizer's state the parameters' shapes, with what all workers own; all call it at the same time.
+        """Collects the optimizer's state of all workers in the parameters' shapes; all call it at the same time.
 
-        Parameters that no worker has any state of, as they never had a gradient, stay without.
+        Parameters without state on any worker, as they never had a gradient, stay without.
         """
         parameters = self._binding.parameters
         kinds = self._state_kinds()

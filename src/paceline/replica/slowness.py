@@ -1,4 +1,4 @@
-"""Workers slowed down on purpose: a real worker that takes a gradient's time several times over."""
+"""Injected slowdown: a real worker whose gradients take several times as long."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SLICE_S = 0.05
 
 
 class Slowness:
-    """Makes one worker's gradients take `factor` times as long; the time goes by asleep, so that others have the core.
+    """Makes one worker's gradients take `factor` times as long by sleeping, so that others can use the core.
 
     Args:
         factor: 1 or more.
-        stopped: whether the run is being stopped, which nobody sleeps through.
+        stopped: whether the run is being stopped, which ends a sleep.
     """
 
     def __init__(self, factor: float, stopped: Callable[[], bool]) -> None:
@@ -27,9 +27,9 @@ class Slowness:
         self._ended_s = 0.0  # when the last sleep did
 
     def sleep(self, since_s: float) -> None:
-        """A gradient whose computation began at `since_s` is ready; sleeps `factor - 1` times the time that it took.
+        """Sleeps `factor - 1` times the time since `since_s`, when the gradient's computation began.
 
-        Of a gradient that is made in several passes, each takes its own time.
+        If a gradient takes several passes, each is slowed separately.
         """
         now_s = time.monotonic()
         until_s = now_s + (self._factor - 1) * (now_s - max(since_s, self._ended_s))
@@ -40,7 +40,7 @@ class Slowness:
 
 
 def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[int, float]:
-    """By worker, how many times as long its gradients take; those without an entry are as fast as they are.
+    """By worker, how many times as long its gradients take; workers without an entry are not slowed.
 
     Raises:
         UsageError: no such worker, or a factor below 1.
@@ -61,13 +61,13 @@ def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[
 
 
 def slow_factors(texts: list[str]) -> dict[int, float]:
-    """What several WORKER:FACTOR say, as a command line has them.
+    """Parses WORKER:FACTOR arguments of a command line.
 
     >>> slow_factors(["0:10", "3:1.5"])
     {0: 10.0, 3: 1.5}
 
     Raises:
-        UsageError: one of them is written otherwise.
+        UsageError: one of them is malformed.
     """
     factors = {}
     for text in texts:
