@@ -1,4 +1,4 @@
-"""A loader's batches as its own sampler draws them, and how a batch is fetched."""
+"""A loader's batches as its own sampler draws them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may hav
 class DrawnBatches:
     """Batches as the loader's own sampler or batch sampler draws them.
 
-    Every worker draws for itself, each epoch from generators that are seeded alike: Python's, NumPy's and torch's, and those
-    that samplers keep as `generator`. So a worker that is replaced, or a run that is resumed, needs no other worker to know an
-    epoch's order. What samplers draw from elsewhere must be equal on all workers, which compare it.
+    Every worker draws the order itself, each epoch from equally seeded generators: Python's, NumPy's and torch's, and those
+    that samplers keep as `generator`. So a replaced worker, or a resumed run, can reproduce an epoch's order alone. Orders
+    drawn from other sources must be equal on all workers, which compare them.
 
-    Costs: each worker draws the whole order, 1,024 batches at a time. Epochs may differ in length: their numbers leave room.
+    Costs: each worker draws the whole order, 1,024 batches at a time. Epochs can differ in length: their numbers leave room.
 
     Args:
         loader: the user's.
-        sampler: yields what each batch is fetched by.
+        sampler: yields the indices of each batch.
         seed: the run's.
     """
 
@@ -152,7 +152,7 @@ def fetcher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
 
 
 class _own_generators:  # noqa: N801  (used like a function)
-    """Lets samplers that have an attribute `generator` draw from this one meanwhile."""
+    """Temporarily replaces the `generator` of samplers that have one."""
 
     def __init__(self, sampler: Any, generator: torch.Generator) -> None:
         self._generator = generator
@@ -172,5 +172,5 @@ class _own_generators:  # noqa: N801  (used like a function)
 
 
 def _as_data(drawn: Any) -> Any:
-    """What lasts: samplers may reuse their lists, and orders are compared as text."""
+    """A copy, as samplers may reuse their lists; orders are compared as text."""
     return list(drawn) if isinstance(drawn, list | tuple) else drawn

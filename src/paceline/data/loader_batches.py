@@ -43,8 +43,8 @@ class LoaderBatches(Protocol):
         key: equal for loaders that have the same batches.
         length: batches in an epoch; None: not known before it ends.
         epoch_numbers: from an epoch's first batch number to the next one's.
-        device: where batches are brought; None: they stay where they were made.
-        shares: sizes of the batches, where rounds are dealt by speed; None: they are the loader's.
+        device: to which batches are moved; None: they are not moved.
+        shares: sizes of the batches, if rounds are divided by speed; None: the loader's sizes.
     """
 
     loader: Any
@@ -55,7 +55,7 @@ class LoaderBatches(Protocol):
     shares: RoundShares | None = None
 
     def begin(self, epoch: int) -> int:
-        """Begins an epoch, and draws its order; returns its number, which is an earlier one where that epoch continues."""
+        """Begins an epoch and draws its order; returns its number, or an earlier one if that epoch continues."""
         ...
 
     def fingerprint(self, *, in_processes: bool) -> Fingerprint:
@@ -67,11 +67,11 @@ class LoaderBatches(Protocol):
         ...
 
     def has(self, place: int) -> bool:
-        """Whether the epoch that has begun has so many batches and one more."""
+        """Whether the epoch that has begun has a batch at this place."""
         ...
 
     def indices(self, place: int) -> Any:
-        """What the loader's sampler yields for that batch."""
+        """The loader's sampler's output for that batch."""
         ...
 
     def samples(self, place: int) -> int:

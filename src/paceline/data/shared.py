@@ -16,13 +16,13 @@ __all__ = ["DatasetHandle", "open_dataset", "share_dataset"]
 
 @dataclass(frozen=True)
 class DatasetHandle:
-    """How a worker reaches the training set: tensors in a shared segment, or the data set itself, sent along.
+    """How a worker accesses the training set: tensors in a shared segment, or the pickled data set itself.
 
     Args:
         tensors: offset, shape and type of each tensor of a `TensorDataset` in the segment.
         size_bytes: of the segment.
-        dataset: any other data set; on its way to a process, its bytes: its class may be in a user's file, which the worker
-            loads first.
+        dataset: any other data set; sent to a process as bytes, as the worker must first load the user's file that may define
+            its class.
     """
 
     tensors: tuple[tuple[int, tuple[int, ...], torch.dtype], ...] = ()
@@ -50,7 +50,7 @@ def share_dataset(dataset: Dataset[Any]) -> tuple[DatasetHandle, Segment | None]
 
 
 def open_dataset(handle: DatasetHandle, descriptors: tuple[int, ...]) -> Dataset[Any]:
-    """The data set in a worker that has loaded the task; `descriptors` are those it was sent."""
+    """Opens the data set in a worker that has loaded the task; `descriptors`: the received ones."""
     if isinstance(handle.dataset, bytes):
         return pickle.loads(handle.dataset)
     if handle.dataset is not None:

@@ -1,4 +1,4 @@
-"""Which batch a worker trains on next: claimed from a shared counter, or its own part, or its place in a round."""
+"""Which batch a worker trains on next: claimed from a shared counter, from its own part, or by its place in a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of iterables: every worker reads all of them in the same order, and keeps those that it has claimed."""
+"""Batches of iterables: every worker reads all of them in the same order and keeps those that it has claimed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class StreamBatches(LoaderBatches):
         return place < self._reader.num_read
 
     def indices(self, place: int) -> Any:
-        """A stream's batches have none."""
+        """None: a stream's batches have no indices."""
 
     def samples(self, place: int) -> int:
         return self._reader.sizes.get(place, 0)

@@ -1,4 +1,4 @@
-"""What Accelerate's `prepare` and Fabric's `setup` make of a model, an optimizer and a loader, and what is inside.
+"""Unwrap models, optimizers and loaders from Accelerate's `prepare` and Fabric's `setup`.
 
 Neither package is needed: their classes are known by their names.
 """
@@ -27,7 +27,7 @@ _LOADERS = {
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """The optimizer that makes the steps: its hooks are called, and its state is the run's."""
+    """The inner optimizer, which makes the steps and whose hooks run."""
     return _inside(optimizer, _OPTIMIZERS)
 
 
@@ -53,7 +53,7 @@ def unwrapped_loader(loader: Any) -> Any:
 
 
 def device_of(loader: Any) -> torch.device | None:
-    """Where a wrapped loader brings its batches; None: they stay."""
+    """The device to which a wrapped loader moves its batches; None: it does not."""
     if _place(loader, _LOADERS) is None:
         return None
     device = getattr(loader, "_device", None) or getattr(loader, "device", None)
@@ -61,7 +61,7 @@ def device_of(loader: Any) -> torch.device | None:
 
 
 def moved_to(device: torch.device, batch: Any) -> Any:
-    """A batch with all its tensors there."""
+    """A batch with all its tensors on the device."""
     return tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, batch)
 
 

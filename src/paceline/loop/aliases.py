@@ -1,4 +1,4 @@
-"""Aliases of a trained parameter's memory from before attach, which moves the parameters to other memory."""
+"""Find tensors that share a trained parameter's memory; attach moves the parameters and would separate them."""
 
 from __future__ import annotations
 

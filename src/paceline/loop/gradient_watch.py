@@ -1,4 +1,4 @@
-"""Whether a loop changes its gradients between backward and step, as clipping does, where that is not what it seems."""
+"""Warn if a loop changes its gradients between backward and step, as clipping does, before they are averaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.errors import ClippingWarning
 
 __all__ = ["watch_gradients"]
 
-_WATCHED_STEPS = 64  # after which a loop is taken to do what it has done
+_WATCHED_STEPS = 64  # afterwards the loop is assumed not to change its behaviour
 _WARNING = (
     "This loop changes its gradients between backward and step, as clipping does. With this algorithm that acts on each"
     " worker's own gradient, before their mean is taken, and not on the mean, as one worker with a larger batch would have it:"
@@ -25,20 +25,19 @@ _WARNING = (
 def watch_gradients(
     parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[Callable[[torch.optim.Optimizer], None], Callable[[], None]]:
-    """Warns once where a loop changes gradients between the end of backward and the optimizer's step.
+    """Warns once if a loop changes gradients between the end of backward and the optimizer's step.
 
-    A change shows in PyTorch's count of changes in place, or in a gradient that lies elsewhere. Not meant are what a later
-    backward pass adds, what GradScaler unscales, and gradients that are set to zero. Hooks of the optimizer that are
-    registered later run later, and may do what they like.
+    A change shows in PyTorch's count of in-place changes, or in a gradient's address. Later backward passes, GradScaler's
+    unscaling, and gradients set to zero do not count. Optimizer hooks registered later run later, and are not checked.
 
     Costs: about a microsecond per parameter and backward pass in the first 64 steps, nothing afterwards.
 
     Args:
         parameters: that the loop trains.
-        optimizers: the loop's; the warning is given where one steps.
+        optimizers: the loop's; a step of one gives the warning.
 
     Returns:
-        what to call where a closure has made a gradient, with the optimizer; and the undoing.
+        a function to call with the optimizer when a closure has computed a gradient; and an undo function.
     """
     # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
     backward_left: dict[int, tuple[int, int]] = {}
@@ -84,7 +83,7 @@ def watch_gradients(
 
 @cache
 def _counted_by_scaler(device: torch.device) -> int:
-    """How often PyTorch counts it as a change that GradScaler unscales a gradient, or looks for infinities in it."""
+    """How many changes PyTorch counts when GradScaler unscales a gradient or checks it for infinities."""
     gradient, found, inverse_scale = (torch.ones(1, device=device) for _ in range(3))
     torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inverse_scale)  # pyright: ignore
     return gradient._version

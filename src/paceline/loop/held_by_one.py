@@ -1,4 +1,4 @@
-"""A model and its optimizers belong to one worker: not to all of a process, and to no optimizer that attach does not know."""
+"""A model and its optimizers belong to one worker of the process, and only these optimizers may step on the model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from paceline.loop.trained_parameters import watch_trained
 
 __all__ = ["hold"]
 
-_held: dict[int, int] = {}  # ids of what is in an `attach` of this process, which keeps it alive meanwhile: whose it is
-_shared: set[int] = set()  # of these, the parameters that have several workers
+_held: dict[int, int] = {}  # ids of objects inside an `attach` of this process, which keeps them alive: their worker
+_shared: set[int] = set()  # of these, the parameters that several workers share
 _hooks: list[Any] = []  # of all optimizers of this process, as long as there are such parameters
 _warned: WeakSet[torch.optim.Optimizer] = WeakSet()  # of these, that what they train has one worker
 _is_inside: ContextVar[bool] = ContextVar("paceline_is_inside_attach", default=False)  # the loop that runs here
@@ -33,10 +33,10 @@ def hold(
     worker_id: int = 0,
     num_workers: int = 1,
 ) -> Callable[[], None]:
-    """Takes the model's trainable parameters, and the optimizers, for one worker; returns what gives them back.
+    """Reserves the model's trainable parameters, and the optimizers, for one worker; returns a function that frees them.
 
-    Of several workers, no other optimizer may step on them meanwhile, and these on no others. One that steps on other
-    parameters trains each worker's own: a warning says so at its first step.
+    With several workers, no other optimizer may step on these parameters, nor these optimizers on others. An optimizer that
+    steps on other parameters trains each worker's own: a warning says so at its first step.
 
     Raises:
         UsageError: another worker of this process has them, or the optimizers have other parameters.
@@ -76,7 +76,7 @@ def _nothing() -> None:
 
 
 def _parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Those that one such as Lookahead is made of, and steps within its own step."""
+    """The inner optimizers of a wrapper such as Lookahead, which it steps within its own step."""
     return [part for part in vars(optimizer).values() if isinstance(part, torch.optim.Optimizer)]
 
 

@@ -1,4 +1,4 @@
-"""Hooks on a loop's modules that copies and files of these modules do not have: such are plain, and need no Paceline."""
+"""Hooks on a loop's modules that copies and saved files leave out, so that these do not need Paceline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 class HiddenHook:
-    """A hook of ours. In a copy that a class's own code makes of it, it does nothing."""
+    """A hook of Paceline's. A copy made by a class's own code does nothing."""
 
     __slots__ = ()
 
@@ -31,14 +31,14 @@ class HiddenHook:
 
 
 def hookable(model: nn.Module) -> list[nn.Module]:
-    """The modules that take hooks: TorchScript's take none, and the loop's calls of them are not seen."""
+    """The modules that accept hooks: TorchScript's do not, so the loop's calls of them go unseen."""
     return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 def leave_out_of_copies(model: nn.Module) -> Callable[[], None]:
     """From here on, `copy`, `pickle` and `torch.save` leave hidden hooks out of the model's modules.
 
-    A class that has told `copyreg` how it is copied goes on as it has said.
+    A class with its own entry in `copyreg` keeps it.
 
     Returns:
         what to call when the hooks are removed.
@@ -61,7 +61,7 @@ def _forget(classes: set[type[nn.Module]]) -> None:
 
 
 def _reduced(module: nn.Module) -> Any:
-    """What says how to make the module again, as its class has it, without hidden hooks."""
+    """The module's reduction by its class, without hidden hooks."""
     how = module.__reduce_ex__(2)
     if isinstance(how, str) or len(how) < 3 or not isinstance(how[2], dict):
         return how

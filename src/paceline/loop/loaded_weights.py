@@ -1,4 +1,4 @@
-"""What a loop puts into a model: tensors in the places of others, and loaded values that are soon written over."""
+"""Changes that a loop makes to a model: replaced tensors, and loaded values that others may soon overwrite."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Loads", "Places", "left_weights"]
 
 
 class Places:
-    """Where trained parameters and buffers are in a model: a loop may put others in their places.
+    """The places of trained parameters and buffers in a model, where a loop may put other tensors.
 
-    `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the first
-    tensor gets a buffer's new value and its place back, because shared memory, checkpoints and evaluations refer to it.
+    `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the original
+    buffer gets the new value and its place back, because shared memory, checkpoints and evaluations refer to it.
 
     Args:
         model: the loop's.
-        parameters: those that are trained.
-        optimizers: after whose steps buffers are put back.
+        parameters: the trained ones.
+        optimizers: their steps trigger restoring the buffers.
 
     Attributes:
-        buffers: as they were at first.
+        buffers: the original ones.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Places:
         self._handles = [one.register_step_post_hook(self.put_back) for one in optimizers if known]
 
     def close(self) -> None:
-        """Follows no more."""
+        """Restores the buffers and stops watching."""
         self.put_back()
         for handle in self._handles:
             handle.remove()
 
     def put_back(self, *_: object) -> None:
-        """Copies the values of replaced buffers into the first ones, and puts these back."""
+        """Copies the values of replaced buffers into the original ones, and restores these."""
         for own, name, buffer in self._buffers:
             other = own.get(name)
             if other is not buffer and other is not None and _is_like(other, buffer):
@@ -67,12 +67,12 @@ class Places:
                 own[name] = buffer
 
     def others(self) -> dict[torch.Tensor, torch.Tensor]:
-        """What is in their places by now, of those that are not there any more."""
+        """The replaced parameters, each with its replacement."""
         found = ((parameter, own.get(name)) for own, name, parameter in self._places)
         return {one: other for one, other in found if one is not None and other is not None and other is not one}
 
     def write_back(self) -> None:
-        """Gives what is in their places their values."""
+        """Copies the parameters' values to their replacements."""
         for parameter, other in self.others().items():
             other.data.copy_(parameter.data)
 
@@ -82,10 +82,9 @@ def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Loads:
-    """What `load_state_dict` has put into a model's parameters and buffers, where nothing has come of it since.
+    """Values that `load_state_dict` has put into a model's parameters and buffers since the last step.
 
-    Other workers may write to the same memory, and where a loop has just loaded something, that is no longer to be seen there.
-    Costs a copy of what is loaded.
+    Keeps copies, as other workers may overwrite the same memory right after a load.
 
     Args:
         model: the loop's.
@@ -108,18 +107,18 @@ class Loads:
         return bool(self._loaded)
 
     def forget(self) -> None:
-        """A step has been made since."""
+        """Forgets the loaded values after a step."""
         self._loaded.clear()
 
     def close(self) -> None:
-        """Looks on no more."""
+        """Stops watching."""
         for handle in self._handles:
             handle.remove()
         self.before = None
         self.forget()
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What was loaded into it, or what it holds."""
+        """The value loaded into a tensor, or its present one."""
         count, value = self._loaded.get(tensor, (-1, tensor))
         return value if tensor._version == count else tensor.detach()
 
@@ -146,7 +145,7 @@ class _OnLoad(HiddenHook):
 
 
 def left_weights(binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool) -> LeftWeights | None:
-    """What a loop has put into its model after its last step; None: nothing.
+    """The weights that a loop has put into its model after its last step; None: none.
 
     Args:
         binding: of its trained parameters.

@@ -1,4 +1,4 @@
-"""By what a `torch.amp.GradScaler` has scaled the loss of a backward pass, known while the pass runs."""
+"""The factor by which a `torch.amp.GradScaler` has scaled the loss of the running backward pass."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _unpatch: list[Callable[[], None]] = []  # as many as watch
 
 
 def scale_of_pass() -> torch.Tensor | None:
-    """By what the loss of the backward pass that calls this was multiplied, a number (); None: no GradScaler scaled it.
+    """The loss scale of the backward pass that calls this, a number (); None: no GradScaler scaled the loss.
 
-    That is known only while somebody watches (`watch_scales`).
+    Known only while `watch_scales` is active.
     """
     held = getattr(_pass, "scale", _nothing)()
     return held.scale if held is not None else None
 
 
 def watch_scales() -> Callable[[], None]:
-    """Lets every GradScaler of this process mark the losses that it scales; returns the undoing.
+    """Makes every GradScaler of this process mark the losses that it scales; returns an undo function.
 
-    The scaler itself is unknown before its first step, and its scale may change between two steps, by growth, by `update` or
-    by a state that is loaded. What a loss was multiplied by is known from the call that did so.
+    The scaler itself is unknown before its first step, and its scale can change between two steps, by growth, by `update` or
+    by a loaded state. Only the call of `scale` tells a loss's factor.
 
     Costs: a product of two numbers and a hook for every call of `scale`, while an attached loop watches.
     """
@@ -77,7 +77,7 @@ def _marked(scaled: Any, scale: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class _Scale:
-    """A loss scale that a backward pass keeps alive until it ends or raises an error, as it would call this at its end."""
+    """A loss scale that a backward pass keeps alive, as its final callback, until it ends or raises an error."""
 
     def __init__(self, scale: torch.Tensor) -> None:
         self.scale = scale

@@ -1,4 +1,4 @@
-"""Refuses a loop that computes gradients and never steps: while it updates by hand, or when it ends."""
+"""Refuse a loop that computes gradients and never steps: when it updates by hand, or when it ends."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SAYS = (
 
 
 class StepsAwaited:
-    """What a loop does with its gradients before its first step.
+    """Watches a loop's gradients before its first step.
 
-    A loop that is left before its first step, at a `break` or in the midst of accumulation, has made gradients, too. So these
-    count if the loop has thrown them away and made others, if it has come to the end of its batches, or if it has changed the
-    parameters by itself.
+    A loop that ends before its first step, at a `break` or during accumulation, has made gradients, too. So gradients count
+    only if the loop has discarded them and made others, has reached the end of its batches, or has changed the parameters
+    itself.
 
     A loop updates by hand if every parameter with a gradient has another sum at each of two batches in a row, or without
-    `worker.batches` at ten passes in a row: an inner loop, or a sharpness-aware step, may put the parameters back.
+    `worker.batches` at ten passes in a row: an inner loop, or a sharpness-aware step, may restore the parameters.
 
     Costs: a sum of each parameter for every batch, until the first step.
 
     Args:
-        parameters: those that are trained; what gradients they have now is not the loop's.
+        parameters: the trained ones; gradients that they already have are ignored.
 
     Attributes:
         came_to_end: whether the loop has had all batches of an epoch.
@@ -73,7 +73,7 @@ class StepsAwaited:
         self._take()
 
     def look(self, num_passes: int = 0) -> None:
-        """The loop is about to compute, after so many backward passes if they are counted; or it has ended."""
+        """The loop is about to compute, after `num_passes` backward passes if they are counted; or it has ended."""
         made = [None if _is_old(p.grad, before) else p.grad for p, before in self._pairs()]
         is_cleared = not any(one is not None and one.any() for one in made)
         self._threw_away |= is_cleared and (num_passes > 0 or any(one is not None for one in self._made))
@@ -83,7 +83,7 @@ class StepsAwaited:
         self._made = [old if new is None else new for old, new in zip(self._made, made, strict=True)]
 
     def error(self, *, loaded: bool, has_begun: bool) -> UsageError | None:
-        """What to raise once the loop has ended, if no worker has made an update by then; None: all is well.
+        """The error to raise if the loop has ended and no worker has made an update; None: no error.
 
         Args:
             loaded: whether `load_state_dict` has changed the parameters, which is no training.

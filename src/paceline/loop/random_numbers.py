@@ -1,4 +1,4 @@
-"""Random numbers of a loop's workers: generators that are in one state on all of them go on apart."""
+"""Reseed random generators that start in the same state on every worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MASK = (1 << 63) - 1
 def digests_of_states(device: torch.device) -> tuple[int, ...]:
     """The states of the global generators, 63 bits each; 0 where there is none.
 
-    A bit generator of NumPy's that somebody has set in the global one's place is left out.
+    A NumPy bit generator that replaces the global one is left out.
     """
     on_gpu = device.type == "cuda"
     return (
@@ -34,14 +34,14 @@ def digests_of_states(device: torch.device) -> tuple[int, ...]:
 
 
 def alike(rows: Sequence[Sequence[int]] | None, own: Sequence[int]) -> tuple[bool, ...]:
-    """Of each generator, whether its state is equal on all workers; `rows` holds what they said, None: not all have."""
+    """For each generator, whether its state is equal on all workers; `rows`: their digests; None: some are missing."""
     if rows is None:
         return ()
     return tuple(bool(mine) and all(row[kind] == mine for row in rows) for kind, mine in enumerate(own))
 
 
 def go_apart(device: torch.device, states: Sequence[int], equal: Sequence[bool], *who: object) -> None:
-    """Lets the generators of `equal` states go on from states that follow from `states` and `who`, and from nothing else."""
+    """Reseeds the generators with `equal` states, from `states` and `who` alone."""
     for kind, (state, is_equal) in enumerate(zip(states, equal, strict=False)):
         if not is_equal:
             continue

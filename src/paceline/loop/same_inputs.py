@@ -1,4 +1,4 @@
-"""Whether all workers of a loop that fetches its batches by itself begin with the same ones: then each does what all do."""
+"""Detect loops with their own batches whose workers all start with the same ones, and so repeat each other's work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MASK = (1 << 63) - 1
 
 
 class SameInputs:
-    """Compares what the workers call their models with in their first steps; worker 0 warns.
+    """Compares the workers' model inputs in their first steps; worker 0 warns.
 
-    That is the first tensor of each call, and all integers; of sparse tensors, the indices.
+    Compares the first tensor of each call, and all integer tensors; for sparse tensors, the indices.
 
-    Costs one pass over the inputs of the first three steps, and a look at the others' after 4, 8, 16 and so on.
+    Costs one pass over the inputs of the first three steps, and a comparison after 4, 8, 16 and so on.
 
     Args:
-        board: where the workers tell each other.
+        board: where the workers exchange digests.
         worker_id: this worker.
         num_workers: of the run.
     """
@@ -68,7 +68,7 @@ class SameInputs:
             self.look()
 
     def look(self) -> None:
-        """Warns where all have told, and the same."""
+        """Warns if all workers have reported, and the same."""
         if not self._looks or self._worker_id or len(self._told) < WATCHED_STEPS:
             return
         rows = self._board.rows()

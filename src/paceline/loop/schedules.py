@@ -1,4 +1,4 @@
-"""Schedules of the learning rate under `attach`: by the run's progress; a warning for those that go by a worker's steps."""
+"""Learning-rate schedules under `attach`: follow the run's progress; warn of those that follow one worker's steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ROUNDING = 1e-6
 
 
 class FollowedScheduler:
-    """A scheduler whose steps the run makes: its own `step` does nothing, all else is the scheduler's.
+    """A scheduler stepped by the run: `step` does nothing; all else is the scheduler's.
 
     Args:
-        scheduler: any of PyTorch's that is meant to be stepped once per step of the optimizer.
-        position: at which step the run is, as a loop alone counts its steps.
+        scheduler: any PyTorch scheduler that is stepped once per step of the optimizer.
+        position: the run's present step, as a lone loop would count its steps.
     """
 
     def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:
@@ -40,13 +40,13 @@ class FollowedScheduler:
         self._seen = self._count
 
     def step(self, *ignored: Any) -> None:
-        """Nothing: the run's progress steps it."""
+        """Does nothing: the run's progress steps the scheduler."""
 
     def advance(self) -> None:
         """Steps the scheduler to where the run is.
 
         Raises:
-            UsageError: the loop steps it as well.
+            UsageError: the loop steps it, too.
         """
         if self._count != self._seen:
             raise UsageError(
@@ -61,7 +61,7 @@ class FollowedScheduler:
         self._seen = self._count
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state that was saved; what the run has done before is in it."""
+        """Restores a saved state, which includes the run's earlier progress."""
         self.scheduler.load_state_dict(state)
         self._begun_at, self._num_steps, self._seen = self._position(), 0, self._count
 
@@ -78,10 +78,10 @@ class FollowedScheduler:
 class UnfollowedSchedules:
     """Warns of a scheduler that is stepped about once per step of one of several workers.
 
-    Costs: one look at all objects that Python's garbage collector knows, for an optimizer that has had a scheduler.
+    Costs: one scan of all objects known to Python's garbage collector, if the optimizer has had a scheduler.
 
     Args:
-        optimizer: whose schedulers are looked for.
+        optimizer: whose schedulers to find.
         num_workers: of the run.
     """
 
@@ -114,7 +114,7 @@ class UnfollowedSchedules:
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The attributes of the schedulers that step an optimizer: nothing that PyTorch keeps leads from one to the other."""
+    """The attributes of an optimizer's schedulers, to which PyTorch keeps no reference."""
     found = []
     for one in gc.get_referrers(optimizer):
         attributes = one if isinstance(one, dict) else getattr(one, "__dict__", {})

@@ -1,4 +1,4 @@
-"""From where, and how, a loop may call its optimizer's `step`."""
+"""Where a loop may call its optimizer's `step`, and whether a backward pass is running."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ call_after_backward: Callable[[Callable[[], None]], None] = (  # within a backwa
 
 
 def is_in_backward() -> bool:
-    """Whether this is called by a backward pass, as hooks of gradients are, and what was checkpointed as it is recomputed."""
+    """Whether a backward pass is the caller, as for gradient hooks and activation recomputation."""
     return graph_task() >= 0
 
 
 def refuse_step() -> NoReturn:
-    """Refuses a step within a backward pass, which has not one whole gradient.
+    """Refuses a step within a backward pass, whose gradient is incomplete.
 
     Raises:
         UsageError: always.
