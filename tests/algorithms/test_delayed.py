@@ -349,5 +349,5 @@ def test_a_damaged_state_is_refused_in_a_sentence(change, workers, tmp_path):
     program = {**checkpoint.load_program(newest, 0), **change}
     for worker in workers:
         rewrite(newest, f"worker-{worker}.pt", program={key: one for key, one in program.items() if one is not None})
-    with pytest.raises(pl.UsageError, match=r"does not fit this run: of .*\. Resume with the task, the algorithm and"):
+    with pytest.raises(pl.UsageError, match=r"does not fit this run: of .*\. Resume with the task, the layout"):
         pl.train(pl.TrainConfig(epochs=2, **config), resume=tmp_path)

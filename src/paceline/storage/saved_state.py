@@ -35,8 +35,8 @@ def fits(found: Any, like: Any, *, sizes: bool = True) -> bool:
 def unfit(what: str, difference: str) -> UsageError:
     """The error that names a difference."""
     return UsageError(
-        f"The checkpoint does not fit this run: of {what}, {difference}. Resume with the task, the algorithm and the optimizer"
-        " that the run was started with, or start the run again."
+        f"The checkpoint does not fit this run: of {what}, {difference}. Resume with the task, the layout, the algorithm and"
+        " the optimizer that the run was started with, or start the run again."
     )
 
 

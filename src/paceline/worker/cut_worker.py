@@ -123,17 +123,6 @@ class CutWorker(Worker):
         if part.pending is not None:
             self._replica.wait_for_sums(part.pending)
 
-    def _restore(self, run: Membership) -> int:
-        taken = super()._restore(run)
-        for parameter in self._part_of(run).binding.parameters:
-            for value in self._optimizer.state.get(parameter, {}).values():
-                if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
-                    raise UsageError(
-                        "The checkpoint's optimizers have the state of shards of another layout: resume with the layout that"
-                        " the run was started with."
-                    )
-        return taken
-
     def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         replica = self._replica
         has_changed = self._part_of(self._membership).has_changed_gradients() and not replica.has_handed_out

@@ -191,7 +191,7 @@ def test_a_run_goes_on_after_a_kill_as_if_there_had_been_none(tmp_path, nothing_
 
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
     launched(tmp_path, pl.Tensor(line=2), 4, replicas=2, launch={"out": tmp_path / "run"})
-    with pytest.raises(pl.UsageError, match="shards of another layout: resume with the layout"):
+    with pytest.raises(pl.UsageError, match=r"in place of a tensor .* Resume with the task, the layout"):
         launched(tmp_path, pl.Tensor(q=2), 4, epochs=2, launch={"resume": tmp_path / "run"})
 
 

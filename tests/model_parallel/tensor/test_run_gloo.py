@@ -116,4 +116,4 @@ def test_another_layouts_checkpoint_is_refused(tmp_path):
     assert codes == [0] * 4, said
     codes, said = ends(tmp_path, 4, "tensor(line=4)", "all-reduce", 1, {"steps": 2, "epochs": 3}, **saved)
     assert all(code != 0 for code in codes)
-    assert all("shards of another layout: resume with the layout" in one for one in said)
+    assert all("Resume with the task, the layout" in one for one in said)
