@@ -122,11 +122,15 @@ class _Samples:
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
         """Counts the loader's batches."""
-        for batch, size in zip(loader, _sizes(loader), strict=False):
-            if not self._is_hooked:
-                self._look_for_step()
-            self._given += size or length_of(batch) or 1
-            yield batch
+        return map(
+            self._hand_out, iter(loader), _sizes(loader)
+        )  # not a generator, which would begin only at its first batch
+
+    def _hand_out(self, batch: Any, size: int) -> Any:
+        if not self._is_hooked:
+            self._look_for_step()
+        self._given += size or length_of(batch) or 1
+        return batch
 
     def length(self, loader: Any, *, own: bool) -> int:
         return len(loader)
