@@ -122,9 +122,8 @@ class _Samples:
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
         """Counts the loader's batches."""
-        return map(
-            self._hand_out, iter(loader), _sizes(loader)
-        )  # not a generator, which would begin only at its first batch
+        # Not a generator, which would make the loader's iterator only at its first batch.
+        return map(self._hand_out, iter(loader), _sizes(loader))
 
     def _hand_out(self, batch: Any, size: int) -> Any:
         if not self._is_hooked:
