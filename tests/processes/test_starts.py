@@ -72,8 +72,10 @@ def test_the_fork_server_has_loaded_what_workers_need(tmp_path, algorithm):
 
 def test_a_program_from_standard_input_is_refused(tmp_path):
     ran = run("-", tmpdir=tmp_path, input=PROGRAM.format(algorithm="leashed"))
-    assert ran.returncode == 1
-    assert ran.stderr.rstrip().endswith("there is no file <stdin>: save it as one, or use backend='threads'.")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("paceline: ")
+    assert ran.stderr.endswith("there is no file <stdin>: save it as one, or use backend='threads'.\n")
+    assert ran.stderr.count("\n") == 1
 
 
 def refusal():
