@@ -26,7 +26,7 @@ Closures = Literal["in place", "in rounds", "on a copy", "once"]
 class Algorithm:
     """How workers agree on parameters. Subclasses are immutable data plus `work`, written in the order of the paper."""
 
-    #: Faults of a worker that the others survive: "kill", "straggler".
+    #: Faults of one worker that the others survive, such as "kill" and "straggler".
     tolerates: ClassVar[tuple[str, ...]] = ()
     #: Whether all workers make one update together, each from its share of the round's batches.
     lockstep: ClassVar[bool] = False
