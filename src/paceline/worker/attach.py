@@ -360,7 +360,6 @@ class Worker(WholeRun):
     # Parameters at the beginning and at the end
 
     def _newest(self) -> torch.Tensor:
-        """A private copy of the newest parameters, for the loop's use outside its steps."""
         x = self._copy if self._copy is not None else self._membership.binding.zeros()
         self._copy = x
         self._membership.snapshot(x)
@@ -394,7 +393,6 @@ class Worker(WholeRun):
                 time.sleep(_BETWEEN_TRIES_S)
 
     def _load_final(self, left: LeftWeights | None) -> None:
-        """Loads the run's result into the model."""
         final, mean = self._final_model(left)
         self._consensus_distance = mean.consensus_distance if mean is not None else None
         self._membership.binding.rebind(final)
