@@ -1,5 +1,6 @@
 """PowerSGD's mean is the paper's, and the one of PyTorch's hook, for gradients of any size and of any rank, zero included."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+import leftovers
 from compression.worlds import gaussian, means, run_workers
 from paceline.compression import kernels
 from paceline.compression.coded_mean import CodedMean
@@ -95,8 +97,12 @@ class Bucket:
 
 @pytest.fixture
 def alone_on_gloo():
+    """A group whose thread has let go of it before it ends: as the last to do so it would wait for itself, and abort."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    group = distributed.group.WORLD
+    references = sys.getrefcount(group)
     yield
+    leftovers.wait_until(lambda: sys.getrefcount(group) <= references, "the end of the hook's callbacks")
     distributed.destroy_process_group()
 
 
