@@ -60,11 +60,12 @@ def test_workers_that_die_while_they_join_are_replaced(crew, dies_at, is_late):
 @pytest.mark.parametrize(("dies_at", "is_late"), JOINING)
 def test_ten_workers_that_die_while_they_join_are_replaced(crew, dies_at, is_late):
     """Writes what became of them to PACELINE_SOAK_RESULTS."""
-    replaced_while_joining(crew, dies_at, 10, is_late)
+    kills = 10
+    replaced_while_joining(crew, dies_at, kills, is_late)
     what = (
         f"{'a late' if is_late else 'a first'} worker, killed {'before' if dies_at == 'meet' else 'after'} publishing"
     )
-    soak_results.keep("soak_join_point", what, {"kills": 10, "replaced": 10})
+    soak_results.keep("soak_join_point", what, {"kills": kills, "replaced": kills})
 
 
 @pytest.mark.parametrize("on_device", [False, True])

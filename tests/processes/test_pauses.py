@@ -15,6 +15,7 @@ from model_parallel.models import placed, planned
 from paceline.supervisor.supervisor import Supervisor
 from processes.drill import WORKERS, Drill
 
+PAUSES = 10
 METHODS = [
     "lockstep",
     "all-reduce",
@@ -74,8 +75,8 @@ class Watched(Supervisor):
         super().run()
 
 
-def check(run):
-    """Nothing is lost."""
+def check(method, pauses, run):
+    """Nothing is lost; writes that to PACELINE_SOAK_RESULTS."""
     result = run.result
     assert (result["outcome"], result["outcome_reason"]) == ("stopped", ""), result["outcome_reason"]
     assert result["workers_lost"] == []
@@ -83,19 +84,19 @@ def check(run):
     assert result["records_lost"] == 0
     batches = [batch for rows in run.records.values() for batch in rows["batch"][rows["samples"] > 0]]
     assert len(batches) == len({*batches})
+    figures = {"pauses": PAUSES, "longest_s": round(pauses.longest_s, 1), "lost": len(result["workers_lost"])}
+    soak_results.keep("soak_pauses", method, figures)
 
 
 @pytest.fixture
 def pauses(monkeypatch, request):
-    """Ten of them; writes what became of them to PACELINE_SOAK_RESULTS."""
-    pauses = Watched.pauses = Pauses(random.Random(request.node.name), 10, (1.0, 20.0))
+    """Ten of them."""
+    pauses = Watched.pauses = Pauses(random.Random(request.node.name), PAUSES, (1.0, 20.0))
     monkeypatch.setattr("paceline.run.driver.Supervisor", Watched)
     before = leftovers.everything()
     yield pauses
     pauses.supervisor = Watched.pauses = None  # it has the run's memory
     leftovers.assert_nothing_new(before)
-    what = request.node.callspec.params["method"]
-    soak_results.keep("soak_pauses", what, {"pauses": 10, "longest_s": round(pauses.longest_s, 1), "lost": 0})
 
 
 @pytest.mark.soak
@@ -103,9 +104,9 @@ def pauses(monkeypatch, request):
 def test_ten_pauses(method, pauses):
     drill = Drill(method, workers=4 if pl.parse(method).gossip else WORKERS, until=pauses)
     run = drill.run()
-    check(run)
     assert run.result["torn_updates"] == 0
     assert torch.isfinite(drill.parameters.x).all()
+    check(method, pauses, run)
 
 
 @pytest.mark.soak
@@ -116,5 +117,5 @@ def test_ten_pauses_of_parts_of_a_model(method, pauses, tmp_path):
             pauses.supervisor.stop()
 
     run, found = placed("two towers", planned("two towers", 2), tmp_path, loop={"epochs": 100_000}, on_progress=look)
-    check(run)
     assert all(torch.isfinite(value).all() for _, state in found for value in state.values())
+    check(method, pauses, run)
