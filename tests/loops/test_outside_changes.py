@@ -244,7 +244,9 @@ def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, pla
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("algorithm", SEEN)
 def test_what_is_moved_and_put_back_within_a_step_is_seen_once(algorithm, replaces):
+    """Under leashed others do not see it in the first step either, which is on a copy."""
     barrier, seen = threading.Barrier(2, timeout=60.0), []
+    known = int(algorithm == "hogwild")  # from which step on others do not see it
 
     def loop():
         model, optimizer = made()
@@ -254,9 +256,9 @@ def test_what_is_moved_and_put_back_within_a_step_is_seen_once(algorithm, replac
                 if worker.worker_id == 0:
                     with torch.no_grad():
                         for p in model.parameters():
-                            p.add_(1000.0 if number else 0.0)  # from the first step on it is known
+                            p.add_(1000.0 if number >= known else 0.0)
                 barrier.wait()
-                if worker.worker_id == 1 and number:
+                if worker.worker_id == 1 and number >= known:
                     seen.append(vector(model).abs().max().item())
                 barrier.wait()
                 if worker.worker_id == 0:
@@ -273,7 +275,7 @@ def test_what_is_moved_and_put_back_within_a_step_is_seen_once(algorithm, replac
 
     with pytest.warns(pl.errors.AlgorithmWarning, match=ON_A_COPY):
         pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")
-    assert len(seen) == 3
+    assert len(seen) == 4 - known
     assert max(seen) < 500
 
 

@@ -46,7 +46,7 @@ class OutsideChanges:
     - *A copy*: of a gradient, of parameters sent by servers, before the first batch, between two epochs, and under `leashed`
       between two steps and when weights are loaded. A lone worker's copy, or a replica's, is written back; any other change
       would be lost, or undo others' work, and raises an error. So does a change of the published version that `leashed`
-      computes on, which is detected and warned of as above.
+      computes on, which is detected and warned of as above; the first step is on a copy, where most loops show what they do.
 
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
@@ -75,7 +75,8 @@ class OutsideChanges:
             need not be taken again, and `settle` is needed only before a step is applied, as no worker reads it before. None:
             there is no such vector.
         is_idle: whether the loop has the parameters between two steps.
-        moves: whether the loop has been seen to change parameters that others see, while a step is under way.
+        moves: whether gradients are to be computed on a copy: the loop has been seen to change parameters that others see,
+            while a step is under way, or would read a published version and has made no step that shows it.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class OutsideChanges:
         self._parameters = binding.parameters
         self._written, self._taken = written_by_others, written_by_others
         self._others = written_by_others.data_ptr() if written_by_others is not None else None
-        self.moves = self._is_seen = False
+        self.moves = is_published and not is_alone
+        self._has_moved = self._is_seen = False
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
         self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]] = {}
         self._num_taken = 0
@@ -153,7 +155,7 @@ class OutsideChanges:
         self._addresses, words, probe, fates = known
         self._fate, self.is_idle = fates[idle], idle
         self._words = self._sum = self.lasting = None
-        self._is_seen = not (idle or whole or self.moves or self._is_alone) and (
+        self._is_seen = not (idle or whole or self._has_moved or self._is_alone) and (
             key == self._others or self._is_published
         )
         if self.moves and self._is_racing and not idle:
@@ -201,10 +203,13 @@ class OutsideChanges:
             UsageError: that would be lost.
         """
         is_seen = self._is_seen and bool(self._addresses) and self._have_counts_moved() | self._are_replaced()
+        is_seen &= not (self.moves and self._loads.were_any)  # what is loaded goes into a copy in every step
         looked = self.found() if is_seen and self._fate == "lost" else None
         if is_seen and not looked:
-            self.moves = True
+            self._has_moved = True
             warnings.warn(_SEEN_MOVING.format(self._spec), AlgorithmWarning, stacklevel=2)
+        if self._addresses and not self.is_idle:
+            self.moves = self._has_moved
         if self._fate == "lasts" and (not self._addresses or [*map(_data_ptr, self._parameters)] == self._addresses):
             if self.lasting is None or self._loads.were_any:
                 self._addresses, self.lasting = [], None
