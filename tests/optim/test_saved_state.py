@@ -64,6 +64,41 @@ def test_state_of_another_form_is_refused(kind):
         check_state({0: {**state[0], "more": torch.zeros(4, 3)}}, [made(kind, **settings)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [one for one in OPTIMIZERS if one is not torch.optim.SparseAdam])
+def test_state_that_has_been_loaded_before_is_accepted(kind, dtype):
+    def fresh(state):
+        parameter = nn.Parameter(torch.ones(4, 3, dtype=dtype))
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = kind([parameter], lr=0.01)
+        check_state(state, [optimizer])
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.step(*[lambda: parameter.abs().sum()] * (kind is torch.optim.LBFGS))
+        return copy.deepcopy(optimizer.state_dict()["state"])
+
+    state = {}
+    for _ in range(4):
+        state = fresh(state)
+
+
+class Changing(torch.optim.SGD):
+    """Its state changes form from step to step, and some of it belongs to no parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        self.state["of all"] = len(self.state)
+        for parameter in self.param_groups[0]["params"]:
+            own = self.state[parameter]
+            own["past"] = [*own.get("past", []), parameter.norm()][-3:]
+            own[f"step {len(own['past'])}"] = None
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_state_of_a_user_defined_class_may_have_any_form(steps):
+    check_state(made(Changing, steps).state_dict()["state"], [made(Changing)])
+
+
 def test_several_optimizers_number_their_parameters_one_after_the_other():
     adam, sgd = made(torch.optim.Adam, 1), made(torch.optim.SGD, 1, momentum=0.9)
     state = {0: adam.state_dict()["state"][0], 2: sgd.state_dict()["state"][0]}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.optim.settings import raw_step
+from paceline.optim.settings import is_from_torch, raw_step
 from paceline.storage.saved_state import check_fits, unfit
 
 __all__ = ["check_length", "check_state", "first_state", "kinds_of"]
@@ -43,7 +43,8 @@ def kinds_of(
 def check_state(saved: Any, optimizers: Sequence[torch.optim.Optimizer], *, sizes: bool = True) -> None:
     """Refuses saved state, keyed by the parameters' numbers, that does not fit these optimizers.
 
-    For an optimizer that cannot step by itself, such as LBFGS, only the form is checked.
+    Checks only the form for optimizers that cannot step by themselves, such as LBFGS, and nothing for user-defined classes:
+    their state may change its form from step to step, and belong to no parameter.
 
     Args:
         saved: the `state` of its `state_dict()`.
@@ -53,6 +54,8 @@ def check_state(saved: Any, optimizers: Sequence[torch.optim.Optimizer], *, size
     Raises:
         UsageError: names the first difference.
     """
+    if not all(map(is_from_torch, optimizers)):
+        return
     groups = [(one, group) for one in optimizers for group in one.param_groups]
     places = [(one, group, parameter) for one, group in groups for parameter in group["params"]]
     check_fits(saved, dict.fromkeys(saved, dict) if isinstance(saved, dict) else dict, _WHAT)
@@ -66,15 +69,21 @@ def check_state(saved: Any, optimizers: Sequence[torch.optim.Optimizer], *, size
 def _check_one(
     state: dict[str, Any], one: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor, *, sizes: bool
 ) -> None:
-    try:
-        kinds = kinds_of(state, one, group, parameter)
-    except Exception:  # a user-defined class may raise anything
+    if isinstance(one, torch.optim.LBFGS | torch.optim.SparseAdam):  # they need a closure, or sparse gradients
         return
+    kinds = kinds_of(state, one, group, parameter)
+    kinds = {key: _as_loaded(value, state.get(key), parameter.dtype) for key, value in kinds.items()}
     if not sizes:
         vectors = {value.shape for value in state.values() if isinstance(value, torch.Tensor) and value.dim()}
         if len(vectors) == 1 and len(shape := vectors.pop()) == 1:
             kinds = {key: _resized(value, shape) for key, value in kinds.items()}
     check_fits(state, kinds, _WHAT)
+
+
+def _as_loaded(value: Any, found: Any, dtype: torch.dtype) -> Any:
+    """The value in the parameters' type, if it was found in that: PyTorch's `load_state_dict` casts numbers, too."""
+    both = isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor)
+    return value.to(dtype) if both and found.dtype == dtype else value
 
 
 def _resized(value: Any, shape: torch.Size) -> Any:

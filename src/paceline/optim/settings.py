@@ -18,8 +18,8 @@ from paceline.vectors.flat import Ranges
 
 __all__ = [
     "ELEMENTWISE", "OptimizerSettings", "SettingsGroup", "as_vectors", "check_elementwise", "check_linear",
-    "check_no_line_search", "check_served", "check_stateless", "cut_state", "is_plain_sgd", "not_linear", "raw_step",
-    "scaled_step", "settings_of", "state_of",
+    "check_no_line_search", "check_served", "check_stateless", "cut_state", "is_from_torch", "is_plain_sgd", "not_linear",
+    "raw_step", "scaled_step", "settings_of", "state_of",
 ]  # fmt: skip
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
@@ -245,10 +245,14 @@ def raw_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 
     The wrappers cost about a tenth of a small model's step. A user-defined class keeps them: it may rely on them.
     """
-    wrapped = type(optimizer).step
-    if type(optimizer).__module__.startswith("torch.optim."):
-        return inspect.unwrap(wrapped).__get__(optimizer)
+    if is_from_torch(optimizer):
+        return inspect.unwrap(type(optimizer).step).__get__(optimizer)
     return optimizer.step
+
+
+def is_from_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its class is one of PyTorch's, and not user-defined."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def scaled_step(step: Callable[[], Any], optimizer: torch.optim.Optimizer, scale: float) -> None:
