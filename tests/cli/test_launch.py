@@ -15,7 +15,7 @@ BAD = [
     ("--join 192.0.2.1:29400 -- script.py", "make a key with `paceline key FILE`"),
     ("--join 192.0.2.1:29400 --key none.key -- script.py", "Cannot read the key file none.key"),
     ("--algorithm all-reduce -- script.py", "choose ad-psgd, or start all-reduce with torchrun"),
-    ("--algorithm parameter-server -- script.py", "needs servers, which nobody starts here"),
+    ("--algorithm parameter-server -- script.py", "needs servers, which workers that join do not start"),
     ("--algorithm hogwild -- script.py", "works on memory that all workers share"),
     ("--target-accuracy 0.9 -- script.py", "--target-accuracy is for a function"),
     ("--limit 5 -- script.py", "--limit is for a function"),

@@ -117,7 +117,7 @@ def test_both_are_killed_at_once_and_the_run_says_so(monkeypatch):
 
     monkeypatch.setattr(os, "kill", noted)
     with pytest.raises(
-        pl.PacelineError, match=r"Shard 0 of the server was ended by signal 9 while its second copy .* begin anew"
+        pl.PacelineError, match=r"Shard 0 of the server was ended by signal 9 while its second copy .* start a new run"
     ):
         run_and_kill_shards(REPLICA, kill_at=[(COPY, 200), (SERVER, 200)], together=True)
     assert time.monotonic() - kills_s[0] < 45.0, "a worker that waited would do so for 60 s"

@@ -325,7 +325,7 @@ def test_the_first_snapshot_may_fail_too(served, tmp_path, monkeypatch):
     with full(monkeypatch, tmp_path.parent):
         keep(0)
         with pytest.raises(
-            pl.PacelineError, match=r"it died, and nobody can take its place: its snapshot .* cannot be read"
+            pl.PacelineError, match=r"it died, and no process can take its place: its snapshot .* cannot be read"
         ):
             successor(tmp_path)
     keep(0)

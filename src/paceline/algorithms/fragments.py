@@ -241,7 +241,6 @@ class Averages:
             ports.storage.keep(self._state, k)
 
     def _average_now(self, index: int) -> None:
-        """Nobody goes on before the mean is there."""
         replica, ports, rule, x = self._replica, self._ports, self._rule, self._part(index)
         assert ports.collectives is not None
         number = self._rounds[index].number()

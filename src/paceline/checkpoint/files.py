@@ -163,7 +163,7 @@ def newest(folder: Path) -> Path:
     """
     found = newest_or_none(folder)
     if found is None:
-        raise UsageError(f"There is no complete checkpoint in {folder}; start the run anew, without resuming.")
+        raise UsageError(f"There is no complete checkpoint in {folder}; start a new run, without resuming.")
     check(found)
     return found
 

@@ -27,7 +27,7 @@ _ORDER = (
 )  # fmt: skip
 _TOLERANCE = {
     "kill": "a worker that is killed (the others go on)",
-    "straggler": "a slow worker (nobody waits for it)",
+    "straggler": "a slow worker (the others do not wait for it)",
 }
 _NOTHING = (
     "Nothing: all wait for a slow worker, and where one dies the run ends, says who, and goes on with `--resume`."

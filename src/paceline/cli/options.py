@@ -164,7 +164,7 @@ def check_resumed(resume: Path) -> None:
     if not (resume / "config.json").is_file():
         raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
     if not (resume / "checkpoint").is_dir():
-        raise UsageError(f"--resume {resume} has no checkpoint to go on from; start it anew with another --out.")
+        raise UsageError(f"--resume {resume} has no checkpoint to go on from; start a new run with another --out.")
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
         return
     why = "works on memory that all workers share"
     if needs_servers:
-        why = "needs servers, which nobody starts here"
+        why = "needs servers, which workers that join do not start"
     elif needs.kind == "replicated":
         why = "waits for every worker"
     raise UsageError(

@@ -121,7 +121,7 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("batch sizes", _batch_sizes(result.get("batch_sizes") or [])),
         (
             "ideal step",
-            said("ideal_step_s", lambda value: f"{1e3 * value:.3g} ms, if nobody waited")
+            said("ideal_step_s", lambda value: f"{1e3 * value:.3g} ms, without waiting")
             if result.get("ideal_step_s")
             else None,
         ),

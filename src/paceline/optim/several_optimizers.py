@@ -129,8 +129,8 @@ class SeveralOptimizers(torch.optim.Optimizer):
         """
         if any(parameter.grad is not None for parameter, _ in self._set_aside):
             raise UsageError(
-                "In one round one worker steps one optimizer, and another one another: with an algorithm that averages"
-                " gradients all must step the same ones in the same order, whatever the data of each."
+                "Workers step different optimizers in the same round: with an algorithm that averages gradients, all workers"
+                " must step the same optimizers in the same order, also where their batches differ."
             )
 
     def ends(self, optimizer: torch.optim.Optimizer) -> bool:

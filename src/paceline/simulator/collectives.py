@@ -184,7 +184,7 @@ class SimulatedCollectives(CarriedOutTogether):
 def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -> WorkerLostError:
     """The error that names the workers that will not come, and why."""
     left = ", ".join(f"worker {one} ({reason})" for one, reason in missing.items())
-    there = name_workers(arrived) if arrived else "nobody"
+    there = name_workers(arrived) if arrived else "none"
     return WorkerLostError(
         f"{what}: {left} has left the run and will not come; arrived: {there}. Restart from the newest checkpoint, or choose"
         " an algorithm that goes on without a worker (`paceline algorithms --tolerates kill`)."

@@ -116,12 +116,12 @@ PASSES = Bound(least=1, most=10**9, whole=True, why="a pass takes microseconds a
 SECONDS = Bound(least=0, most=1e9, why="that is 30 years")
 SECONDS_ABOVE_0 = Bound(least=0, above=True, most=1e9, why="that is 30 years")
 DEADLINE_S = Bound(least=1, most=10**6, whole=True, why="that is 11 days, and sockets count milliseconds in 32 bits")
-FACTOR = Bound(least=0, above=True, most=1e9, why="whoever is slower stands still")
-FACTOR_FROM_1 = Bound(least=1, most=1e9, why="whoever is slower stands still")
-UPDATE_TIMES = Bound(least=0, most=1e6, why="whoever waits for a million updates waits for ever")
+FACTOR = Bound(least=0, above=True, most=1e9, why="a slower worker stands still")
+FACTOR_FROM_1 = Bound(least=1, most=1e9, why="a slower worker stands still")
+UPDATE_TIMES = Bound(least=0, most=1e6, why="a worker that waits for a million updates waits for ever")
 BYTES_PER_S = Bound(least=1e-3, most=1e18, why="no memory or link is as fast")
 FLOPS_PER_S = Bound(least=1, most=1e21, why="no machine is as fast")
-DEATHS_PER_S = Bound(least=0, most=1000, why="between such deaths nobody comes to train")
+DEATHS_PER_S = Bound(least=0, most=1000, why="workers that die more often never train")
 BYTES = Bound(least=0, most=1e18, why="no memory is as large")
 
 _RUN: Mapping[str, Bound] = {

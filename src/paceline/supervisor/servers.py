@@ -144,7 +144,7 @@ class Servers:
     @property
     def _remedy(self) -> str:
         if self._folder is None:
-            return "begin anew, with an out folder next time, whose checkpoints a run can be resumed from."
+            return "start a new run with an out folder, which keeps checkpoints to resume from."
         return (
             f"go on from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
         )

@@ -150,7 +150,7 @@ def test_a_checkpoint_of_another_codec_is_left_out_and_it_is_said():
 def test_one_that_takes_a_dead_workers_place_begins_with_nothing_and_it_is_said():
     storage = Storage()
     applied(pushing(Sign(), storage=storage), gaussian(0, 200))
-    with pytest.warns(UserWarning, match="Worker 1 takes a dead one's place: .*lost"):
+    with pytest.warns(UserWarning, match="Worker 1 replaces a dead worker: .*lost"):
         own = pushing(Sign(), storage=Storage(storage.state()), incarnation=1)
     assert not any(one.any() for one in memories(own))
     with warnings.catch_warnings():

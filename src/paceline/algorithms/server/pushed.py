@@ -42,8 +42,8 @@ class PushCodec:
         self._has_warned = False
         if ports.incarnation and codec.remembers:
             warnings.warn(
-                f"Worker {ports.worker_id} takes a dead one's place: what that one's codec had kept back of its gradients is"
-                " lost, and the codec begins anew.",
+                f"Worker {ports.worker_id} replaces a dead worker: the part of its gradients that the dead worker's codec had"
+                " held back is lost.",
                 stacklevel=2,
             )
         storage = ports.storage
