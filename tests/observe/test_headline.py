@@ -32,6 +32,11 @@ def test_a_difference_of_a_few_percent_names_no_winner():
     )
 
 
+def test_of_many_that_are_close_few_are_named():
+    said = headline([result(f"hogwild(x={number})", 10.0) for number in range(100)])
+    assert "hogwild(x=10) and 97 more reached the target soonest" in said
+
+
 def test_a_diverged_run_wins_nothing_even_if_it_was_fast():
     said = headline([result("hogwild", 1.0, outcome="diverged", outcome_reason="NaN loss"), result("leashed", 10.0)])
     assert said == "Only leashed reached the target: 10.0 s."

@@ -53,6 +53,7 @@ def test_missing_figures_are_tolerated(tmp_path, runs):
     assert "Settings, versions and machine" in page
     if runs[0] is BARE:
         assert "worker 1 was killed" in page
+    assert ("How to repeat it" in page) == any("command" in run.result for run in runs), "no heading without a command"
 
 
 def test_a_diverged_run_is_shown_with_its_reason_and_does_not_flatten_the_others(tmp_path):

@@ -119,6 +119,14 @@ def test_another_factor_can_be_compared(by):
     assert any(one.found for one in compare_levels(trials, [trials.primary], trials.baseline))
 
 
+def test_a_study_whose_trials_all_failed_says_so():
+    table = make_table({"hogwild": 1.0, "leashed": 1.4}, seeds=2, timing_only=True)
+    table["outcome"], table["samples_per_s"] = "crashed", math.nan
+    trials = Trials(table)
+    said = headline(trials, compare_everything(trials, trials.primary))
+    assert said == "No winner: every trial diverged or crashed."
+
+
 def test_an_unknown_baseline_is_answered_with_the_known_ones():
     with pytest.raises(UsageError, match=r"baseline 'mutex'; choose one of: locked\(kind=mutex\), "):
         Trials(make_table(seeds=1), baseline="mutex")

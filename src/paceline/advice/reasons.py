@@ -9,7 +9,7 @@ from paceline.advice.answer import Candidate, Fit, Prediction, Target
 from paceline.advice.ranking import LogSpread, best_value, value_text
 from paceline.advice.words import name
 from paceline.algorithms import registry
-from paceline.observe.words import counted, few, seconds_text, whole_percent_text
+from paceline.observe.words import counted, few, number_text, seconds_text, whole_percent_text
 
 __all__ = ["close_calls", "how_sure", "not_asynchronous", "nothing_arrives"]
 
@@ -72,6 +72,6 @@ def how_sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, se
     if own is not None and own.leave_one_out:
         worst = max(own.leave_one_out.values())
         said.append(
-            f"a number of workers left out of the convergence model is missed by a factor of {10**worst:.2f} at most"
+            f"a number of workers left out of the convergence model is missed by a factor of {number_text(10**worst)} at most"
         )
     return f"How sure: {', '.join(said)}."

@@ -22,7 +22,7 @@ from paceline.advice.words import (
 )
 from paceline.observe.document import Cell
 from paceline.observe.terminal import BEST, figures_table
-from paceline.observe.words import ABSENT, column_unit, percent_text, seconds_text, workers_text
+from paceline.observe.words import ABSENT, column_unit, number_text, percent_text, seconds_text, workers_text
 from paceline.planner.estimate import Estimate
 
 __all__ = ["RankedRow", "fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
@@ -126,7 +126,7 @@ def fit_lines(advice: Advice) -> list[str]:
     lines = []
     what = "loss" if advice.target.accuracy is None else "error rate"
     for one in advice.fits:
-        missed = [f"{10**error:.2f} with {workers_text(m)}" for m, error in sorted(one.leave_one_out.items())]
+        missed = [f"{number_text(10**error)} with {workers_text(m)}" for m, error in sorted(one.leave_one_out.items())]
         parts = [f"the {what} by a factor of {', '.join(missed)}"] if missed else []
         if one.step_error is not None:
             parts.append(f"a step's time by {percent_text(one.step_error)} at most")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.observe.compare import CLEAR_RATIO, Group, failed, figure, group_runs, target_text
-from paceline.observe.words import joined, number_text, seconds_text, workers_text
+from paceline.observe.words import few, number_text, seconds_text, workers_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["caution", "headline"]
@@ -75,7 +75,7 @@ def _ranked(values: list[tuple[float, str]], of: int, first_did: str, did: str, 
         return f"{'Only ' if of > 1 else ''}{first} {did}: {text(best)}{'' if of > 1 else ' (median)'}."
     close = [label for value, label in values if value <= best * CLEAR_RATIO]
     if len(close) > 1:
-        return f"{joined(close)} {first_did}, within 5 % of each other ({text(best)}): too close to name a winner."
+        return f"{few(close)} {first_did}, within 5 % of each other ({text(best)}): too close to name a winner."
     second, label = others[0]
     times = f"{second / best:.2f}" if second < 2 * best else number_text(second / best, 2)
     return f"{first} {first_did}: {text(best)}; the next, {label}: {text(second)}, {times} times as much."

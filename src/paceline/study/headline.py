@@ -35,6 +35,8 @@ def headline(trials: Trials, comparisons: Sequence[Comparison]) -> str:
     """Which method won, by how much and how surely; `comparisons` as `compare_everything` makes them, of `trials.primary`."""
     if not len(trials):
         return "The study has no trials yet: run it with paceline study run."
+    if trials.failed.all() and np.isnan(trials.values(trials.primary.column)).all():
+        return "No winner: every trial diverged or crashed."
     leader, overall = _leader(trials, comparisons)
     verdict = _verdict(trials, leader, overall)
     if not _nothing_reached(trials):
