@@ -175,7 +175,7 @@ def test_a_holder_that_is_stopped_is_asked_once(address, monkeypatch):
 def test_nobody_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(meetings, "_CONNECT_S", 0.2)
     create_keys(tmp_path / "key")
-    with pytest.raises(WorkerLostError, match=r"Nothing answered at the join point 192\.0\.2\.1:29400 within 0 s"):
+    with pytest.raises(WorkerLostError, match=r"No answer from the join point 192\.0\.2\.1:29400 within 0 s"):
         Meeting("192.0.2.1:29400", tmp_path / "key", 0.0)
 
 

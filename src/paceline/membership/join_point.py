@@ -248,7 +248,7 @@ class Meeting:
             except OSError as error:
                 if time.monotonic() > until_s:
                     raise WorkerLostError(
-                        f"Nothing answered at the join point {self.address} within {deadline_s:g} s ({error.strerror or error}):"
+                        f"No answer from the join point {self.address} within {deadline_s:g} s ({error.strerror or error}):"
                         " start the first worker on that machine, and check that its port can be reached."
                     ) from None
             time.sleep(_BETWEEN_TRIES_S)

@@ -167,7 +167,11 @@ def speedup_figure(facets: Facets) -> Figure | None:
         "title": {"text": "workers"}, "tickvals": [first, *more],
         "range": [first - 0.1 * (max(more) - first), max(more) * 1.06],
     }  # fmt: skip
-    what = f"sooner to {facets.measure.goal} than" if facets.measure.kind != "throughput" else "as many samples per second as"
+    what = (
+        f"sooner to {facets.measure.goal} than"
+        if facets.measure.kind != "throughput"
+        else "as many samples per second as"
+    )
     return Figure(
         "speed-up", "What more workers bring",
         f"How many times {what} the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "

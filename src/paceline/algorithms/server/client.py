@@ -220,7 +220,9 @@ class Client:
         return max(0.0, max(since_s, begun_s) + _RETURN_DEADLINE_S - self._now_s())
 
     def _lost(self, shard: int, why: str) -> WorkerLostError:
-        return WorkerLostError(f"Shard {shard} of the parameter server has left ({why}) and no other process took its place.")
+        return WorkerLostError(
+            f"Shard {shard} of the parameter server has left ({why}) and no other process took its place."
+        )
 
     def _send(self, shard: int, message: Message) -> None:
         echo, server = self._echoes[shard], self._first_server + shard
