@@ -126,8 +126,8 @@ class Sync(Mode):
         if self.backups != "auto":
             return ""
         return (
-            f"backups=auto assumes for every model that steps go as 1 + {PUBLISHED_HALF_EFFICIENT:.0f} / N with N gradients each,"
-            " as published for Inception; paceline plan backups RUN --half-efficient uses another number."
+            f"backups=auto assumes for every model that steps go as 1 + {PUBLISHED_HALF_EFFICIENT:.0f} / N with N gradients"
+            " each, as published for Inception; paceline plan backups RUN --half-efficient uses another number."
         )
 
     @property
