@@ -34,9 +34,9 @@ from foresight_report import report
 from foresight_watch import Watch
 
 import paceline as pl
-from paceline.calibration import machine as calibration
-from paceline.calibration import probes
-from paceline.calibration.measurements import Effort, fit_cold
+from paceline.advice.calibration import machine as calibration
+from paceline.advice.calibration import probes
+from paceline.advice.calibration.measurements import Effort, fit_cold
 from paceline.planner.experiment_design import candidates, design
 from paceline.simulator import Cluster, Recorded
 from paceline.simulator.cluster_file import from_table

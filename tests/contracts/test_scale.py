@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from compression.worlds import UNBIASED, WITH_MEMORY, gaussian
+from paceline.advice.calibration.fits import compute_time, slow_links, slow_workers
+from paceline.advice.calibration.measurements import Link
 from paceline.algorithms.merges import MeanOfModels, OuterStep
 from paceline.algorithms.server.noise import NoiseMeter
-from paceline.calibration.fits import compute_time, slow_links, slow_workers
-from paceline.calibration.measurements import Link
 from paceline.compression.bf16 import BFloat16
 from paceline.compression.dq import DQ
 from paceline.compression.qsgd import QSGD

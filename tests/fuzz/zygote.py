@@ -33,7 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # What the verbs import when they run.
 MODULES = (
     "paceline.cli.app", "paceline.run.preload", "paceline.run.train", "paceline.run.launch",
-    "paceline.run.simulate_task", "paceline.calibration.machine", "paceline.advice.advise", "paceline.advice.report",
+    "paceline.run.simulate_task", "paceline.advice.calibration.machine", "paceline.advice.advise", "paceline.advice.report",
     "paceline.study.runner", "paceline.study.report", "paceline.study.table", "paceline.study.findings",
     "paceline.integrations.sparse_jobs", "paceline.run.launch_script", "paceline.observe.report",
     "paceline.observe.tables", "paceline.observe.progress", "paceline.model_parallel.layers",

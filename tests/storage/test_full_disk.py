@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import forked
 import paceline as pl
 from failing_disk import every_moment, full
-from paceline.calibration.machine import write_file
+from paceline.advice.calibration.machine import write_file
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.cli.app import app

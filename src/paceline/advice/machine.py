@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from paceline.advice.answer import Candidate
+from paceline.advice.calibration import probes
+from paceline.advice.calibration.machine import as_cluster, measure
+from paceline.advice.calibration.measurements import Quartiles
 from paceline.advice.program import Program, Shape
-from paceline.calibration import probes
-from paceline.calibration.machine import as_cluster, measure
-from paceline.calibration.measurements import Quartiles
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal

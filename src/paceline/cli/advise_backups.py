@@ -131,7 +131,7 @@ def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law
 
 def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law, str, int]:
     """A task's steps without their update, measured on one core of this machine for two seconds."""
-    from paceline.calibration import probes
+    from paceline.advice.calibration import probes
     from paceline.planner.order_statistics import SampledLaw
     from paceline.tasks import load_task
 

@@ -99,7 +99,7 @@ def _step_s(task: Any, train_set: Any, batch_size: int) -> float:
     """Median seconds of a step without its update, from a third of a second."""
     import numpy as np
 
-    from paceline.calibration import probes
+    from paceline.advice.calibration import probes
 
     rows = probes.steps(task, train_set, batch_size, at_least=10, for_s=0.3)
     return float(np.median(rows["ended_s"] - rows["started_s"] - rows["apply_s"]))

@@ -19,7 +19,7 @@ from paceline.storage.paths import check_new_file
 from paceline.supervisor.fork_server import fork_server_context
 
 if TYPE_CHECKING:
-    from paceline.calibration.cluster_file import MeasuredCluster
+    from paceline.advice.calibration.cluster_file import MeasuredCluster
 
 __all__ = ["calibrate"]
 
@@ -66,7 +66,7 @@ def calibrate(
         raise UsageError(
             f"--workers {workers}: under a launcher, all of its workers are measured; leave --workers out."
         )
-    from paceline.calibration.cluster import measure_together, meet_others
+    from paceline.advice.calibration.cluster import measure_together, meet_others
 
     with meet_others(environment) as group, group.fail_together():
         if group.worker_id == 0:
@@ -91,8 +91,8 @@ class _Found:
     as_json: bool
 
     def alone(self, workers: int | None, measure: dict[str, Any]) -> None:
-        from paceline.calibration import machine as calibration
-        from paceline.calibration.measurements import describe
+        from paceline.advice.calibration import machine as calibration
+        from paceline.advice.calibration.measurements import describe
 
         with _progress(True) as progress:
             measured = calibration.measure(self.task or "digits-mlp", **measure, on_progress=progress)
@@ -104,7 +104,7 @@ class _Found:
             print_json(calibration.as_json(measured, cluster, self.file))
 
     def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
-        from paceline.calibration import machine as calibration
+        from paceline.advice.calibration import machine as calibration
 
         cluster = measured.as_cluster()
         calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.calibration.probes import steps
+from paceline.advice.calibration.probes import steps
 from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
 from paceline.study.runner import Pace

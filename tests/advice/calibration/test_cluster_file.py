@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from paceline.calibration.cluster_file import MeasuredCluster, MeasuredWorker
-from paceline.calibration.codecs import CodecRate
-from paceline.calibration.machine import write_file
-from paceline.calibration.measurements import MemoryTimes, Quartiles
+from paceline.advice.calibration.cluster_file import MeasuredCluster, MeasuredWorker
+from paceline.advice.calibration.codecs import CodecRate
+from paceline.advice.calibration.machine import write_file
+from paceline.advice.calibration.measurements import MemoryTimes, Quartiles
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 

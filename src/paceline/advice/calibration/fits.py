@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import expon, ks_1samp, norm
 
-from paceline.calibration.measurements import Link, rounded
+from paceline.advice.calibration.measurements import Link, rounded
 from paceline.simulator.compute import ComputeTime, ExponentialTail, Normal, Recorded
 
 __all__ = ["CLEARLY_SLOW_LINK", "CLEARLY_SLOW_WORKER", "compute_time", "slow_links", "slow_workers", "typical_link"]

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import forked
 import paceline as pl
-from paceline.calibration.codecs import CodecRate, measure_codecs
-from paceline.calibration.machine import Calibration, as_cluster, write
-from paceline.calibration.measurements import MemoryTimes, Quartiles, fit_cold, fit_link
+from paceline.advice.calibration.codecs import CodecRate, measure_codecs
+from paceline.advice.calibration.machine import Calibration, as_cluster, write
+from paceline.advice.calibration.measurements import MemoryTimes, Quartiles, fit_cold, fit_link
 from paceline.cli.app import app
 from paceline.compression.qsgd import QSGD
 from paceline.compression.registry import codec_registry
@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("paceline.calibration.machine._comments", full)
+    monkeypatch.setattr("paceline.advice.calibration.machine._comments", full)
     with pytest.raises(OSError, match="no space"):
         write(planted(), as_cluster(planted()), file)
     assert file.read_text() == "workers = 3\n"

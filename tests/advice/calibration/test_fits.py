@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.calibration.fits import compute_time, slow_links, slow_workers, typical_link
-from paceline.calibration.measurements import Link
+from paceline.advice.calibration.fits import compute_time, slow_links, slow_workers, typical_link
+from paceline.advice.calibration.measurements import Link
 from paceline.simulator.compute import ExponentialTail, Normal, Recorded
 
 

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 import forked
 import leftovers
-from paceline.calibration.gather import WorkerGroup
+from paceline.advice.calibration.gather import WorkerGroup
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.ports.ports import Message, PeerLeft
 from paceline.transport.mailbox import ZmqMailbox

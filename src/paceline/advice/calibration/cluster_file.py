@@ -8,8 +8,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from paceline.calibration.codecs import CodecRate, codec_table
-from paceline.calibration.fits import (
+from paceline.advice.calibration.codecs import CodecRate, codec_table
+from paceline.advice.calibration.fits import (
     CLEARLY_SLOW_LINK,
     CLEARLY_SLOW_WORKER,
     compute_time,
@@ -17,7 +17,7 @@ from paceline.calibration.fits import (
     slow_workers,
     typical_link,
 )
-from paceline.calibration.measurements import (
+from paceline.advice.calibration.measurements import (
     Link,
     MemoryTimes,
     Quartiles,

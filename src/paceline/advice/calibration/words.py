@@ -9,9 +9,9 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from paceline.calibration.cluster_file import MeasuredWorker
-from paceline.calibration.codecs import CodecRate
-from paceline.calibration.measurements import MemoryTimes, Quartiles
+from paceline.advice.calibration.cluster_file import MeasuredWorker
+from paceline.advice.calibration.codecs import CodecRate
+from paceline.advice.calibration.measurements import MemoryTimes, Quartiles
 from paceline.compression.registry import probed_codecs
 
 __all__ = ["codec_rates", "hello", "machine_numbers", "measured_worker", "memory", "round_trips"]

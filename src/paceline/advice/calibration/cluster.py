@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.calibration import probes, words
-from paceline.calibration.cluster_file import MeasuredCluster
-from paceline.calibration.codecs import measure_codecs
-from paceline.calibration.gather import WorkerGroup
-from paceline.calibration.machine import measure_link, measure_memory, measure_steps
-from paceline.calibration.measurements import QUICK, Effort, Quartiles
-from paceline.calibration.rounds import link_rounds, sample
+from paceline.advice.calibration import probes, words
+from paceline.advice.calibration.cluster_file import MeasuredCluster
+from paceline.advice.calibration.codecs import measure_codecs
+from paceline.advice.calibration.gather import WorkerGroup
+from paceline.advice.calibration.machine import measure_link, measure_memory, measure_steps
+from paceline.advice.calibration.measurements import QUICK, Effort, Quartiles
+from paceline.advice.calibration.rounds import link_rounds, sample
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.membership.elastic import num_places
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment

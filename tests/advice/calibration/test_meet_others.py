@@ -7,7 +7,7 @@ import pytest
 
 import forked
 import leftovers
-from paceline.calibration.cluster import meet_others
+from paceline.advice.calibration.cluster import meet_others
 from paceline.cli.launch import _calibrates
 from paceline.errors import PacelineError, UsageError
 from paceline.membership.environment import Invitation

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from paceline.calibration import probes
-from paceline.calibration.codecs import CodecRate, codec_table, measure_codecs
-from paceline.calibration.measurements import (
+from paceline.advice.calibration import probes
+from paceline.advice.calibration.codecs import CodecRate, codec_table, measure_codecs
+from paceline.advice.calibration.measurements import (
     QUICK,
     SMALL_BYTES,
     ColdSteps,

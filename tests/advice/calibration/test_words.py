@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.calibration import words
-from paceline.calibration.cluster_file import MeasuredWorker
-from paceline.calibration.codecs import CodecRate
-from paceline.calibration.measurements import MemoryTimes, Quartiles
+from paceline.advice.calibration import words
+from paceline.advice.calibration.cluster_file import MeasuredWorker
+from paceline.advice.calibration.codecs import CodecRate
+from paceline.advice.calibration.measurements import MemoryTimes, Quartiles
 
 SPREAD = Quartiles.of([0.001, 0.002, 0.004])
 MEMORY = MemoryTimes(SPREAD, [SPREAD, SPREAD], SPREAD, Quartiles.of([-1e-6, 1e-6]))

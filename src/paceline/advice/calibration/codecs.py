@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.calibration.measurements import rounded
+from paceline.advice.calibration.measurements import rounded
 from paceline.compression.codec import Codec, Encoded
 from paceline.compression.registry import codec_registry, probed_codecs
 from paceline.system.machine import intra_op_threads
