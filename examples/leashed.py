@@ -36,7 +36,7 @@ def train() -> None:
 
 
 if __name__ == "__main__":
-    for algorithm in (pl.Leashed(), pl.Leashed(persistence=0, backoff=pl.Exponential())):
+    for algorithm in (pl.Leashed(), pl.Leashed(persistence=0, backoff=pl.ExponentialBackoff())):
         print(f"\n{pl.spec(algorithm)}")
         result = pl.launch(train, workers=3, algorithm=algorithm).result
         stale = result["staleness"]

@@ -33,7 +33,7 @@ def train() -> None:
 
 
 if __name__ == "__main__":
-    for algorithm in (pl.Locked(), pl.Locked(kind="rwlock"), pl.Locked(backoff=pl.Exponential(cap=16))):
+    for algorithm in (pl.Locked(), pl.Locked(kind="rwlock"), pl.Locked(backoff=pl.ExponentialBackoff(cap=16))):
         print(f"\n{pl.spec(algorithm)}")
         result = pl.launch(train, workers=2, algorithm=algorithm).result
         print(f"{result['samples_per_s']:,.0f} samples/s, waiting {result['waiting_share']:.1%} of the time")

@@ -27,7 +27,7 @@ from paceline.model_parallel.graph.coarsen import blocks_of, tensors_of
 from paceline.model_parallel.graph.cost import measure
 from paceline.model_parallel.graph.partition import Operation, Transfer, programs
 from paceline.model_parallel.graph.place import PLACERS, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, Tensor
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
 from paceline.model_parallel.graph.schedule import Run, longest_remaining, simulate
 from paceline.model_parallel.graph.trace import arguments_of, trace
 
@@ -213,7 +213,7 @@ def bubbles() -> list[str]:
     lines = ["| k | B | simulated | (k-1)/(B+k-1) |", "|---|---|---|---|"]
     for k, number in ((2, 1), (2, 8), (4, 4), (4, 16), (8, 32)):
         groups = tuple(Group(f"s{i}", forward_s=1e-3, backward_s=2e-3) for i in range(k))
-        tensors = tuple(Tensor(f"s{i}", i, (i + 1,), 0) for i in range(k - 1))
+        tensors = tuple(TensorInfo(f"s{i}", i, (i + 1,), 0) for i in range(k - 1))
         free = Link(latency_s=0.0, bytes_per_s=1e30, busy_s=0.0)
         run = simulate(
             Problem(groups, tensors, tuple(Device() for _ in range(k)), free, microbatches=number), tuple(range(k))
@@ -334,7 +334,7 @@ def planning() -> list[str]:
             for i in range(num)
         )
         readers = [tuple(r for r in range(i + 1, num) if draw.random() < 3 / num) for i in range(num)]
-        tensors = tuple(Tensor(f"g{i}", i, one, 10**5) for i, one in enumerate(readers) if one)
+        tensors = tuple(TensorInfo(f"g{i}", i, one, 10**5) for i, one in enumerate(readers) if one)
         problem = Problem(groups, tensors, tuple(Device(draw.choice((1.0, 2.0))) for _ in range(devices)))
         times = []
         for _ in range(3):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "hybrid_accuracy.py"
 TASK = Path(__file__).parents[1] / "model_parallel" / "hybrid" / "wide_task.py"
@@ -24,7 +24,7 @@ def test_layouts_of_so_many_workers(script):
     assert script.layouts(4) == [None, "hybrid(groups=2)", "hybrid(groups=1)"]
     assert script.layouts(3) == [None, "hybrid(groups=1)"]
     assert script.layouts(1) == [None]
-    assert Hybrid(groups=2).min_weights == 65_536, "which the task's linear layer has"
+    assert HybridParallel(groups=2).min_weights == 65_536, "which the task's linear layer has"
 
 
 def test_a_run_of_each_counts_the_plans_bytes_and_a_page_says_how_far_apart_they_are(script):

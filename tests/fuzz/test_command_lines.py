@@ -33,7 +33,7 @@ NAMED = [
     ("train --algorithm parameter-server(shards=1000000)", "shards of ParameterServer must be at most 32,766"),
     ("train --algorithm parameter-server(shards=30000) --backend processes", "and 30,000 servers"),
     ("train --algorithm d-psgd(deadline_s=-1)", "deadline_s of DPSGD must be a number above 0, not -1.0."),
-    ("train --algorithm leashed(backoff=constant(base=1e308))", "base of Constant must be at most 1e6"),
+    ("train --algorithm leashed(backoff=constant(base=1e308))", "base of ConstantBackoff must be at most 1e6"),
     (f"train --algorithm {3000 * 'a(b='}", "parentheses are nested more than 16 deep"),
     (f"train --algorithm hogwild(reads={5000 * '9'})", "a whole number has at most 1000 digits"),
     ("train --optimizer muon --backend threads", "ptimizer 'muon' "),  # for matrices only, or older PyTorch has none

@@ -218,7 +218,7 @@ def copied(strategy, folder, batch_size):
 def collectives(strategy, folder, batch_size):
     """What each worker brings is its number, within the last step and when `fit` is over."""
 
-    class Meeting(Line):
+    class JoinPoint(Line):
         def __init__(self):
             super().__init__()
             self.mean, self.found = torchmetrics.MeanMetric(), {}
@@ -244,7 +244,7 @@ def collectives(strategy, folder, batch_size):
         def on_fit_end(self):
             self.found["gathered"] = self.all_gather(torch.tensor([float(self.global_rank)])).flatten().tolist()
 
-    module, trainer = trained(strategy, folder, batch_size, Meeting)
+    module, trainer = trained(strategy, folder, batch_size, JoinPoint)
     return seen(module, trainer) | module.found | {"prepared": (Path(folder) / "prepared").read_text()}
 
 

@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from paceline.cli.installed import java
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 
 if java() is None:
     pytest.skip("Spark needs Java 17 or later", allow_module_level=True)
@@ -54,7 +54,7 @@ def meetings_elsewhere():
         taken.bind(("127.0.0.1", 0))
         elsewhere = f"127.0.0.1:{taken.getsockname()[1]}"
 
-        class Far(Meeting):
+        class Far(JoinPoint):
             def __init__(self, *arguments, **settings):
                 super().__init__(*arguments, **settings)
                 self.address = elsewhere

@@ -308,7 +308,7 @@ def test_a_refused_module_is_told_what_to_write(kind, says):
     assert "attach" not in str(raised.value)
 
 
-class Meeting:
+class JoinPoint:
     """Where another worker brings something else."""
 
     def __init__(self, operation):
@@ -322,9 +322,9 @@ class Meeting:
 
 def test_what_workers_bring_is_checked():
     with pytest.raises(pl.UsageError, match=r"strategy\.barrier and others strategy\.reduce.*is_global_zero"):
-        bring_together(Meeting("barrier"), "reduce", 0, torch.ones(1))
+        bring_together(JoinPoint("barrier"), "reduce", 0, torch.ones(1))
     with pytest.raises(pl.UsageError, match="broadcast takes tensors, numbers, strings"):
-        bring_together(Meeting("broadcast"), "broadcast", 0, Meeting("x"))
+        bring_together(JoinPoint("broadcast"), "broadcast", 0, JoinPoint("x"))
     with pytest.raises(pl.UsageError, match="not prod"):
         reduced([torch.ones(1)], "prod")
 

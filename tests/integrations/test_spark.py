@@ -291,7 +291,7 @@ def test_too_few_slots_are_said_before_anything_starts(spark):
 
 def test_a_driver_that_no_task_reaches_is_said(spark, monkeypatch):
     with meetings_elsewhere() as (far, elsewhere):
-        monkeypatch.setattr(spark_job, "Meeting", far)
+        monkeypatch.setattr(spark_job, "JoinPoint", far)
         sentence = refused(spark, deadline_s=0.1)
     assert re.fullmatch(
         rf"The task of partition [01] cannot reach the driver at {elsewhere} within 0.1 s: give"

@@ -191,7 +191,7 @@ def test_a_task_without_rows_is_said(frame):
 
 def test_a_driver_that_no_task_reaches_is_said(frame, monkeypatch):
     with meetings_elsewhere() as (far, elsewhere):
-        monkeypatch.setattr(spark_job, "Meeting", far)
+        monkeypatch.setattr(spark_job, "JoinPoint", far)
         monkeypatch.setattr(integration, "_REACH_S", 0.1)
         monkeypatch.setattr(spark_job, "num_workers", lambda *_: 2)
         sentence = refused(frame, trained_for(1, 0.1, 16))

@@ -22,7 +22,7 @@ from paceline.integrations import spark_worker
 from paceline.integrations.spark_failures import first_told, make_good, tell
 from paceline.integrations.spark_loop import FAILURE
 from paceline.integrations.spark_rows import Rows, SpilledRows, spilled
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.transport.keys import new_keys
 
 KEYS = new_keys()
@@ -67,25 +67,25 @@ def test_rows_that_are_not_there_are_refused(rows):
 
 
 @pytest.fixture
-def meeting():
-    with contextlib.closing(Meeting("127.0.0.1:0", KEYS, 15.0, role="holder")) as own:
+def join_point():
+    with contextlib.closing(JoinPoint("127.0.0.1:0", KEYS, 15.0, role="holder")) as own:
         yield own
 
 
-def test_an_error_takes_the_place_of_what_its_partition_told_before(meeting):
-    tell(meeting, 0, "others have ended", "follows")
-    tell(meeting, 1, "its process was killed", "died")
-    assert first_told(meeting, 2) == "its process was killed"
-    tell(meeting, 0, "the cause")
-    tell(meeting, 1, "a later cause")
-    tell(meeting, 0, "a second error")
-    tell(meeting, 0, "others have ended again", "follows")
-    assert first_told(meeting, 2, "raised") == "the cause"
-    make_good(meeting, 0)
-    assert first_told(meeting, 2) == "a later cause"
+def test_an_error_takes_the_place_of_what_its_partition_told_before(join_point):
+    tell(join_point, 0, "others have ended", "follows")
+    tell(join_point, 1, "its process was killed", "died")
+    assert first_told(join_point, 2) == "its process was killed"
+    tell(join_point, 0, "the cause")
+    tell(join_point, 1, "a later cause")
+    tell(join_point, 0, "a second error")
+    tell(join_point, 0, "others have ended again", "follows")
+    assert first_told(join_point, 2, "raised") == "the cause"
+    make_good(join_point, 0)
+    assert first_told(join_point, 2) == "a later cause"
 
 
-def task_of(meeting, monkeypatch, attempt, failure):
+def task_of(join_point, monkeypatch, attempt, failure):
     """A task's run in ordinary tasks, whose loop fails so."""
     context = types.SimpleNamespace(partitionId=lambda: 0, attemptNumber=lambda: attempt, cpus=lambda: 1)
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
@@ -95,32 +95,32 @@ def task_of(meeting, monkeypatch, attempt, failure):
         return 1
 
     monkeypatch.setattr(spark_worker, "_run", fails)
-    return spark_worker.WorkerTask(meeting.address, KEYS, b"", "ad-psgd", 2, False, 0, 15.0, 60.0)
+    return spark_worker.WorkerTask(join_point.address, KEYS, b"", "ad-psgd", 2, False, 0, 15.0, 60.0)
 
 
 FULL = {"said": "partition 0: All 2 places are taken.", "is_ours": True, "follows": False}
 
 
-def test_a_later_attempt_that_finds_no_place_is_no_cause(meeting, monkeypatch):
-    task = task_of(meeting, monkeypatch, 1, FULL)
+def test_a_later_attempt_that_finds_no_place_is_no_cause(join_point, monkeypatch):
+    task = task_of(join_point, monkeypatch, 1, FULL)
     with pytest.raises(PacelineError, match="places are taken"):
         task.run(batches(3))
-    assert first_told(meeting, 2, "raised", "died") == ""
-    assert first_told(meeting, 2) == FULL["said"]
-    meeting.set("ending", "1")
+    assert first_told(join_point, 2, "raised", "died") == ""
+    assert first_told(join_point, 2) == FULL["said"]
+    join_point.set("ending", "1")
     assert task.run(batches(3)) == []
 
 
 @pytest.mark.parametrize(("attempt", "is_ours"), [(0, True), (1, False)])
-def test_an_error_of_a_first_attempt_or_of_the_users_is_a_cause(meeting, monkeypatch, attempt, is_ours):
-    task = task_of(meeting, monkeypatch, attempt, {"said": "wrong", "is_ours": is_ours, "follows": False})
+def test_an_error_of_a_first_attempt_or_of_the_users_is_a_cause(join_point, monkeypatch, attempt, is_ours):
+    task = task_of(join_point, monkeypatch, attempt, {"said": "wrong", "is_ours": is_ours, "follows": False})
     with pytest.raises(PacelineError, match="wrong"):
         task.run(batches(3))
-    assert first_told(meeting, 2, "raised") == "wrong"
+    assert first_told(join_point, 2, "raised") == "wrong"
 
 
-def test_events_that_are_gone_are_said(meeting, monkeypatch):
-    task = task_of(meeting, monkeypatch, 0, {})
+def test_events_that_are_gone_are_said(join_point, monkeypatch):
+    task = task_of(join_point, monkeypatch, 0, {})
 
     def ends(loop):
         (loop.folder / "worker-1.json").write_text(json.dumps({"worker": 1, "state": "ended"}), encoding="utf-8")
@@ -129,11 +129,11 @@ def test_events_that_are_gone_are_said(meeting, monkeypatch):
     monkeypatch.setattr(spark_worker, "_run", ends)
     with pytest.raises(PacelineError, match=r"partition 0: events-1\.jsonl of its worker is gone: let nothing delete"):
         task.run(batches(3))
-    assert "events-1.jsonl" in first_told(meeting, 2, "raised")
+    assert "events-1.jsonl" in first_told(join_point, 2, "raised")
 
 
-def test_the_store_of_a_barrier_stage_listens_at_one_address(meeting):
-    store = spark_worker._open_store(meeting)
+def test_the_store_of_a_barrier_stage_listens_at_one_address(join_point):
+    store = spark_worker._open_store(join_point)
     own = dist.TCPStore("127.0.0.1", store.port, is_master=False)
     own.set("key", "value")
     assert store.get("key") == b"value"

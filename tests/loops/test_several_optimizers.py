@@ -233,7 +233,7 @@ def test_turns_that_differ_between_workers_are_refused(algorithm):
             models[1](models[0](torch.ones(1, 2))).sum().backward()
             optimizers[own_id()].step()
 
-    with pytest.raises(pl.UsageError, match="one worker steps one optimizer, and another one another"):
+    with pytest.raises(pl.UsageError, match="Workers step different optimizers in the same round"):
         simulated(loop, algorithm)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.membership.claims import JoinedClaims
-from paceline.membership.join_point import MeetingLostError
+from paceline.membership.join_point import JoinPointLostError
 
 
 def claims_of(*counts, alive=(0, 1)):
@@ -28,7 +28,7 @@ def test_the_numbers_of_a_claim_are_handed_out_one_by_one():
     assert notes == []
 
 
-@pytest.mark.parametrize("said", [MeetingLostError("h:1"), 7, 4, 0, -3000])
+@pytest.mark.parametrize("said", [JoinPointLostError("h:1"), 7, 4, 0, -3000])
 def test_a_count_that_is_lost_or_goes_back_is_not_asked_for_again(said):
     """-3,000, and every worker's next batch had a negative number."""
     claims, notes = claims_of(4, 1, said)
@@ -51,4 +51,4 @@ def test_every_epoch_has_a_count_of_its_own():
 
 def test_late_workers_begin_in_the_newest_epoch():
     assert claims_of(3)[0].newest() == 2
-    assert claims_of(0)[0].newest() == claims_of(MeetingLostError("h:1"))[0].newest() == 0
+    assert claims_of(0)[0].newest() == claims_of(JoinPointLostError("h:1"))[0].newest() == 0

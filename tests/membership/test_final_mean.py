@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.membership.final_mean import Given, mean_of_all, take_final_mean
+from paceline.membership.final_mean import BatchesTaken, mean_of_all, take_final_mean
 from paceline.ports.matching import PendingEvents
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 
@@ -62,7 +62,7 @@ def collected(*taken, own=300, reached=1000, workers=3, further=0.0):
         for one, n in enumerate(taken, 1)
     ]
     box = Box(*said)
-    final = mean_of_all(box, 0, workers, torch.zeros(2), 1.0, Given(own, reached))
+    final = mean_of_all(box, 0, workers, torch.zeros(2), 1.0, BatchesTaken(own, reached))
     assert set(box.versions) == {final.num_not_given}
     return final.num_not_given
 
@@ -94,11 +94,11 @@ def test_every_worker_learns_of_them_and_warns():
     ports = SimpleNamespace(num_workers=3, worker_id=1)
     ports.mailbox = Box(Received(0, 0, Message("mean", 3, 0.0, torch.ones(2), version=1920)))
     with pytest.warns(UserWarning, match=r"^1,920 batches were given to no worker .* a key of its own .*\.$"):
-        final = take_final_mean(ports, torch.zeros(2), 1.0, Given(80, 2000))
+        final = take_final_mean(ports, torch.zeros(2), 1.0, BatchesTaken(80, 2000))
     assert final.num_not_given == 1920
 
 
 def test_a_lone_worker_counts_them_too():
     with pytest.warns(UserWarning, match="^920 batches were given to no worker"):
-        final = take_final_mean(SimpleNamespace(num_workers=1), torch.zeros(2), 1.0, Given(80, 1000))
+        final = take_final_mean(SimpleNamespace(num_workers=1), torch.zeros(2), 1.0, BatchesTaken(80, 1000))
     assert final.num_not_given == 920

@@ -18,7 +18,7 @@ import forked
 import leftovers
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership import join_point as meetings
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.transport.authentication import authenticate
 from paceline.transport.keys import create_keys, own_keys
 from processes.join_programs import free_address
@@ -36,8 +36,8 @@ def address():
 @pytest.fixture
 def held(address):
     """The join point, and a worker that has come to it."""
-    holder = Meeting(address, None, DEADLINE_S)
-    guest = Meeting(address, None, DEADLINE_S)
+    holder = JoinPoint(address, None, DEADLINE_S)
+    guest = JoinPoint(address, None, DEADLINE_S)
     yield holder, guest
     guest.close()
     holder.close()
@@ -81,19 +81,19 @@ def test_ipv6_loopback(address):
     except OSError:
         pytest.skip("no IPv6 loopback here")
     where = f"[::1]:{port_of(address)}"
-    holder, guest = Meeting(where, None, DEADLINE_S), Meeting(where, None, DEADLINE_S)
+    holder, guest = JoinPoint(where, None, DEADLINE_S), JoinPoint(where, None, DEADLINE_S)
     assert guest.add("n", 2) == holder.add("n", 0) == 2
     guest.close()
     holder.close()
 
 
 def test_closing_twice_and_using_it_afterwards(address):
-    holder = Meeting(address, None, DEADLINE_S)
+    holder = JoinPoint(address, None, DEADLINE_S)
     holder.close()
     holder.close()
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         holder.add("n", 1)
-    again = Meeting(address, None, DEADLINE_S)
+    again = JoinPoint(address, None, DEADLINE_S)
     assert again.holds
     again.close()
 
@@ -101,7 +101,7 @@ def test_closing_twice_and_using_it_afterwards(address):
 @pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
 def test_one_that_was_forgotten_holds_nobody_up(held):
     holder, guest = held
-    forgotten = Meeting(holder.address, None, DEADLINE_S)
+    forgotten = JoinPoint(holder.address, None, DEADLINE_S)
     assert forgotten.add("n", 1) == 1
     del forgotten
     gc.collect()
@@ -113,7 +113,7 @@ def test_a_fork_finds_it_lost_and_ends_nothing(held):
 
     def in_the_fork():
         for one in held:
-            with pytest.raises(MeetingLostError):
+            with pytest.raises(JoinPointLostError):
                 one.add("n", 1)
             one.close()
         return 7
@@ -128,7 +128,7 @@ def holding(address):
     pid = os.fork()
     if not pid:
         try:
-            Meeting(address, None, DEADLINE_S)
+            JoinPoint(address, None, DEADLINE_S)
             os.write(tell, b"x")
             signal.pause()
         finally:
@@ -142,13 +142,13 @@ def holding(address):
 @pytest.mark.parametrize("asks_meanwhile", [True, False])
 def test_a_holder_that_is_killed(address, asks_meanwhile):
     pid = holding(address)
-    guest = Meeting(address, None, DEADLINE_S)
+    guest = JoinPoint(address, None, DEADLINE_S)
     assert guest.add("n", 1) == 1
     os.kill(pid, signal.SIGKILL)
     if not asks_meanwhile:  # the next question finds no connection at all
         os.waitpid(pid, 0)
         leftovers.wait_until(lambda: guest._monitor.poll(0), "the connection is lost")
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         all(guest.add("n", 1) for _ in itertools.count())
     assert guest.lost
     if asks_meanwhile:
@@ -158,14 +158,14 @@ def test_a_holder_that_is_killed(address, asks_meanwhile):
 
 def test_a_holder_that_is_stopped_is_asked_once(address, monkeypatch):
     pid = holding(address)
-    guest = Meeting(address, None, DEADLINE_S)
+    guest = JoinPoint(address, None, DEADLINE_S)
     monkeypatch.setattr(meetings, "_SLICE_S", 0.02)
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)  # until then it may answer
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         guest.add("n", 1)
     os.kill(pid, signal.SIGCONT)
-    with pytest.raises(MeetingLostError):  # an answer that comes late is not the next question's
+    with pytest.raises(JoinPointLostError):  # an answer that comes late is not the next question's
         guest.add("n", 1)
     guest.close()
     os.kill(pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_nobody_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(meetings, "_CONNECT_S", 0.2)
     create_keys(tmp_path / "key")
     with pytest.raises(WorkerLostError, match=r"No answer from the join point 192\.0\.2\.1:29400 within 0 s"):
-        Meeting("192.0.2.1:29400", tmp_path / "key", 0.0)
+        JoinPoint("192.0.2.1:29400", tmp_path / "key", 0.0)
 
 
 def test_signals_do_not_keep_it_from_freeing_everything(address):
@@ -192,8 +192,8 @@ def test_signals_do_not_keep_it_from_freeing_everything(address):
     signal.setitimer(signal.ITIMER_REAL, 1e-4)
     try:
         for _ in range(20):
-            holder = Meeting(address, None, DEADLINE_S)
-            guest = Meeting(address, None, DEADLINE_S)
+            holder = JoinPoint(address, None, DEADLINE_S)
+            guest = JoinPoint(address, None, DEADLINE_S)
             assert guest.add("n", 1) == 1
             guest.close()
             holder.close()
@@ -240,13 +240,13 @@ def test_without_the_key_nothing_is_answered_and_nothing_changes(held, comes_wit
 def test_another_key_is_one_sentence(held, tmp_path):
     create_keys(tmp_path / "key")
     with pytest.raises(UsageError, match="does not answer to this key: all workers need the same --key"):
-        Meeting(held[0].address, tmp_path / "key", DEADLINE_S)
+        JoinPoint(held[0].address, tmp_path / "key", DEADLINE_S)
 
 
 def test_workers_that_the_kernel_would_keep_apart_are_told(held, monkeypatch):
     monkeypatch.setattr(meetings, "machine_of_this", lambda: "a container")
     with pytest.raises(UsageError, match="are other users' or in other containers: join at an address"):
-        Meeting(held[0].address, None, DEADLINE_S)
+        JoinPoint(held[0].address, None, DEADLINE_S)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -260,7 +260,7 @@ def test_another_user_on_the_same_port_has_another_key(held):
         os.setresuid(65534, 65534, 65534)
         tempfile.tempdir = "/tmp"
         try:
-            Meeting(holder.address, None, DEADLINE_S)
+            JoinPoint(holder.address, None, DEADLINE_S)
         except UsageError as error:
             return 7 if "does not answer to this key" in str(error) else 8
         return 9
@@ -317,20 +317,20 @@ def test_the_store_has_an_end(held, monkeypatch):
     monkeypatch.setattr(meetings, "_MOST_STORED", 1000 + holder._point._num_stored)
     guest.set("a", "x" * 900)
     guest.set("a", "y" * 990)  # in its place
-    another = Meeting(holder.address, None, DEADLINE_S)
-    with pytest.raises(MeetingLostError):
+    another = JoinPoint(holder.address, None, DEADLINE_S)
+    with pytest.raises(JoinPointLostError):
         another.set("b", "x" * 100)
     another.close()
     guest.set("a", "")
     for number in range(3):
         guest.set(f"k{number}", "1")
-    another = Meeting(holder.address, None, DEADLINE_S)
-    with pytest.raises(MeetingLostError):
+    another = JoinPoint(holder.address, None, DEADLINE_S)
+    with pytest.raises(JoinPointLostError):
         another.set("one more", "1")
     another.close()
     assert guest.get("k2") == b"1"
     assert [guest.add("n", 1), guest.add("m", 2), guest.add("n", 1)] == [1, 2, 2]
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         guest.add("o", 1)
 
 
@@ -339,7 +339,7 @@ def test_a_holder_of_the_key_moves_no_count_back_nor_far_forward(held, amount):
     """10^12 more, and a run ended at a third of its batches as if it had had all."""
     holder, guest = held
     assert holder.add("next batch", 64) == 64
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         guest.add("next batch", amount)
     assert holder.add("next batch", 4) == 68
 
@@ -371,8 +371,8 @@ def test_an_answer_that_makes_no_sense_counts_as_none(address, answer):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    guest = Meeting(address, None, DEADLINE_S)
-    with pytest.raises(MeetingLostError):
+    guest = JoinPoint(address, None, DEADLINE_S)
+    with pytest.raises(JoinPointLostError):
         guest.add("next batch", 4)
     assert guest.lost
     thread.join()
@@ -384,7 +384,7 @@ def test_an_answer_that_makes_no_sense_counts_as_none(address, answer):
 @pytest.mark.parametrize("value", ["[]", "{", '{"model": 1}', "7", "[" * 100_000])
 def test_words_that_make_no_sense(held, value):
     held[0].set("hello", value)
-    with pytest.raises(MeetingLostError):
+    with pytest.raises(JoinPointLostError):
         held[1].agree_words("hello", {"model": "mlp"})
 
 

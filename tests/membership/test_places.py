@@ -11,7 +11,7 @@ from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.membership import elastic
 from paceline.membership.environment import Invitation
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from processes.join_programs import free_address
 
 DEADLINE_S = forked.AGAINST_HANGS_S
@@ -20,7 +20,7 @@ DEADLINE_S = forked.AGAINST_HANGS_S
 @pytest.fixture
 def address():
     address = free_address()
-    holder = Meeting(address, None, DEADLINE_S)
+    holder = JoinPoint(address, None, DEADLINE_S)
     yield address
     holder.close()
 
@@ -62,8 +62,8 @@ def test_a_worker_that_is_stopped_before_it_has_a_mailbox_keeps_its_place(addres
 
 
 def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypatch):
-    with contextlib.closing(Meeting(address, None, DEADLINE_S)) as meeting:
-        meeting.set("place/0", " ")
+    with contextlib.closing(JoinPoint(address, None, DEADLINE_S)) as join_point:
+        join_point.set("place/0", " ")
     run = takes_a_place(address, monkeypatch)
     assert run.worker_id == 1
     run.close()
@@ -71,11 +71,11 @@ def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypat
 
 def test_a_worker_with_a_mailbox_is_looked_for_there(address, monkeypatch):
     run = takes_a_place(address, monkeypatch)
-    place = run._meeting.get("place/0").decode().split()[-1]
+    place = run._join_point.get("place/0").decode().split()[-1]
     assert not run._has_died(0, 0, place)
     run._coming.close()
     assert run._has_died(0, 0, place)
-    peers = elastic.Peers(run._meeting, 0, 2, run.counts, lambda: False, connect=False)
+    peers = elastic.Peers(run._join_point, 0, 2, run.counts, lambda: False, connect=False)
     assert not run._has_died(0, 0, place)
     peers.close()
     assert run._has_died(0, 0, place)

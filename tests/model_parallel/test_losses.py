@@ -15,12 +15,12 @@ from paceline import model_parallel as mp
 
 STEPS, PASSES = 3, 2
 LAYOUTS = [
-    *((pl.Tensor(line=workers), workers, 1) for workers in (2, 4)),
-    (pl.Tensor(line=2), 4, 2),
-    (pl.Tensor(q=1, depth=2), 2, 1),
-    (pl.Tensor(q=2), 4, 1),
-    (pl.Tensor(q=2, mode="summa"), 8, 2),
-    (pl.Tensor(q=2, depth=2), 8, 1),
+    *((pl.TensorParallel(line=workers), workers, 1) for workers in (2, 4)),
+    (pl.TensorParallel(line=2), 4, 2),
+    (pl.TensorParallel(q=1, depth=2), 2, 1),
+    (pl.TensorParallel(q=2), 4, 1),
+    (pl.TensorParallel(q=2, mode="summa"), 8, 2),
+    (pl.TensorParallel(q=2, depth=2), 8, 1),
 ]
 
 
@@ -140,7 +140,7 @@ def of_all(loss_of, sizes):
 @pytest.mark.parametrize(("pairing", "sizes"), [("gather", (8, 4, 2, 6)), ("column-row", (8, 8, 8, 8))], ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_in_groups(groups, pairing, loss, sizes, tmp_path):
-    layout = pl.Hybrid(groups=groups, layers="2-4", pairing=pairing)
+    layout = pl.HybridParallel(groups=groups, layers="2-4", pairing=pairing)
     pl.launch(partial(in_groups, layout, loss, sizes, tmp_path), workers=4, backend="threads")
     expected = of_all(loss, sizes)
     for worker in range(4):
@@ -149,11 +149,11 @@ def test_in_groups(groups, pairing, loss, sizes, tmp_path):
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("layout", [pl.Tensor(q=1, depth=2), pl.Hybrid(groups=1, layers="0")], ids=str)
+@pytest.mark.parametrize("layout", [pl.TensorParallel(q=1, depth=2), pl.HybridParallel(groups=1, layers="0")], ids=str)
 def test_grad_scaler_is_refused_as_one_worker_would_find_an_infinity_by_itself(layout):
     def train():
         mesh = mp.Mesh.alone()
-        is_mesh = isinstance(layout, pl.Tensor)
+        is_mesh = isinstance(layout, pl.TensorParallel)
         model = mp.Linear(6, 4, mesh) if is_mesh else nn.Sequential(nn.Linear(6, 4))
         optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
         with pl.attach(model, optimizer, "all-reduce", layout=layout):

@@ -10,7 +10,7 @@ import paceline as pl
 from model_parallel.models import placed, planned
 from paceline.cli.app import app
 from paceline.model_parallel.graph.measured import Recorder, read_measured
-from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.problem import TensorInfo
 
 
 def order(events, kinds, place):
@@ -57,7 +57,7 @@ def test_a_folder_without_times_and_options_beside_a_plan_are_refused(tmp_path):
 
 def test_only_ten_steps_that_train_are_recorded(tmp_path):
     ticks = iter(range(10_000))
-    recorder, tensor = Recorder(0, clock=lambda: float(next(ticks))), Tensor("a", 0, (1,), 8)
+    recorder, tensor = Recorder(0, clock=lambda: float(next(ticks))), TensorInfo("a", 0, (1,), 8)
     for step in range(15):
         for trains in (True, False):
             recorder.begin_step(trains=trains)

@@ -8,7 +8,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.bounds import bounds
 from paceline.model_parallel.graph.place import PLACERS, best_of, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, Tensor
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
 from paceline.model_parallel.graph.schedule import longest_remaining, simulate
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e30, busy_s=0.0)
@@ -24,7 +24,7 @@ def random_problem(seed, num=9, devices=2, link=None, *, unequal=True, microbatc
         readers = tuple(r for r in range(producer + 1, num) if draw.random() < 3 / num)
         if readers or producer == num - 1:
             tensors.append(
-                Tensor(f"g{producer}", producer, readers, draw.randrange(10**6), is_output=producer == num - 1)
+                TensorInfo(f"g{producer}", producer, readers, draw.randrange(10**6), is_output=producer == num - 1)
             )
     made = tuple(Device(draw.choice((1.0, 1.0, 2.0, 3.0)) if unequal else 1.0) for _ in range(devices))
     return Problem(groups, tuple(tensors), made, link or Link(), microbatches=microbatches)
@@ -32,7 +32,7 @@ def random_problem(seed, num=9, devices=2, link=None, *, unequal=True, microbatc
 
 def chain(num, microbatches=1, devices=None):
     groups = tuple(Group(f"s{i}", forward_s=1e-3, backward_s=2e-3) for i in range(num))
-    tensors = tuple(Tensor(f"s{i}", i, (i + 1,), 1000) for i in range(num - 1))
+    tensors = tuple(TensorInfo(f"s{i}", i, (i + 1,), 1000) for i in range(num - 1))
     return Problem(groups, tensors, tuple(Device() for _ in range(devices or num)), FREE, microbatches=microbatches)
 
 
@@ -97,9 +97,9 @@ def test_two_towers_go_apart_and_the_slow_device_gets_less():
     def towers(slowness):
         groups = (*(Group(f"a{i}", forward_s=1e-3, backward_s=2e-3) for i in range(6)), Group("head", forward_s=1e-4))
         tensors = (
-            *(Tensor(f"a{i}", i, (i + 2,), 1000) for i in range(4)),
-            Tensor("a4", 4, (6,), 1000),
-            Tensor("a5", 5, (6,), 1000),
+            *(TensorInfo(f"a{i}", i, (i + 2,), 1000) for i in range(4)),
+            TensorInfo("a4", 4, (6,), 1000),
+            TensorInfo("a5", 5, (6,), 1000),
         )
         return Problem(groups, tensors, (Device(), Device(slowness)))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import paceline as pl
 from model_parallel.models import BATCH, CASES, alone, data, made, placed, planned
-from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.schedule import longest_remaining
 from paceline.model_parallel.graph.trace import trace
 from paceline.model_parallel.graph.wire import from_wire, to_wire, truncated
@@ -209,7 +209,7 @@ def test_awkward_operations_come_out_as_in_the_model():
 
 def test_casts_on_the_wire_have_their_published_errors_and_keep_nan():
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    about = Tensor("x", 0, (), 0, shape=(100_000,))
+    about = TensorInfo("x", 0, (), 0, shape=(100_000,))
     rounded, cut = (from_wire(to_wire(x, wire), about, wire) for wire in ("bfloat16", "bfloat16-truncated"))
     assert ((rounded - x) / x).abs().max() <= 2**-8
     assert ((cut - x) / x).abs().max() <= 2**-7
@@ -223,7 +223,7 @@ def test_casts_on_the_wire_have_their_published_errors_and_keep_nan():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16, torch.int64, torch.float64])
 def test_all_types_come_through_the_wire(dtype):
     x = torch.arange(6).to(dtype).view(2, 3)
-    about = Tensor("x", 0, (), 0, shape=(2, 3), dtype=str(dtype).removeprefix("torch."))
+    about = TensorInfo("x", 0, (), 0, shape=(2, 3), dtype=str(dtype).removeprefix("torch."))
     for wire in ("", "bfloat16"):
         assert torch.equal(from_wire(to_wire(x.t().contiguous().t(), wire), about, wire), x)
 

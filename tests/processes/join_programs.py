@@ -20,7 +20,7 @@ import paceline.worker.memberships.memory
 from free_ports import free_port
 from lazy_copies import LazyCopies
 from paceline.membership.elastic import JoinedRun
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 DEADLINE_S = forked.AGAINST_HANGS_S
@@ -107,8 +107,8 @@ def hold(address, key, namespace, connection):
     """Holds the join point, and nothing else."""
     if namespace is not None:
         enter_namespace(namespace)
-    meeting = Meeting(address, Path(key) if key else None, 10)
-    connection.send(meeting.holds)
+    join_point = JoinPoint(address, Path(key) if key else None, 10)
+    connection.send(join_point.holds)
     signal.pause()
 
 

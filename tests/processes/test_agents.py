@@ -10,7 +10,7 @@ import pytest
 
 import forked
 import leftovers
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.records.run_data import RunData
 from processes.join_programs import free_address
 
@@ -145,7 +145,7 @@ def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
     address = free_address()
     agent = machines.launch("run", "--join", address, "--workers", "2", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)
-    with contextlib.closing(Meeting(address, None, 590)) as stranger:
+    with contextlib.closing(JoinPoint(address, None, 590)) as stranger:
         for pid in machines.workers().values():
             os.kill(pid, signal.SIGSTOP)
         made = {pid: machines.steps(pid) for pid in machines.workers().values()}

@@ -24,7 +24,7 @@ from torch import nn
 import leftovers
 import paceline as pl
 import soak_results
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.transport.keys import create_keys
 from processes.attacker import attack_in_a_fork
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
@@ -123,7 +123,7 @@ def decoys(targets, folder, host):
             else:
                 create_keys(folder / f"decoy-{number}.key")
                 address = free_address(host)
-                stack.enter_context(contextlib.closing(Meeting(address, folder / f"decoy-{number}.key", DEADLINE_S)))
+                stack.enter_context(contextlib.closing(JoinPoint(address, folder / f"decoy-{number}.key", DEADLINE_S)))
                 made.append([host, int(address.rpartition(":")[2])])
         yield made
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 
 PROGRAM = """
 import torch
@@ -107,13 +107,13 @@ def test_an_address_that_cannot_be_reached_is_not_blamed_on_the_key(monkeypatch)
     def unreachable(*_, **__):
         raise OSError(101, os.strerror(101))
 
-    monkeypatch.setattr("paceline.membership.join_point.Meeting.check", refuse_all)
+    monkeypatch.setattr("paceline.membership.join_point.JoinPoint.check", refuse_all)
     monkeypatch.setattr(socket, "create_connection", unreachable)
     with pytest.raises(
         pl.UsageError, match=r"cannot be reached \(Network is unreachable\): start the network interface"
     ):
-        Meeting("127.0.0.1:0", None, 1.0, role="holder")
+        JoinPoint("127.0.0.1:0", None, 1.0, role="holder")
 
 
 def refuse_all(*_):
-    raise MeetingLostError("127.0.0.1:1")
+    raise JoinPointLostError("127.0.0.1:1")

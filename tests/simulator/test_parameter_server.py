@@ -140,7 +140,7 @@ def test_automatic_backups_stay_off_among_equals():
 
 def test_automatic_backups_say_by_which_measure_they_are_chosen():
     (said,) = timed("parameter-server(mode=sync(backups=auto))", 3, steps=3).result["notes"]
-    assert re.search(r"1 \+ 411 / N .* published for Inception, .* --half-efficient", said)
+    assert re.search(r"1 \+ 411 / N .* published for Inception; .* --half-efficient", said)
     for spec in ("parameter-server(mode=sync(backups=1))", "parameter-server"):
         assert not timed(spec, 3, steps=3).result.get("notes")
 

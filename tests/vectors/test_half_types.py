@@ -14,10 +14,10 @@ import paceline as pl
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.all_reduce import _OverlappedMean
 from paceline.algorithms.downpour import _Accrued
+from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.server.average import MovingAverage
-from paceline.algorithms.server.held import Held, weighted_mean
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.strips import OwnedStrips
+from paceline.algorithms.server.waiting_gradients import WaitingGradient, weighted_mean
 from paceline.membership.final_mean import mean_of_all
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.replicated import ReplicatedVector
@@ -136,7 +136,7 @@ def strips(vectors, weights, members):
         )
         ports = SimpleNamespace(num_workers=len(vectors), collectives=collectives)
         numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, ports)
-        owned = OwnedStrips(replica, collectives, gradient, *numbers, moved)
+        owned = PartReduce(replica, collectives, gradient, *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)
         owned.finish()
@@ -191,7 +191,7 @@ def simulated_snapshot(vectors, weights, _):
 def served(vectors, weights, _):
     update = {"sequence": 1, "step": 0, "version_read": 0, "version": 0}
     held = [
-        Held(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone(), None)
+        WaitingGradient(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone(), None)
         for worker, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
     ]
     return [weighted_mean(held, moved)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.algorithms.ad_psgd import ADPSGD
 from paceline.algorithms.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.all_reduce import AllReduce
-from paceline.algorithms.backoff import Backoff, Constant, Exponential, Linear, NoBackoff
+from paceline.algorithms.backoff import Backoff, ConstantBackoff, ExponentialBackoff, LinearBackoff, NoBackoff
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.d_psgd import DPSGD
 from paceline.algorithms.da_sgd import DaSGD
@@ -35,17 +35,17 @@ __all__ = [
     "Async",
     "Backoff",
     "Bounded",
-    "Constant",
+    "ConstantBackoff",
     "DaSGD",
     "DiLoCo",
     "Downpour",
-    "Exponential",
+    "ExponentialBackoff",
     "ExponentialStep",
     "FullStep",
     "Hogwild",
     "InverseStep",
     "Leashed",
-    "Linear",
+    "LinearBackoff",
     "LocalSGD",
     "Locked",
     "Lockstep",
@@ -71,9 +71,9 @@ __all__ = [
 
 backoff_registry = Registry("back-off")
 backoff_registry.register("none", NoBackoff)
-backoff_registry.register("constant", Constant)
-backoff_registry.register("linear", Linear)
-backoff_registry.register("exponential", Exponential)
+backoff_registry.register("constant", ConstantBackoff)
+backoff_registry.register("linear", LinearBackoff)
+backoff_registry.register("exponential", ExponentialBackoff)
 
 step_size_registry = Registry("step size")
 step_size_registry.register("full", FullStep)

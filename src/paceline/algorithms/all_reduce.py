@@ -12,8 +12,8 @@ from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.coded_gradient import work_coded
 from paceline.algorithms.evaluations import Evaluations
+from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
-from paceline.algorithms.strips import OwnedStrips
 from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import codec_registry
@@ -149,7 +149,7 @@ def _work_sharded(
     shared = ports.shared
     gradient = AgreedGradient(replica, ports, by_speed=by_speed)
     numbers = ports.worker_id, ports.num_workers, shared.x.numel()
-    strips = OwnedStrips(replica, collectives, gradient, *numbers, ports.moved)
+    strips = PartReduce(replica, collectives, gradient, *numbers, ports.moved)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)

@@ -13,7 +13,7 @@ from typing import Annotated
 from paceline.specs.bounds import SHARE, UPDATE_TIMES
 from paceline.specs.types import check_fields
 
-__all__ = ["Backoff", "Constant", "Exponential", "Linear", "NoBackoff"]
+__all__ = ["Backoff", "ConstantBackoff", "ExponentialBackoff", "LinearBackoff", "NoBackoff"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class NoBackoff(Backoff):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Backoff):
+class ConstantBackoff(Backoff):
     """The same time after every failure.
 
     Args:
@@ -55,7 +55,7 @@ class Constant(Backoff):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Backoff):
+class LinearBackoff(Backoff):
     """A time that grows with every failure: base, 2 base, 3 base, ... up to cap (all in update times)."""
 
     base: Annotated[float, UPDATE_TIMES] = 1.0
@@ -68,7 +68,7 @@ class Linear(Backoff):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Backoff):
+class ExponentialBackoff(Backoff):
     """A time that doubles with every failure: base, 2 base, 4 base, ... up to cap (all in update times)."""
 
     base: Annotated[float, UPDATE_TIMES] = 1.0

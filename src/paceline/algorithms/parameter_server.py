@@ -10,12 +10,12 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.held import COUNTED
 from paceline.algorithms.server.modes import Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.standby import serve_shard
+from paceline.algorithms.server.update import COUNTED
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec

@@ -23,7 +23,7 @@ from paceline.errors import UsageError
 from paceline.integrations.spark_job import check_installed, collected, job_meeting, refuse_speculation
 from paceline.integrations.spark_master import Master
 from paceline.integrations.spark_task import Descent, Gradient, PartitionTask
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.memory.arena import Arena
 from paceline.observe.progress import Progress
 from paceline.worker.hosted_servers import HostedServers
@@ -155,9 +155,9 @@ class DeepDist:
                 raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
         refuse_speculation(dataframe)
         job = job_meeting("DeepDist", dataframe, self._workers, self._host, self._deadline_s)
-        with job as (workers, keys, meeting):
+        with job as (workers, keys, join_point):
             task = PartitionTask(
-                meeting.address,
+                join_point.address,
                 keys,
                 copy.deepcopy(self.model),
                 gradient,
@@ -171,9 +171,9 @@ class DeepDist:
             )
             begun_s = time.monotonic()
             with _served(
-                Master(self.model, descent, self._algorithm, meeting, on_progress), workers + 1, meeting
+                Master(self.model, descent, self._algorithm, join_point, on_progress), workers + 1, join_point
             ) as master:
-                rows = collected(dataframe.coalesce(workers), task, _SCHEMA, meeting, workers)
+                rows = collected(dataframe.coalesce(workers), task, _SCHEMA, join_point, workers)
             master.tell()
             return _trained(master, rows, time.monotonic() - begun_s)
 
@@ -200,12 +200,12 @@ def _checked(algorithm: Algorithm) -> Downpour:
 
 
 @contextlib.contextmanager
-def _served(master: Master, num_members: int, meeting: Meeting) -> Iterator[Master]:
+def _served(master: Master, num_members: int, join_point: JoinPoint) -> Iterator[Master]:
     """Runs the master's server; the error that stopped it is raised at the end, in place of its consequences."""
     binding = master.updates.binding
     arena = own_arena(binding, master.algorithm, num_workers=num_members, worker_id=num_members - 1)
     master.bind(Arena(arena.segment, arena.plan, num_members).shared.x)
-    servers = HostedServers(master.algorithm, arena, meeting, 0, host=meeting.host, key=meeting.key)
+    servers = HostedServers(master.algorithm, arena, join_point, 0, host=join_point.host, key=join_point.key)
     try:
         yield master
     finally:

@@ -9,34 +9,34 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.errors import PacelineError, first_line
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 
 __all__ = ["Kind", "failed_in", "first_cause", "first_told", "make_good", "said", "tell"]
 
 Kind = Literal["raised", "died", "follows"]
 
 
-def tell(meeting: Meeting, partition: int, sentence: str, kind: Kind = "raised") -> None:
+def tell(join_point: JoinPoint, partition: int, sentence: str, kind: Kind = "raised") -> None:
     """Tells the driver of a partition's first failure; an error replaces a death, or a consequence of others' failures.
 
     Args:
-        meeting: the join point.
+        join_point: the join point.
         partition: whose task failed.
         sentence: the failure, with the partition.
         kind: whether it raised an error, its process died, or it only reports that another worker has ended.
     """
-    with contextlib.suppress(MeetingLostError):
-        number = meeting.add("failures", 1)
+    with contextlib.suppress(JoinPointLostError):
+        number = join_point.add("failures", 1)
         told = f"{kind} {number} {sentence}"
-        before = meeting.compare_set(_key(partition), "", told).decode()
+        before = join_point.compare_set(_key(partition), "", told).decode()
         if kind == "raised" and not before.startswith("raised "):
-            meeting.set(_key(partition), told)
+            join_point.set(_key(partition), told)
 
 
-def make_good(meeting: Meeting, partition: int) -> None:
+def make_good(join_point: JoinPoint, partition: int) -> None:
     """Clears the failure of earlier attempts at the partition: another one has succeeded."""
-    with contextlib.suppress(MeetingLostError):
-        meeting.set(_key(partition), "")
+    with contextlib.suppress(JoinPointLostError):
+        join_point.set(_key(partition), "")
 
 
 def said(partition: int, error: BaseException) -> str:
@@ -50,9 +50,9 @@ def said(partition: int, error: BaseException) -> str:
     return f"partition {partition}: {type(error).__name__}: {first_line(error)}{where}"
 
 
-def first_cause(error: Exception, meeting: Meeting, workers: int) -> str:
+def first_cause(error: Exception, join_point: JoinPoint, workers: int) -> str:
     """The reason why Spark has ended a job, in one sentence."""
-    if told := first_told(meeting, workers):
+    if told := first_told(join_point, workers):
         return failed_in(told)
     text = str(error)
     if ours := re.findall(r"^paceline\.errors\.\w+: (.*)", text, re.MULTILINE):
@@ -78,18 +78,18 @@ def failed_in(told: str) -> str:
     return f"The training failed, first in {told}."
 
 
-def first_told(meeting: Meeting, workers: int, *kinds: Kind) -> str:
+def first_told(join_point: JoinPoint, workers: int, *kinds: Kind) -> str:
     """The first failure that the tasks have reported; consequences of another worker's end come last; empty: none.
 
     Args:
-        meeting: the join point.
+        join_point: the join point.
         workers: partitions.
         kinds: of failures to look for; none: all.
     """
     told = []
-    with contextlib.suppress(MeetingLostError):
+    with contextlib.suppress(JoinPointLostError):
         for key in map(_key, range(workers)):
-            kind, _, rest = (meeting.get(key) if meeting.check([key]) else b"").decode().partition(" ")
+            kind, _, rest = (join_point.get(key) if join_point.check([key]) else b"").decode().partition(" ")
             number, _, sentence = rest.partition(" ")
             if number.isdecimal() and (not kinds or kind in kinds):
                 told.append((kind == "follows", int(number), sentence))

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, UsageError, WorkerLostError
 from paceline.integrations.spark_failures import first_cause
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.transport.keys import Keys, new_keys
 
 __all__ = [
@@ -116,7 +116,7 @@ def _slots(context: Any) -> int:
 @contextlib.contextmanager
 def job_meeting(
     who: str, dataframe: Any, workers: int | None, host: str | None, deadline_s: float
-) -> Iterator[tuple[int, Keys, Meeting]]:
+) -> Iterator[tuple[int, Keys, JoinPoint]]:
     """The number of tasks, new keys, and the driver's meeting with its tasks, at a port that the system chooses.
 
     Args:
@@ -132,11 +132,11 @@ def job_meeting(
     workers, keys = num_workers(who, dataframe, workers, deadline_s), new_keys()
     host = host or _driver_host(who, dataframe)
     address = f"[{host}]:0" if ":" in host else f"{host}:0"
-    with contextlib.closing(Meeting(address, keys, deadline_s, role="holder")) as meeting:
-        yield workers, keys, meeting
+    with contextlib.closing(JoinPoint(address, keys, deadline_s, role="holder")) as join_point:
+        yield workers, keys, join_point
 
 
-def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> Meeting:
+def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> JoinPoint:
     """Connects a task to the driver.
 
     Args:
@@ -150,7 +150,7 @@ def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: i
         WorkerLostError: the driver cannot be reached.
     """
     try:
-        return Meeting(address, keys, reach_s, role="guest")
+        return JoinPoint(address, keys, reach_s, role="guest")
     except WorkerLostError as error:
         raise WorkerLostError(
             f"The task of partition {partition} cannot reach the driver at {address} within {reach_s:g} s:"
@@ -179,7 +179,7 @@ def _driver_host(who: str, dataframe: Any) -> str:
 
 
 def collected(
-    dataframe: Any, task: Any, schema: str, meeting: Meeting, workers: int, **options: Any
+    dataframe: Any, task: Any, schema: str, join_point: JoinPoint, workers: int, **options: Any
 ) -> list[dict[str, Any]]:
     """Runs the task on each partition; returns the rows that the tasks report.
 
@@ -189,7 +189,7 @@ def collected(
     try:
         return [row.asDict() for row in dataframe.mapInArrow(_in_arrow(task.run), schema, **options).collect()]
     except Exception as error:
-        raise PacelineError(first_cause(error, meeting, workers)) from None
+        raise PacelineError(first_cause(error, join_point, workers)) from None
 
 
 def _in_arrow(run: Callable[[Iterator[Any]], list[dict[str, Any]]]) -> Callable[[Iterator[Any]], Iterator[Any]]:

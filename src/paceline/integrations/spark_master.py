@@ -20,7 +20,7 @@ from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.errors import PacelineError, first_line
 from paceline.integrations.spark_task import Descent, NamedUpdates
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.ports.ports import Counts, ServerPorts
 
@@ -66,7 +66,7 @@ class Master:
         model: nn.Module,
         descent: Descent,
         algorithm: Downpour,
-        meeting: Meeting,
+        join_point: JoinPoint,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
         self.ledger = Ledger()
@@ -74,7 +74,7 @@ class Master:
         self.updates = NamedUpdates(model)
         self._model, self._descent = model, descent
         self._push = algorithm.push
-        self._meeting = meeting
+        self._join_point = join_point
         self._on_progress = on_progress
         self._totals: dict[int, int] = {}  # partition -> number of its steps
         self._begun_s = self._told_s = time.monotonic()
@@ -108,8 +108,8 @@ class Master:
         self._told_s, ledger = time.monotonic(), self.ledger
         done = {partition: number * self._push for partition, number in ledger.last.items()}
         for partition in done.keys() - self._totals.keys():
-            with contextlib.suppress(MeetingLostError, ValueError):
-                self._totals[partition] = int(self._meeting.get(f"steps/{partition}"))
+            with contextlib.suppress(JoinPointLostError, ValueError):
+                self._totals[partition] = int(self._join_point.get(f"steps/{partition}"))
         elapsed_s, total = self._told_s - self._begun_s, sum(self._totals.values())
         share = min(1.0, sum(done.values()) / total) if total else 0.0
         workers = tuple(

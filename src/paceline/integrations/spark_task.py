@@ -17,7 +17,7 @@ from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.integrations.spark_failures import make_good, said, tell
 from paceline.integrations.spark_job import meet_driver
 from paceline.integrations.spark_rows import SpilledRows, spilled
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.membership.peers import Peers
 from paceline.optim.settings import OptimizerSettings, settings_of
 from paceline.ports.ports import Message, Ports
@@ -103,29 +103,29 @@ class PartitionTask:
             rows = SpilledRows(file.fileno())
         with contextlib.closing(
             meet_driver("DeepDist", self.address, self.keys, self.deadline_s, partition)
-        ) as meeting:
+        ) as join_point:
             try:
-                told = self._train(meeting, partition, attempt, rows)
+                told = self._train(join_point, partition, attempt, rows)
             except (Exception, SystemExit) as error:
-                raise self._failure(meeting, partition, attempt, error) from error
-            make_good(meeting, partition)
+                raise self._failure(join_point, partition, attempt, error) from error
+            make_good(join_point, partition)
         return [{"partition": partition, "attempt": context.attemptNumber(), "rows": len(rows), **told}]
 
-    def _train(self, meeting: Meeting, partition: int, attempt: int, rows: SpilledRows) -> dict[str, int]:
+    def _train(self, join_point: JoinPoint, partition: int, attempt: int, rows: SpilledRows) -> dict[str, int]:
         updates = NamedUpdates(self.model)
         arena = own_arena(updates.binding, self.algorithm, num_workers=self.num_members, worker_id=partition)
         arena.shared.is_elsewhere = True
         ports: Ports[Any] = arena.ports(RealClock(), self.seed)
         peers = Peers(
-            meeting,
+            join_point,
             partition,
             self.num_members,
             ports.counts,
             lambda: False,
             incarnation=attempt,
             num_servers=ports.num_servers,
-            host=meeting.host,
-            key=meeting.key,
+            host=join_point.host,
+            key=join_point.key,
         )
         try:
             ports = replace(ports, mailbox=peers.mailbox, incarnation=attempt)
@@ -137,14 +137,14 @@ class PartitionTask:
             except PeerLostError as error:
                 raise WorkerLostError(
                     f"The task of partition {partition} reaches the driver, and the driver cannot reach its executor at"
-                    f" {meeting.host or 'a local socket'}: open the way back, or run the driver in the cluster."
+                    f" {join_point.host or 'a local socket'}: open the way back, or run the driver in the cluster."
                 ) from error
             client = Client(ports, self.algorithm.codec)
             client.join()
             client.tell(_settings(updates.binding))
             try:
                 return {
-                    **_Steps(self, updates, client, rows, partition, meeting).run(),
+                    **_Steps(self, updates, client, rows, partition, join_point).run(),
                     "sent_bytes": ports.counts.sent_bytes,
                 }
             finally:
@@ -154,13 +154,13 @@ class PartitionTask:
             updates.binding.release()
             arena.segment.close()
 
-    def _failure(self, meeting: Meeting, partition: int, attempt: int, error: BaseException) -> BaseException:
+    def _failure(self, join_point: JoinPoint, partition: int, attempt: int, error: BaseException) -> BaseException:
         """The error by which the task fails; tells the driver about the first one, unless a newer attempt exists."""
-        with contextlib.suppress(MeetingLostError):
-            holder = read_peer(meeting.get(f"peer/{partition}")) if meeting.check([f"peer/{partition}"]) else None
+        with contextlib.suppress(JoinPointLostError):
+            holder = read_peer(join_point.get(f"peer/{partition}")) if join_point.check([f"peer/{partition}"]) else None
             if holder is not None and holder[0] > attempt:
                 return WorkerLostError(f"A newer attempt has taken over partition {partition}: this one ends.")
-            tell(meeting, partition, said(partition, error))
+            tell(join_point, partition, said(partition, error))
         return error
 
 
@@ -175,7 +175,7 @@ class _Steps:
         client: connection to the server, which has told it the number of the last update.
         rows: of the partition.
         partition: its number.
-        meeting: where the driver reads the total number of steps.
+        join_point: where the driver reads the total number of steps.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ class _Steps:
         client: Client,
         rows: SpilledRows,
         partition: int,
-        meeting: Meeting,
+        join_point: JoinPoint,
     ) -> None:
         self._task, self._updates, self._client, self._rows, self._partition = task, updates, client, rows, partition
         self._per_epoch = -(-len(rows) // task.batch_size)
         self._total = task.epochs * self._per_epoch
         self._order = np.empty(0, dtype=np.int64)
         self._epoch = -1
-        meeting.set(f"steps/{partition}", str(self._total))
+        join_point.set(f"steps/{partition}", str(self._total))
 
     def run(self) -> dict[str, int]:
         task, client = self._task, self._client

@@ -23,7 +23,7 @@ from paceline.integrations.spark_job import meet_driver
 from paceline.integrations.spark_loop import FAILURE, Loop
 from paceline.integrations.spark_rows import spark_folder, spilled
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.storage import files
 from paceline.transport.keys import Keys
 from paceline.worker.supervised import how_ended
@@ -57,31 +57,31 @@ class WorkerTask:
         partition, attempt = context.partitionId(), context.attemptNumber()
         with (
             spilled(batches) as rows,
-            contextlib.closing(meet_driver("launch", self.address, self.keys, self.reach_s, partition)) as meeting,
+            contextlib.closing(meet_driver("launch", self.address, self.keys, self.reach_s, partition)) as join_point,
         ):
-            if attempt and self._is_over(meeting):
+            if attempt and self._is_over(join_point):
                 return []
             with tempfile.TemporaryDirectory(prefix="paceline-", dir=spark_folder()) as name:
                 folder = Path(name)
                 try:
-                    self._train(context, meeting, rows.fileno(), folder)
+                    self._train(context, join_point, rows.fileno(), folder)
                     written = _written(folder, attempt)
                 except _LoopError as error:
                     is_refused = attempt > 0 and error.is_ours  # such as when there is no place: the others go on
-                    if is_refused and self._is_over(meeting):
+                    if is_refused and self._is_over(join_point):
                         return []
                     kind: Kind = "follows" if is_refused else error.kind
-                    raise self._failure(meeting, partition, str(error), kind) from None
+                    raise self._failure(join_point, partition, str(error), kind) from None
                 except PacelineError as error:
-                    raise self._failure(meeting, partition, said(partition, error), "raised") from None
-                make_good(meeting, partition)
+                    raise self._failure(join_point, partition, said(partition, error), "raised") from None
+                make_good(join_point, partition)
                 return written
 
-    def _is_over(self, meeting: Meeting) -> bool:
+    def _is_over(self, join_point: JoinPoint) -> bool:
         """Whether the others are about to end, so that the run accepts no more workers."""
-        return not self.in_barrier and meeting.check(["ending"])
+        return not self.in_barrier and join_point.check(["ending"])
 
-    def _train(self, context: Any, meeting: Meeting, rows: int, folder: Path) -> None:
+    def _train(self, context: Any, join_point: JoinPoint, rows: int, folder: Path) -> None:
         partition = context.partitionId()
         if not os.fstat(rows).st_size:
             raise UsageError(
@@ -93,7 +93,7 @@ class WorkerTask:
         store: Any = None
         if self.in_barrier:
             if partition == 0:
-                store = _open_store(meeting)
+                store = _open_store(join_point)
             places = context.allGather(f"{store.host} {store.port}" if store is not None else "")
             variables["MASTER_ADDR"], variables["MASTER_PORT"] = places[0].split()
             variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -122,13 +122,13 @@ class WorkerTask:
                 raise _LoopError(ended, "died", is_ours=False)
             raise _LoopError(told["said"], "follows" if told["follows"] else "raised", is_ours=told["is_ours"])
 
-    def _failure(self, meeting: Meeting, partition: int, sentence: str, kind: Kind) -> Exception:
-        tell(meeting, partition, sentence, kind)
+    def _failure(self, join_point: JoinPoint, partition: int, sentence: str, kind: Kind) -> Exception:
+        tell(join_point, partition, sentence, kind)
         until_s = time.monotonic() + _CAUSE_S
         ends_job = self.in_barrier and kind == "follows"  # with a task whose end is not the cause
-        with contextlib.suppress(MeetingLostError):
+        with contextlib.suppress(JoinPointLostError):
             while ends_job and time.monotonic() < until_s:
-                if first_told(meeting, self.workers, "raised", "died"):
+                if first_told(join_point, self.workers, "raised", "died"):
                     break
                 time.sleep(_BETWEEN_LOOKS_S)
         return PacelineError(sentence)
@@ -143,9 +143,9 @@ class _LoopError(Exception):
         self.is_ours = is_ours
 
 
-def _open_store(meeting: Meeting) -> Any:
+def _open_store(join_point: JoinPoint) -> Any:
     """A store that listens at one address; PyTorch's own listener accepts connections at all addresses of the machine."""
-    listener = meeting.listen()
+    listener = join_point.listen()
     host, port = listener.getsockname()[:2]
     return _dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 

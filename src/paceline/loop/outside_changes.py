@@ -13,9 +13,9 @@ from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.loaded_weights import Loads
 from paceline.vectors.flat import FlatBinding
 
-__all__ = ["Fate", "OutsideChanges", "watch_outside"]
+__all__ = ["Effect", "OutsideChanges", "watch_outside"]
 
-Fate = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
+Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -85,7 +85,7 @@ class OutsideChanges:
         loads: Loads,
         *,
         spec: str,
-        fate: Callable[[torch.Tensor, bool], Fate],
+        fate: Callable[[torch.Tensor, bool], Effect],
         put: Callable[[torch.Tensor], None],
         is_published: bool = False,
         written_by_others: torch.Tensor | None = None,
@@ -107,12 +107,12 @@ class OutsideChanges:
         self.moves = is_published and not is_alone
         self._has_moved = self._is_seen = False
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
-        self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Fate, Fate]]] = {}
+        self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Effect, Effect]]] = {}
         self._num_taken = 0
         self._moves = False  # the loop moves its parameters, and perhaps puts them back
         self._addresses: list[int] = []
         self._counts: list[int] = []
-        self._fate: Fate = "lasts"
+        self._fate: Effect = "lasts"
         self.is_idle = self._compares = False
         self.lasting: torch.Tensor | None = None
         self._words: torch.Tensor | None = None
@@ -294,7 +294,7 @@ def watch_outside(
     is_common = kind == "replicated" and not algorithm.gossip
     is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
 
-    def fate(x: torch.Tensor, idle: bool) -> Fate:
+    def fate(x: torch.Tensor, idle: bool) -> Effect:
         is_trained = trained is not None and x.data_ptr() == trained.data_ptr()
         if is_alone:
             return "lasts" if is_trained else "moves"

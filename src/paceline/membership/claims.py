@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from paceline.data.epoch_claims import CLAIM_BATCHES, EpochClaims, first_said
-from paceline.membership.join_point import Meeting, MeetingLostError
+from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.ports.ports import Mailbox
 
 __all__ = ["JoinedClaims"]
@@ -23,7 +23,7 @@ class JoinedClaims(EpochClaims):
     batches are lost; around a later death, workers may also skip a few batches that each left to another.
 
     Args:
-        meeting: the join point.
+        join_point: the join point.
         mailbox: knows which workers can be reached.
         worker_id: this worker.
         num_workers: N.
@@ -33,8 +33,10 @@ class JoinedClaims(EpochClaims):
         by_ids: whether batches are dealt out by worker ids, without the join point.
     """
 
-    def __init__(self, meeting: Meeting, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]) -> None:
-        self._meeting = meeting
+    def __init__(
+        self, join_point: JoinPoint, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]
+    ) -> None:
+        self._join_point = join_point
         self._mailbox = mailbox
         self._worker_id, self._num_workers = worker_id, num_workers
         self._notes = notes
@@ -49,14 +51,14 @@ class JoinedClaims(EpochClaims):
             self._places.clear()
         if not self._places and not self.by_ids and epoch < _COUNTED_EPOCHS:
             try:
-                begin = self._meeting.add(f"next batch/{epoch}", CLAIM_BATCHES) - CLAIM_BATCHES
+                begin = self._join_point.add(f"next batch/{epoch}", CLAIM_BATCHES) - CLAIM_BATCHES
                 if begin < self._next:
-                    raise MeetingLostError(self._meeting.address)  # its count went back, so it is of no use
+                    raise JoinPointLostError(self._join_point.address)  # its count went back, so it is of no use
                 if not begin:
-                    self._meeting.add("epochs begun", 1)
+                    self._join_point.add("epochs begun", 1)
                 self._next = begin + CLAIM_BATCHES
                 self._places.extend(range(begin, self._next))
-            except MeetingLostError:
+            except JoinPointLostError:
                 self.by_ids = True
                 self._notes.append(
                     f"The join point is gone: from batch {self._next:,} of epoch {epoch + 1:,} on, batches were dealt out by"
@@ -70,15 +72,15 @@ class JoinedClaims(EpochClaims):
         return self._next - 1
 
     def newest(self) -> int:
-        with contextlib.suppress(MeetingLostError):
-            return max(0, self._meeting.add("epochs begun", 0) - 1)
+        with contextlib.suppress(JoinPointLostError):
+            return max(0, self._join_point.add("epochs begun", 0) - 1)
         return 0
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
         """As in `EpochClaims`, but returns `numbers` if the join point is gone or has no room for more epochs."""
-        with contextlib.suppress(MeetingLostError):
+        with contextlib.suppress(JoinPointLostError):
             if not self.by_ids and epoch < _COUNTED_EPOCHS:
-                return first_said(self._meeting.compare_set, epoch, numbers)
+                return first_said(self._join_point.compare_set, epoch, numbers)
         return numbers
 
     def _owner(self, place: int) -> int:

@@ -19,7 +19,7 @@ from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.environment import Invitation
 from paceline.membership.final_mean import receive_vector
-from paceline.membership.join_point import Meeting, MeetingLostError, endpoint
+from paceline.membership.join_point import JoinPoint, JoinPointLostError, endpoint
 from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
 from paceline.ports.ports import Counts, Mailbox, Message
@@ -53,18 +53,18 @@ def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
     )
 
 
-def num_places(meeting: Meeting, of: int | None, own: int) -> int:
+def num_places(join_point: JoinPoint, of: int | None, own: int) -> int:
     """How many workers the run has, as the first to come decided: `of`, or by default the number that it brought.
 
     Raises:
         UsageError: `of` differs from the number agreed on.
     """
-    agreed = read_incarnation(meeting.agree("of", str(own if of is None else of)))
+    agreed = read_incarnation(join_point.agree("of", str(own if of is None else of)))
     if not agreed:
-        raise MeetingLostError(meeting.address)
+        raise JoinPointLostError(join_point.address)
     if of is not None and of != agreed:
         raise UsageError(
-            f"The run at {meeting.address} has {agreed} workers in all, and not {of}: give the same --of on every machine"
+            f"The run at {join_point.address} has {agreed} workers in all, and not {of}: give the same --of on every machine"
             " (PACELINE_OF), or choose another port for another run."
         )
     return agreed
@@ -102,7 +102,7 @@ class JoinedRun:
         _joined = True
         check_joinable(algorithm)
         self.deadline_s = invitation.deadline_s
-        self._meeting = Meeting(invitation.address, invitation.key, self.deadline_s)
+        self._join_point = JoinPoint(invitation.address, invitation.key, self.deadline_s)
         self.spec = registry.spec(algorithm)
         self.own_data = invitation.own_data
         self.notes: list[str] = []
@@ -111,7 +111,7 @@ class JoinedRun:
         self._signals, self._coming = contextlib.ExitStack(), contextlib.ExitStack()
         self._interruption = Interruption()
         try:
-            self.num_workers = num_places(self._meeting, invitation.of, own=1)
+            self.num_workers = num_places(self._join_point, invitation.of, own=1)
             algorithm.check(self.num_workers)
             check_joinable(algorithm, self.num_workers)
             self._agree({"algorithm": self.spec, "model": model_words})
@@ -119,21 +119,21 @@ class JoinedRun:
         except BaseException:
             self.close()
             raise
-        self.tables = StoredTables(self._meeting, self.worker_id, self.num_workers)
+        self.tables = StoredTables(self._join_point, self.worker_id, self.num_workers)
 
     def meet(self, state: Sequence[torch.Tensor], random_states: tuple[int, ...] = ()) -> Peers:
         """Waits for the others; all start with worker 0's tensors. A late worker keeps its own until it asks a neighbour."""
         if not self.is_late:  # before it can be reached
             self.tables.tell_random_states(random_states)
         peers = Peers(
-            self._meeting,
+            self._join_point,
             self.worker_id,
             self.num_workers,
             self.counts,
             lambda: self.leaves,
             incarnation=self.incarnation,
-            host=self._meeting.host,
-            key=self._meeting.key,
+            host=self._join_point.host,
+            key=self._join_point.key,
             connect=False,
         )
         self._coming.close()
@@ -143,8 +143,8 @@ class JoinedRun:
                 self.is_stale = True
             else:
                 self._connect_all(peers)
-                with contextlib.suppress(MeetingLostError):
-                    self._meeting.set("started", "1")
+                with contextlib.suppress(JoinPointLostError):
+                    self._join_point.set("started", "1")
                 self.is_stale = not self._start_alike(peers.mailbox, state)
                 self.counts.messages = self.counts.sent_bytes = 0
         except BaseException:
@@ -153,7 +153,7 @@ class JoinedRun:
         return peers
 
     def claims(self, mailbox: Mailbox) -> JoinedClaims:
-        return JoinedClaims(self._meeting, mailbox, self.worker_id, self.num_workers, self.notes)
+        return JoinedClaims(self._join_point, mailbox, self.worker_id, self.num_workers, self.notes)
 
     def heed_signals(self, stop: Callable[[], object]) -> None:
         """Makes Ctrl-C and SIGTERM end this worker's training cleanly, by `stop`; the others go on without it."""
@@ -172,8 +172,8 @@ class JoinedRun:
         Raises:
             WorkerLostError: this worker came so late that it never averaged with another.
         """
-        with contextlib.suppress(MeetingLostError):
-            self._meeting.set("ending", "1")
+        with contextlib.suppress(JoinPointLostError):
+            self._join_point.set("ending", "1")
         if self.is_late and self.num_workers > 1 and not self.counts.averages:
             raise WorkerLostError(
                 f"Worker {self.worker_id} came when the others were about to end, and averaged with none of them:"
@@ -183,44 +183,44 @@ class JoinedRun:
     def close(self) -> None:
         """Leaves the join point, which ends if this process holds it. Raises a pending interruption, if a signal came."""
         self._coming.close()
-        self._meeting.close()
+        self._join_point.close()
         self._signals.close()
 
     # At the join point
 
     def _agree(self, words: dict[str, str]) -> None:
-        agreed = self._meeting.agree_words("hello", words)
+        agreed = self._join_point.agree_words("hello", words)
         for what, mine in words.items():
             if agreed.get(what) != mine:
                 raise UsageError(
-                    f"This worker's {what} is {mine}, and the run at {self._meeting.address} has {agreed.get(what)}: build the"
-                    " same model and name the same algorithm everywhere, or choose another port for another run."
+                    f"This worker's {what} is {mine}, and the run at {self._join_point.address} has {agreed.get(what)}: build"
+                    " the same model and name the same algorithm everywhere, or choose another port for another run."
                 )
 
     def _take_place(self, num_workers: int) -> tuple[int, int, bool]:
         """The first free place; else the first whose worker has died: (worker, incarnation, whether training has begun)."""
-        meeting = self._meeting
-        coming = self._coming.enter_context(meeting.listen())
+        join_point = self._join_point
+        coming = self._coming.enter_context(join_point.listen())
         token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
         until_s = time.monotonic() + _PLACE_DEADLINE_S
         while True:
-            late = meeting.check(["started"])
-            if meeting.check(["ending"]):
-                raise UsageError(f"The run at {meeting.address} is about to end: it takes no more workers.")
+            late = join_point.check(["started"])
+            if join_point.check(["ending"]):
+                raise UsageError(f"The run at {join_point.address} is about to end: it takes no more workers.")
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
-                holder = meeting.get(key).decode() if meeting.check([key]) else ""
+                holder = join_point.get(key).decode() if join_point.check([key]) else ""
                 told, _, coming = holder.rpartition(" ")
                 incarnation = (read_incarnation(told.partition(" ")[0]) or 0) + 1 if holder else 0
                 if holder and not self._has_died(worker_id, incarnation - 1, coming):
                     continue
                 mine = f"{incarnation} {token}"
-                if meeting.compare_set(key, holder, mine).decode() == mine:
+                if join_point.compare_set(key, holder, mine).decode() == mine:
                     return worker_id, incarnation, late
             if time.monotonic() > until_s:
                 raise UsageError(
-                    f"All {num_workers} places of the run at {meeting.address} are taken: a worker can come when another has"
-                    " died; for more workers, start the run with a higher --of."
+                    f"All {num_workers} places of the run at {join_point.address} are taken: a worker can come when another"
+                    " has died; for more workers, start the run with a higher --of."
                 )
             time.sleep(_LOOK_EVERY_S / 4)
 
@@ -238,7 +238,7 @@ class JoinedRun:
 
     def _mailbox_of(self, worker_id: int, incarnation: int) -> str | None:
         key = f"peer/{worker_id}"
-        told = read_peer(self._meeting.get(key)) if self._meeting.check([key]) else None
+        told = read_peer(self._join_point.get(key)) if self._join_point.check([key]) else None
         return told[1] if told is not None and told[0] >= incarnation else None
 
     # The start
@@ -251,9 +251,9 @@ class JoinedRun:
                 peers.connect(min(_LOOK_EVERY_S, max(0.0, left_s)))
                 return
             except WorkerLostError as error:
-                if self._meeting.lost:
+                if self._join_point.lost:
                     raise WorkerLostError(
-                        f"The join point {self._meeting.address} ended before all {self.num_workers} workers had"
+                        f"The join point {self._join_point.address} ended before all {self.num_workers} workers had"
                         " come: start them again."
                     ) from None
                 if left_s <= 0:
@@ -265,7 +265,7 @@ class JoinedRun:
         peers.connect(_LATE_CONNECT_S, needs_all=False)
         if self.num_workers > 1 and not peers.mailbox.peers():
             raise WorkerLostError(
-                f"None of the other workers of the run at {self._meeting.address} can be reached: start it again."
+                f"None of the other workers of the run at {self._join_point.address} can be reached: start it again."
             )
 
     def _start_alike(self, mailbox: Mailbox, state: Sequence[torch.Tensor]) -> bool:

@@ -15,7 +15,15 @@ from paceline.ports.ports import Mailbox, Message, PeerBack, Ports, Received
 from paceline.vectors.half_types import sum_type
 from paceline.vectors.model_state import from_bytes, to_bytes
 
-__all__ = ["FinalMean", "Given", "LeftWeights", "mean_of_all", "receive_vector", "take_final_mean", "why_not_given"]
+__all__ = [
+    "BatchesTaken",
+    "FinalMean",
+    "LeftWeights",
+    "mean_of_all",
+    "receive_vector",
+    "take_final_mean",
+    "why_not_given",
+]
 
 _LEFT_AT_BREAK = 4  # the most batches that a loop has claimed but not seen when it leaves an epoch early
 
@@ -36,14 +44,14 @@ class FinalMean(NamedTuple):
     num_not_given: int = 0  # batches that no worker received, where that is certain
 
 
-class Given(NamedTuple):
+class BatchesTaken(NamedTuple):
     """Batches that a worker's loop received from a counter that all workers share."""
 
     taken: int = 0  # how many; -1: another worker took more in its place, or took the same
     reached: int = 0  # the number up to which the loop went: each batch below it belongs to some worker
 
 
-_NOTHING = Given()
+_NOTHING = BatchesTaken()
 
 
 def why_not_given(number: int) -> str:
@@ -58,7 +66,7 @@ def take_final_mean(
     ports: Ports[Any],
     x: torch.Tensor,
     deadline_s: float,
-    given: Given = _NOTHING,
+    given: BatchesTaken = _NOTHING,
     buffers: Sequence[torch.Tensor] = (),
     left: LeftWeights | None = None,
 ) -> FinalMean | None:
@@ -84,7 +92,7 @@ def take_final_mean(
     return final
 
 
-def _not_given(given: list[Given]) -> int:
+def _not_given(given: list[BatchesTaken]) -> int:
     """Batches that no worker received, below the highest number that any reached; 0 if that cannot be known."""
     if any(one.taken < 0 for one in given):
         return 0
@@ -98,7 +106,7 @@ def mean_of_all(
     num_workers: int,
     x: torch.Tensor,
     deadline_s: float,
-    given: Given = _NOTHING,
+    given: BatchesTaken = _NOTHING,
     buffers: Sequence[torch.Tensor] = (),
     left: LeftWeights | None = None,
 ) -> FinalMean:
@@ -164,7 +172,7 @@ def _collect(
     num_workers: int,
     x: torch.Tensor,
     deadline_s: float,
-    given: Given,
+    given: BatchesTaken,
     left: LeftWeights | None,
 ) -> FinalMean:
     models, all_given = {worker_id: x}, [given]
@@ -174,7 +182,7 @@ def _collect(
             if answer is not None:
                 models[other] = answer[0]
                 taken, reached = answer[1].version, answer[1].weight
-                all_given.append(Given(taken, int(reached) if 0 <= reached < MOST else 0))
+                all_given.append(BatchesTaken(taken, int(reached) if 0 <= reached < MOST else 0))
     mean = torch.stack(list(models.values())).mean(dim=0, dtype=sum_type(x.dtype)).to(x.dtype)
     distances = [float((one.double() - mean).square().sum()) for one in models.values()]
     consensus_distance = sum(distances) / len(distances)

@@ -21,7 +21,7 @@ from paceline.transport.authentication import Authenticator, authenticate
 from paceline.transport.contexts import uninterrupted
 from paceline.transport.keys import Keys, load_keys, own_keys
 
-__all__ = ["Meeting", "MeetingLostError", "endpoint"]
+__all__ = ["JoinPoint", "JoinPointLostError", "endpoint"]
 
 _BACKLOG = 1024  # waiting connections, such as probes of whether a worker is alive
 _SLICE_S = 0.5
@@ -38,7 +38,7 @@ _WAITING_CONNECTIONS = 1024
 _T = TypeVar("_T", int, str, bool, None)
 
 
-class MeetingLostError(WorkerLostError):
+class JoinPointLostError(WorkerLostError):
     """The join point is gone or does not answer: a RuntimeError, as for a torch store."""
 
     def __init__(self, address: str) -> None:
@@ -47,7 +47,7 @@ class MeetingLostError(WorkerLostError):
         )
 
 
-class Meeting:
+class JoinPoint:
     """A worker's (or agent's) access to the join point: a store with the methods of a torch store that mailboxes call.
 
     Binds the address if it is this machine's and free, and holds the store from then on; otherwise dials it. A process
@@ -125,7 +125,7 @@ class Meeting:
     def _greet(self, is_local: bool) -> None:
         try:
             self.check([])
-        except MeetingLostError:
+        except JoinPointLostError:
             try:
                 socket.create_connection(self._where[:2], timeout=_CONNECT_S).close()
             except OSError as error:
@@ -157,10 +157,10 @@ class Meeting:
             words = json.loads(self.agree(name, json.dumps(wanted)))
             if isinstance(words, dict) and all(isinstance(one, str) for one in words.values()):
                 return words
-        raise MeetingLostError(self.address)
+        raise JoinPointLostError(self.address)
 
     def add(self, key: str, amount: int) -> int:
-        """As in torch's stores, like the following methods; all raise `MeetingLostError`.
+        """As in torch's stores, like the following methods; all raise `JoinPointLostError`.
 
         Counts are separate from values, and grow by at most 64 per call, so that no worker can make the others skip all
         batches.
@@ -204,7 +204,7 @@ class Meeting:
 
     def _ask(self, kind: type[_T], *question: Any) -> _T:
         if os.getpid() != self._pid:  # in a fork; another thread may have held the lock, too
-            raise MeetingLostError(self.address)
+            raise JoinPointLostError(self.address)
         with self._lock:
             if not self.lost:
                 with contextlib.suppress(
@@ -215,7 +215,7 @@ class Meeting:
                     if raw is not None and _is_plain(answer := json.loads(raw), kind):
                         return answer
             self.lost = True
-            raise MeetingLostError(self.address)
+            raise JoinPointLostError(self.address)
 
     def _answer_in_time(self) -> bytes | None:
         # Counted in slices, so that a worker that was suspended for a while does not mistake that time for a lost answer.

@@ -10,9 +10,9 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.model_parallel.hybrid import worker_part as hybrid
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.tensor import worker_part as tensor
-from paceline.model_parallel.tensor.layout import Tensor
+from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
 from paceline.replica.buckets import PendingGradients
@@ -22,11 +22,11 @@ from paceline.vectors.sharding import AxisShape, Sharding
 
 __all__ = ["AnyLayout", "LayoutPart", "check_layout", "layout_of", "layout_registry", "part_of"]
 
-AnyLayout = Hybrid | Tensor
+AnyLayout = HybridParallel | TensorParallel
 
 layout_registry = Registry("layout")
-layout_registry.register("hybrid", Hybrid)
-layout_registry.register("tensor", Tensor)
+layout_registry.register("hybrid", HybridParallel)
+layout_registry.register("tensor", TensorParallel)
 
 
 def layout_of(layout: AnyLayout | str) -> AnyLayout:
@@ -116,7 +116,7 @@ class LayoutPart(Protocol):
 
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
     """Rejects an algorithm that does not work with a layout."""
-    if isinstance(layout, Hybrid):
+    if isinstance(layout, HybridParallel):
         hybrid.check_algorithm(algorithm)
     else:
         tensor.check_algorithm(algorithm)
@@ -128,6 +128,6 @@ def part_of(model: nn.Module, layout: AnyLayout, worker_id: int, num_workers: in
     Raises:
         UsageError: the layout cannot cut this model.
     """
-    if isinstance(layout, Hybrid):
+    if isinstance(layout, HybridParallel):
         return hybrid.WorkerPart(model, layout, worker_id, num_workers, seed)
     return tensor.WorkerPart(model, layout, worker_id, num_workers, seed)

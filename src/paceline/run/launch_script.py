@@ -22,7 +22,7 @@ from typing import Any
 from paceline.algorithms import registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
 from paceline.membership.elastic import check_joinable, num_places
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
@@ -102,8 +102,8 @@ class Agent:
         algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
         if algorithm is not None:
             check_joinable(algorithm)
-        with self._held_folder(), contextlib.closing(Meeting(self.address, self.key, self.deadline_s)) as meeting:
-            of = num_places(meeting, self.of, own=self.workers)
+        with self._held_folder(), contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point:
+            of = num_places(join_point, self.of, own=self.workers)
             if self.workers > of:
                 raise UsageError(
                     f"The run at {self.address} has {of} workers in all, fewer than the {self.workers} to start here: lower"
@@ -111,7 +111,7 @@ class Agent:
                 )
             if algorithm is not None:
                 check_joinable(algorithm, of)
-            where = "Holding" if meeting.holds else "Joining at"
+            where = "Holding" if join_point.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
             with noted() as interruption, tempfile.TemporaryDirectory(prefix="paceline-") as self._said:

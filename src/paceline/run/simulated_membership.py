@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights, take_final_mean
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.tables import SharedTables, local_tables
 from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.run.simulation_record import SimulationRecord
@@ -138,7 +138,7 @@ class SimulatedMembership(Membership):
         shared: Any = self._machine.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > 0
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`: workers with models of their own send them to each other."""
         run, machine, mean = self._run, self._machine, None
         run.left = left or run.left

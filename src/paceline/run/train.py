@@ -15,7 +15,7 @@ from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
 from paceline.evaluation.model import initial_loss, task_evaluator
 from paceline.model_parallel.hybrid.choose import chosen_layout
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import check_layout, layout_of, layout_registry
@@ -137,7 +137,7 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
     assert config.layout is not None
     layout = layout_of(config.layout)
     check_layout(layout, algorithm)
-    if not isinstance(layout, Hybrid):
+    if not isinstance(layout, HybridParallel):
         raise UsageError(
             "A tensor layout is for loops of your own, whose models are built of the layers of paceline.model_parallel: give"
             " it to paceline.attach, and start the loop by paceline.launch or torchrun."

@@ -22,7 +22,7 @@ from paceline.supervisor.handshake import Handshake
 from paceline.supervisor.servers import Servers
 from paceline.supervisor.spool import Spool
 from paceline.system.interrupts import noted_by
-from paceline.worker.gathering import Gathering, Left, Part
+from paceline.worker.gathering import Contribution, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
 from paceline.worker.server_process import ServerMain
 from paceline.worker.supervised import (
@@ -277,7 +277,7 @@ class Supervisor:
                 self._count_ready(worker)
             case NotSaved():
                 self.outcome.leave_out(message.number, message.why)
-            case Part() | Left():
+            case Contribution() | Left():
                 self._gathering.hear(worker, message)
             case Done():
                 worker.ended = True

@@ -24,7 +24,7 @@ from paceline.data.stream_batches import StreamBatches
 from paceline.data.wrappers import moved_to, telling_end
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
-from paceline.membership.final_mean import Given
+from paceline.membership.final_mean import BatchesTaken
 from paceline.ports.round_shares import RoundShares
 from paceline.system.global_randomness import SeparateRandomness
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -120,7 +120,7 @@ class WorkerBatches:
         self._progress = progress
         self._bind_newest = bind_newest
         self._randomness = randomness
-        self._given = Given()
+        self._given = BatchesTaken()
         self._epochs_ended = 0  # not left at a `break`
         self._known: tuple[Any, LoaderBatches] | None = None
         self._share: BatchShare | None = None
@@ -133,7 +133,7 @@ class WorkerBatches:
         self._is_epoch_told = self._is_begun = False
 
     @property
-    def given(self) -> Given:
+    def given(self) -> BatchesTaken:
         """The batches that the loop got from a shared counter, or claimed ahead and left."""
         ahead = self._claims.num_given_back if self._claims is not None else 0
         return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
@@ -324,12 +324,12 @@ class WorkerBatches:
         """Counts the batches given, as long as the loop leaves no epoch early and goes on, and epochs are equally long."""
         num_batches = batches.epoch_numbers
         if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
-            self._given = Given(-1)
+            self._given = BatchesTaken(-1)
         elif number == END:
             self._epochs_ended += 1
             self._given = self._given._replace(reached=max((epoch + 1) * num_batches, self._given.reached))
         else:
-            self._given = Given(self._given.taken + 1, max(number + 1, self._given.reached))
+            self._given = BatchesTaken(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def taken_at_end(self, *, is_cut: bool) -> int:
         """Batches taken; a resumed run hands out the last one again if the run's end has cut its step short."""

@@ -17,11 +17,11 @@ from paceline.loop.replica import SEES_A_PART
 from paceline.membership.environment import Invitation, LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import AnyLayout, LayoutPart, check_layout, layout_of
-from paceline.model_parallel.tensor.layout import Tensor
+from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
@@ -83,7 +83,7 @@ class CutWorker(Worker):
                 " torchrun, not with --join or in a simulation."
             )
         # Report errors before waiting for other workers.
-        if isinstance(layout, Tensor):
+        if isinstance(layout, TensorParallel):
             if example_inputs is not None:
                 raise UsageError("example_inputs are what hybrid(groups=auto) is chosen by: leave them out.")
             if self.num_workers > 1:
@@ -93,7 +93,7 @@ class CutWorker(Worker):
             layout = self._checked(layout, model, example_inputs)
         self.layout = layout
 
-    def _checked(self, layout: Hybrid, model: nn.Module, example_inputs: torch.Tensor | None) -> Hybrid:
+    def _checked(self, layout: HybridParallel, model: nn.Module, example_inputs: torch.Tensor | None) -> HybridParallel:
         if self.num_workers == 1:
             layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
         elif example_inputs is not None:
@@ -132,7 +132,7 @@ class CutWorker(Worker):
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
         """As in `Worker`; under `hybrid` every pass sends its gradients: cut layers weight each pass's rows separately."""
-        with contextlib.nullcontext() if isinstance(self.layout, Hybrid) else super().accumulate():
+        with contextlib.nullcontext() if isinstance(self.layout, HybridParallel) else super().accumulate():
             yield
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -159,7 +159,7 @@ class CutWorker(Worker):
         run.make_whole(part)
 
 
-def _chosen(layout: Hybrid, model: nn.Module, inputs: torch.Tensor, num_workers: int) -> Hybrid:
+def _chosen(layout: HybridParallel, model: nn.Module, inputs: torch.Tensor, num_workers: int) -> HybridParallel:
     """The layout that the chooser predicts to be fastest; it measures nothing, so all workers choose the same."""
     link = Cluster()
     return chosen_layout(

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call",
+    "Contribution",
+    "Contributions",
     "Gatherer",
     "Gathering",
     "Left",
     "NoGatherer",
-    "Part",
-    "Parts",
     "StoreGatherer",
     "SupervisedGatherer",
     "total_of",
@@ -48,7 +48,7 @@ _SUM = Call("worker.sum or worker.mean", "all workers must call it, so not under
 
 
 @dataclass(frozen=True)
-class Part:
+class Contribution:
     """A worker's value for its call of that number, as bytes: multiprocessing would share a tensor's memory."""
 
     number: int
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Contributions:
     """The answer to a worker's call of that number: the participants' values, in the order of their ids."""
 
     number: int
@@ -98,12 +98,12 @@ class Gathering:
 
     def __init__(self, workers: Iterable[WorkerState]) -> None:
         self._workers = workers
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, Contribution] = {}
         self._left: set[tuple[int, int]] = set()
 
-    def hear(self, worker: WorkerState, message: Part | Left) -> None:
+    def hear(self, worker: WorkerState, message: Contribution | Left) -> None:
         """Takes a worker's part, or notes that it has left."""
-        if isinstance(message, Part):
+        if isinstance(message, Contribution):
             self._parts[worker.worker_id] = message
         else:
             self._left.add((worker.worker_id, worker.incarnation))
@@ -123,7 +123,7 @@ class Gathering:
             part = self._parts.pop(one.worker_id, None)
             if part is not None:
                 with contextlib.suppress(OSError):  # it is gone: its end is the next news
-                    one.connection.send(Parts(part.number, values))
+                    one.connection.send(Contributions(part.number, values))
 
 
 class SupervisedGatherer:
@@ -144,12 +144,12 @@ class SupervisedGatherer:
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As in `Gatherer`."""
         self._number += 1
-        self._connection.send(Part(self._number, _packed(value)))
+        self._connection.send(Contribution(self._number, _packed(value)))
         until_s = time.monotonic() + self._deadline_s
         while time.monotonic() < until_s:
             if self._connection.poll(_LOOK_EVERY_S):
                 answer = self._connection.recv()
-                if isinstance(answer, Parts) and answer.number == self._number:
+                if isinstance(answer, Contributions) and answer.number == self._number:
                     return [_unpacked(one) for one in answer.values]
             elif self._stopped():
                 raise RunStopped("the run was stopped")

@@ -96,7 +96,7 @@ class ServerMain:
         lost = storage.begin(restarted=environment.incarnation > 0 and not is_copy, is_copy=is_copy)
         if lost is not None:
             connection.send(Restored(shard_id, *lost))
-        with _Meeting(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
+        with _ServerMailbox(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
             ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
             if is_copy:
                 copy = PrivateShard(len(arena.shared.x), plan.dtype, arena.shared.ranges)
@@ -107,7 +107,7 @@ class ServerMain:
             algorithm.serve(shard_id, ports)
 
 
-def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerStorage) -> ServerPorts | None:
+def _promoted(connection: Any, meeting: _ServerMailbox, arena: Arena, storage: ServerStorage) -> ServerPorts | None:
     """The dead server's ports, once the supervisor has sent `TakeOver`; `arena` is its view of the run's memory."""
     if not connection.poll():
         return None
@@ -120,14 +120,14 @@ def _promoted(connection: Any, meeting: _Meeting, arena: Arena, storage: ServerS
     return replace(ports, storage=storage)
 
 
-class _Meeting:
+class _ServerMailbox:
     """The mailbox of a server's process, under one id at a time."""
 
     def __init__(self, environment: WorkerEnvironment, plan: ArenaPlan) -> None:
         self._environment, self._plan = environment, plan
         self._peers: Peers | None = None
 
-    def __enter__(self) -> _Meeting:
+    def __enter__(self) -> _ServerMailbox:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -9,8 +9,8 @@ import torch
 import paceline as pl
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.algorithms.server.gathering import Pool, WorkerTable
-from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.waiting_gradients import WaitingGradient
 from paceline.simulator import Cluster
 
 WORKERS, RATE, SIZE = 4, 0.3, 5
@@ -175,7 +175,7 @@ def held(worker, gradient, samples=1, missing=()):
     about = UpdateInfo(
         worker_id=worker, sequence=1, step=0, version_read=0, version=0, num_samples=samples, missing=missing
     )
-    return Held(about, 0, torch.tensor(gradient, dtype=torch.float64), None)
+    return WaitingGradient(about, 0, torch.tensor(gradient, dtype=torch.float64), None)
 
 
 def test_means_are_weighted_by_samples_and_what_all_lack_is_missing():

@@ -8,10 +8,10 @@ import torch
 import paceline as pl
 from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.gathering import Pool
-from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.modes import Rennala, Ringmaster
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.waiting_gradients import WaitingGradient
 from paceline.simulator import Cluster
 
 SIZE, GROUPS = 500, 20
@@ -85,7 +85,7 @@ def test_a_successor_goes_on_with_what_was_measured():
 
 def held(number, gradient):
     about = UpdateInfo(worker_id=number % 2, sequence=number, step=0, version_read=0, version=0, num_samples=8)
-    return Held(about, 0, gradient.clone(), None)
+    return WaitingGradient(about, 0, gradient.clone(), None)
 
 
 def test_a_step_of_rennala_takes_as_many_as_are_measured():

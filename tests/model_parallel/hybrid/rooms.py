@@ -12,7 +12,7 @@ from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import Layout, Segment
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.vectors.sharding import REPLICAS, AxisShape
@@ -115,7 +115,7 @@ def together(programs):
 def alone(model, optimizer_of, data, seed=7):
     """Losses, input gradients of each step, by one worker with the whole batches."""
     model = copy.deepcopy(model)
-    cut = CutModel(model, plan_cuts(model, Hybrid(groups=1, min_weights=500), 1), 0, seed)
+    cut = CutModel(model, plan_cuts(model, HybridParallel(groups=1, min_weights=500), 1), 0, seed)
     optimizer, found, version = optimizer_of(cut.parameters), [], [0]
     cut.connect(Mesh.alone(), lambda: version[0])
     for inputs, targets in data:

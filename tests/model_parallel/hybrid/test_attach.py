@@ -11,7 +11,7 @@ import paceline as pl
 from model_parallel.hybrid.cut_loops import found, loop, samples
 from model_parallel.hybrid.rooms import small_vgg
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.simulator.cluster import Cluster
 
@@ -103,7 +103,7 @@ def test_tied_weights_and_batch_norm_between_cut_layers_are_refused():
     norm = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
     for model, message in ((tied, "tied to"), (norm, "1 lies between the cut layers 0 and 2")):
         with pytest.raises(pl.UsageError, match=message):
-            plan_cuts(model, Hybrid(groups=1, min_weights=1), 2)
+            plan_cuts(model, HybridParallel(groups=1, min_weights=1), 2)
 
 
 def test_evaluating_a_cut_model_alone_is_refused_instead_of_waited_for(tmp_path):
@@ -135,7 +135,7 @@ def test_auto_is_chosen_by_example_inputs_alike_on_all_workers_and_trains_as_all
         chosen.setdefault(layout, []).append((getattr(worker, "layout", None), model.state_dict()))
 
     examples = samples(4).tensors[0]
-    auto = Hybrid(groups="auto", min_weights=500)
+    auto = HybridParallel(groups="auto", min_weights=500)
     for layout, given in ((auto, examples), (None, None)):
         pl.launch(partial(train, layout, given), workers=4, backend="threads")
     layouts = {layout for layout, _ in chosen[auto]}

@@ -9,7 +9,7 @@ import paceline as pl
 from model_parallel.hybrid.rooms import small_vgg
 from model_parallel.hybrid.test_train import TASK
 from paceline.model_parallel.hybrid.choose import candidates_of, chosen_layout, layout_for
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.planner.balance import Layer
 from paceline.planner.layout_choice import Candidate, choose_layouts
@@ -46,7 +46,7 @@ def test_latency_moves_the_choice_to_fewer_and_smaller_operations():
 
 def test_sent_bytes_are_those_of_the_plan():
     model = small_vgg()
-    candidates = candidates_of(model, torch.zeros(1, 3, 8, 8, dtype=torch.float64), Hybrid(min_weights=500))
+    candidates = candidates_of(model, torch.zeros(1, 3, 8, 8, dtype=torch.float64), HybridParallel(min_weights=500))
     assert [one.layer.name for one in candidates if one.can_cut] == ["5.0", "5.3"]
     for choice in choose_layouts(candidates, nodes=4, batch=16, compute_s=nothing, **LINK):
         if choice.cut:
@@ -90,10 +90,10 @@ def test_auto_is_resolved_before_training_and_recorded(tmp_path):
 
 def test_auto_keeps_what_is_given():
     inputs = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
-    given = Hybrid(groups=2, min_weights=500)
+    given = HybridParallel(groups=2, min_weights=500)
     link = {"workers": 4, "batch_size": 4, "latency_s": 0.0, "bytes_per_s": 1e6}
     assert chosen_layout(given, small_vgg(), inputs, **link) is given
-    chosen = chosen_layout(Hybrid(min_weights=500, pairing="column-row"), small_vgg(), inputs, **link)
+    chosen = chosen_layout(HybridParallel(min_weights=500, pairing="column-row"), small_vgg(), inputs, **link)
     assert chosen.groups in (1, 2, 4)
     with pytest.raises(pl.UsageError, match="No linear layer of the model can be cut"):
-        chosen_layout(Hybrid(), small_vgg(), inputs, **link)
+        chosen_layout(HybridParallel(), small_vgg(), inputs, **link)

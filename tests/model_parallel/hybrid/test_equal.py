@@ -8,7 +8,7 @@ from torch import nn
 
 from model_parallel.hybrid import rooms
 from model_parallel.hybrid.rooms import Trained, adamw, alone, batches, sgd, small_vgg
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 
 EQUAL = {"rtol": 0.0, "atol": 1e-12}
 
@@ -41,20 +41,20 @@ def check_equal(optimizer_of, shares, layout, model=None):
 @pytest.mark.parametrize("pairing", ["gather", "column-row"])
 @pytest.mark.parametrize(("workers", "groups"), [(4, 1), (4, 2), (4, 4), (2, 1), (3, 1)])
 def test_three_steps_are_equal_to_one_process(optimizer_of, pairing, workers, groups):
-    trained = check_equal(optimizer_of, [4] * workers, Hybrid(groups=groups, pairing=pairing, min_weights=500))
+    trained = check_equal(optimizer_of, [4] * workers, HybridParallel(groups=groups, pairing=pairing, min_weights=500))
     assert [layer.name for layer in trained.plan.layers] == ([] if groups == workers else ["5.0", "5.3"])
 
 
 @pytest.mark.parametrize("shares", [[5, 3, 4, 2], [4, 4, 4, 0], [0, 4, 4, 1]])
 @pytest.mark.parametrize("pairing", ["gather", "column-row"])
 def test_batches_of_other_sizes_and_a_worker_without_one_are_no_exception(shares, pairing):
-    check_equal(sgd, shares, Hybrid(groups=2, pairing=pairing, min_weights=500))
+    check_equal(sgd, shares, HybridParallel(groups=2, pairing=pairing, min_weights=500))
 
 
 @pytest.mark.parametrize("layers", ["5.0", "5.3-5.6", "5.0-5.6", "5.0-5.3-5.6"])
 @pytest.mark.parametrize("pairing", ["gather", "column-row"])
 def test_any_of_the_layers_can_be_cut(layers, pairing):
-    trained = check_equal(adamw, [3, 3], Hybrid(groups=1, pairing=pairing, layers=layers))
+    trained = check_equal(adamw, [3, 3], HybridParallel(groups=1, pairing=pairing, layers=layers))
     assert "-".join(layer.name for layer in trained.plan.layers) == layers
 
 
@@ -68,7 +68,7 @@ def test_layers_without_bias_and_a_layer_of_its_own():
             return self.second(torch.tanh(self.first(x.flatten(1))))
 
     torch.manual_seed(1)
-    trained = check_equal(sgd, [2, 2, 2, 2], Hybrid(groups=2, layers="first"), Own().double())
+    trained = check_equal(sgd, [2, 2, 2, 2], HybridParallel(groups=2, layers="first"), Own().double())
     assert trained.shapes[0] == {"first.weight": (16, 192), "second.weight": (10, 32)}
 
 
@@ -77,7 +77,7 @@ def test_the_norm_counts_every_parameter_once():
     expected, _, _ = alone(model, sgd, data[:1])
     before = dict(model.named_parameters())
     norm = sum(((before[name] - one) / 0.1).square().sum() for name, one in expected.named_parameters()).sqrt().item()
-    trained = Trained(model, sgd, data[:1], [2] * 4, Hybrid(groups=2, min_weights=500))
+    trained = Trained(model, sgd, data[:1], [2] * 4, HybridParallel(groups=2, min_weights=500))
     assert trained.norms[0] == pytest.approx(norm, rel=1e-9)
 
 
@@ -85,4 +85,4 @@ def test_without_averages_across_groups_the_result_is_another(monkeypatch):
     made = rooms.meshes
     monkeypatch.setattr(rooms, "meshes", lambda *arguments: [replace(one, replicas=None) for one in made(*arguments)])
     with pytest.raises(AssertionError):
-        check_equal(sgd, [4] * 4, Hybrid(groups=2, min_weights=500))
+        check_equal(sgd, [4] * 4, HybridParallel(groups=2, min_weights=500))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from model_parallel.hybrid.rooms import STEPS, Trained, batches, sgd, small_vgg
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.planner.balance import Layer, hybrid_bytes
 
@@ -54,7 +54,7 @@ def vgg_a():
     ],  # 1000 outputs by 8, not by 16
 )
 def test_the_plans_gathers_are_the_equations_but_for_a_workers_own_rows(workers, batch, groups, cut):
-    plan = plan_cuts(vgg_a(), Hybrid(groups=groups), workers)
+    plan = plan_cuts(vgg_a(), HybridParallel(groups=groups), workers)
     assert [layer.name for layer in plan.layers] == ["0", "3", "6"][:cut]
     rows, m = batch / workers, workers // groups
     shapes = (FC6, FC7, FC8)[:cut]
@@ -65,7 +65,8 @@ def test_the_plans_gathers_are_the_equations_but_for_a_workers_own_rows(workers,
 
 def test_a_pair_pays_once_for_two_layers():
     by_pairing = {
-        one: plan_cuts(vgg_a(), Hybrid(groups=2, pairing=one, layers="0-3"), 64) for one in ("gather", "column-row")
+        one: plan_cuts(vgg_a(), HybridParallel(groups=2, pairing=one, layers="0-3"), 64)
+        for one in ("gather", "column-row")
     }
     assert by_pairing["column-row"].operations() == {"all-gather": 2, "reduce-scatter": 2}
     assert by_pairing["gather"].operations() == {"all-gather": 2, "reduce-scatter": 2, "all-to-all": 2}
@@ -77,7 +78,7 @@ def test_a_pair_pays_once_for_two_layers():
 def test_counted_operations_and_bytes_are_the_plans(groups, pairing, monkeypatch):
     monkeypatch.setattr("model_parallel.hybrid.rooms.CAPACITY", 1 << 14)  # an operation is not cut into several
     rows = 4
-    layout = Hybrid(groups=groups, pairing=pairing, min_weights=500)
+    layout = HybridParallel(groups=groups, pairing=pairing, min_weights=500)
     trained = Trained(small_vgg(), sgd, batches(4 * rows), [rows] * 4, layout)
     for mesh in trained.meshes:
         counted = {kind: n for (axis, kind), n in mesh.traffic.operations.items() if axis == "group"}

@@ -1,4 +1,4 @@
-"""`attach(layout=pl.Tensor(...))` in `launch`: steps are those of one process; across replicas, of the algorithm alone."""
+"""`attach(layout=...)` in `launch`: steps are those of one process; across replicas, of the algorithm alone."""
 
 from functools import partial
 
@@ -11,26 +11,26 @@ from paceline.checkpoint import contents, files
 from paceline.model_parallel.tensor.worker_part import WorkerPart
 
 PROCESSES = [
-    (pl.Tensor(line=3), 3, 1, "adamw"),
-    (pl.Tensor(line=2), 4, 2, "momentum"),
-    (pl.Tensor(q=2), 4, 1, "adamw"),
-    (pl.Tensor(q=2), 4, 1, "momentum"),
-    (pl.Tensor(q=2, depth=2), 8, 1, "adamw"),
-    (pl.Tensor(q=2, mode="summa"), 4, 1, "adamw"),
-    (pl.Tensor(q=2, mode="summa"), 4, 1, "momentum"),
-    (pl.Tensor(q=2, depth=2, mode="summa"), 8, 1, "adamw"),
+    (pl.TensorParallel(line=3), 3, 1, "adamw"),
+    (pl.TensorParallel(line=2), 4, 2, "momentum"),
+    (pl.TensorParallel(q=2), 4, 1, "adamw"),
+    (pl.TensorParallel(q=2), 4, 1, "momentum"),
+    (pl.TensorParallel(q=2, depth=2), 8, 1, "adamw"),
+    (pl.TensorParallel(q=2, mode="summa"), 4, 1, "adamw"),
+    (pl.TensorParallel(q=2, mode="summa"), 4, 1, "momentum"),
+    (pl.TensorParallel(q=2, depth=2, mode="summa"), 8, 1, "adamw"),
 ]
 THREADS = [
-    (pl.Tensor(line=2), 2, 1, "momentum"),
-    (pl.Tensor(line=4), 4, 1, "adamw"),
-    (pl.Tensor(line=2), 6, 3, "adamw"),
-    (pl.Tensor(line=1), 2, 2, "momentum"),
-    (pl.Tensor(q=1, depth=2), 2, 1, "adamw"),
-    (pl.Tensor(q=2), 8, 2, "adamw"),
-    (pl.Tensor(q=2, depth=2), 8, 1, "momentum"),
-    (pl.Tensor(q=2, mode="summa"), 8, 2, "adamw"),
-    (pl.Tensor(q=1, depth=2, mode="summa"), 2, 1, "momentum"),
-    (pl.Tensor(q=3, mode="summa"), 9, 1, "momentum"),
+    (pl.TensorParallel(line=2), 2, 1, "momentum"),
+    (pl.TensorParallel(line=4), 4, 1, "adamw"),
+    (pl.TensorParallel(line=2), 6, 3, "adamw"),
+    (pl.TensorParallel(line=1), 2, 2, "momentum"),
+    (pl.TensorParallel(q=1, depth=2), 2, 1, "adamw"),
+    (pl.TensorParallel(q=2), 8, 2, "adamw"),
+    (pl.TensorParallel(q=2, depth=2), 8, 1, "momentum"),
+    (pl.TensorParallel(q=2, mode="summa"), 8, 2, "adamw"),
+    (pl.TensorParallel(q=1, depth=2, mode="summa"), 2, 1, "momentum"),
+    (pl.TensorParallel(q=3, mode="summa"), 9, 1, "momentum"),
 ]
 
 
@@ -61,7 +61,9 @@ def test_three_steps_with_dropout_and_clipping_are_one_process(
 
 @pytest.mark.parametrize("accumulates", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [3000, None])
-@pytest.mark.parametrize(("layout", "replicas"), [(pl.Tensor(q=2, depth=2), 1), (pl.Tensor(q=1, depth=2), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "replicas"), [(pl.TensorParallel(q=2, depth=2), 1), (pl.TensorParallel(q=1, depth=2), 2)], ids=str
+)
 def test_passes_accumulate_whatever_the_buckets(layout, replicas, bucket_bytes, accumulates, tmp_path):
     """Small buckets come back within backward, and are then handed out across replicas."""
     workers = layout.shape.workers * replicas
@@ -74,7 +76,7 @@ def test_passes_accumulate_whatever_the_buckets(layout, replicas, bucket_bytes, 
 
 def test_under_local_sgd_sums_are_no_change_of_the_loops(tmp_path):
     """No ClippingWarning, which is an error here: the loop does nothing between backward and step."""
-    launched(tmp_path, pl.Tensor(q=1, depth=2), 4, replicas=2, algorithm="local-sgd", clip=None)
+    launched(tmp_path, pl.TensorParallel(q=1, depth=2), 4, replicas=2, algorithm="local-sgd", clip=None)
     assert found(tmp_path)["sent"][2]["depth", "all-reduce"]
 
 
@@ -89,7 +91,7 @@ def test_under_local_sgd_sums_are_no_change_of_the_loops(tmp_path):
         "diloco(period=2)",
     ],
 )
-@pytest.mark.parametrize(("layout", "workers"), [(pl.Tensor(line=2), 4), (pl.Tensor(q=2), 8)], ids=str)
+@pytest.mark.parametrize(("layout", "workers"), [(pl.TensorParallel(line=2), 4), (pl.TensorParallel(q=2), 8)], ids=str)
 def test_across_replicas_algorithms_do_what_they_do_without_a_layout(algorithm, layout, workers, tmp_path):
     settings = {"algorithm": algorithm, "replicas": 2, "steps": 4, "dropout": 0.0, "clip": None}
     launched(tmp_path / "plain", None, 2, **settings)
@@ -105,7 +107,7 @@ def test_what_a_codec_makes_of_parameters_that_a_line_has_alike_is_alike(algorit
     """Workers of a line code other vectors, of which the gains of normalisations are a part on all of them."""
     if not is_kept:
         monkeypatch.setattr(WorkerPart, "_make_alike", lambda *_: None)
-    launched(tmp_path, pl.Tensor(line=2), 4, algorithm=algorithm, replicas=2, clip=None)
+    launched(tmp_path, pl.TensorParallel(line=2), 4, algorithm=algorithm, replicas=2, clip=None)
     gains = [found(tmp_path, worker)["gains"] for worker in range(4)]
     assert all(torch.equal(*pair) for pair in zip(*gains[:2], strict=True)) is is_kept
     assert all(torch.equal(*pair) for pair in zip(*gains[2:], strict=True)) is is_kept
@@ -114,7 +116,13 @@ def test_what_a_codec_makes_of_parameters_that_a_line_has_alike_is_alike(algorit
 def test_a_codec_of_small_error_ends_near_the_exact_mean(tmp_path):
     for name, algorithm in (("exact", "all-reduce"), ("coded", "all-reduce(codec=qsgd(bits=8))")):
         run = launched(
-            tmp_path / name, pl.Tensor(line=2), 4, algorithm=algorithm, replicas=2, clip=None, optimizer="momentum"
+            tmp_path / name,
+            pl.TensorParallel(line=2),
+            4,
+            algorithm=algorithm,
+            replicas=2,
+            clip=None,
+            optimizer="momentum",
         )
     assert 8 < run.result["bits_per_element"] < 10
     exact, coded = (found(tmp_path / name)["model"] for name in ("exact", "coded"))
@@ -123,20 +131,20 @@ def test_a_codec_of_small_error_ends_near_the_exact_mean(tmp_path):
 
 
 def test_alone_a_layout_changes_nothing(tmp_path):
-    loop(pl.Tensor(q=2, depth=2), tmp_path, clip=None)
+    loop(pl.TensorParallel(q=2, depth=2), tmp_path, clip=None)
     check_same(found(tmp_path), alone(clip=None), tolerance=0.0)
 
 
 def test_a_round_without_a_batch_for_a_replica(tmp_path):
     settings = {"replicas": 2, "batches": 5, "dropout": 0.0, "clip": None, "epochs": 2}
     launched(tmp_path / "plain", None, 2, **settings)
-    launched(tmp_path / "cut", pl.Tensor(line=2), 4, **settings)
+    launched(tmp_path / "cut", pl.TensorParallel(line=2), 4, **settings)
     for worker in range(4):
         check_same(found(tmp_path / "cut", worker), found(tmp_path / "plain", worker // 2))
 
 
 def test_a_frozen_parameter_is_cut_and_comes_back_as_it_was(tmp_path):
-    launched(tmp_path, pl.Tensor(q=2), 4, frozen="blocks.0.mlp.wide.weight")
+    launched(tmp_path, pl.TensorParallel(q=2), 4, frozen="blocks.0.mlp.wide.weight")
     expected = alone(frozen="blocks.0.mlp.wide.weight")
     for worker in range(4):
         one = found(tmp_path, worker)
@@ -146,7 +154,7 @@ def test_a_frozen_parameter_is_cut_and_comes_back_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "da-sgd(period=2)"])
 @pytest.mark.parametrize(
-    ("layout", "workers", "replicas"), [(pl.Tensor(line=2), 4, 2), (pl.Tensor(q=2), 4, 1)], ids=str
+    ("layout", "workers", "replicas"), [(pl.TensorParallel(line=2), 4, 2), (pl.TensorParallel(q=2), 4, 1)], ids=str
 )
 def test_a_resumed_run_ends_like_one_that_was_not_stopped(algorithm, layout, workers, replicas, tmp_path):
     settings = {"algorithm": algorithm, "replicas": replicas, "steps": 2, "clip": None}
@@ -173,7 +181,7 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(algorithm, layout, wor
 
 def test_a_run_goes_on_after_a_kill_as_if_there_had_been_none(tmp_path, nothing_left):
     """Worker 3 is killed in the last of six steps, when all have saved the beginnings of the second and third epochs."""
-    layout, settings = pl.Tensor(q=2, mode="summa"), {"steps": 2, "epochs": 3}
+    layout, settings = pl.TensorParallel(q=2, mode="summa"), {"steps": 2, "epochs": 3}
     launched(tmp_path / "whole", layout, 4, **settings)
     run = {"out": tmp_path / "part" / "run", "checkpoint_every_s": 0}
     with pytest.raises(pl.WorkerLostError, match="Worker 3 was ended by signal 9"):
@@ -190,19 +198,21 @@ def test_a_run_goes_on_after_a_kill_as_if_there_had_been_none(tmp_path, nothing_
 
 
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
-    launched(tmp_path, pl.Tensor(line=2), 4, replicas=2, launch={"out": tmp_path / "run"})
+    launched(tmp_path, pl.TensorParallel(line=2), 4, replicas=2, launch={"out": tmp_path / "run"})
     with pytest.raises(pl.UsageError, match=r"in place of a tensor .* Resume with the task, the layout"):
-        launched(tmp_path, pl.Tensor(q=2), 4, epochs=2, launch={"resume": tmp_path / "run"})
+        launched(tmp_path, pl.TensorParallel(q=2), 4, epochs=2, launch={"resume": tmp_path / "run"})
 
 
 def test_evaluations_are_of_the_whole_model(tmp_path):
-    run = launched(tmp_path, pl.Tensor(q=2), 4, backend="processes", evaluates=True, launch={"out": tmp_path / "run"})
+    run = launched(
+        tmp_path, pl.TensorParallel(q=2), 4, backend="processes", evaluates=True, launch={"out": tmp_path / "run"}
+    )
     assert run.evaluations[-1]["test_loss"] == pytest.approx(found(tmp_path)["test loss"]["loss"], abs=1e-12)
 
 
 def test_models_of_their_own_are_evaluated_as_their_mean(tmp_path):
     run = launched(
-        tmp_path, pl.Tensor(line=2), 4, evaluates=True, replicas=2, algorithm="local-sgd(period=2)", clip=None,
+        tmp_path, pl.TensorParallel(line=2), 4, evaluates=True, replicas=2, algorithm="local-sgd(period=2)", clip=None,
         launch={"out": tmp_path / "run"},
     )  # fmt: skip
     assert run.evaluations[-1]["test_loss"] == pytest.approx(found(tmp_path)["test loss"]["loss"], abs=1e-12)
@@ -210,7 +220,7 @@ def test_models_of_their_own_are_evaluated_as_their_mean(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layout", "workers", "replicas"), [(pl.Tensor(q=2), 4, 1), (pl.Tensor(line=2), 4, 2)], ids=str
+    ("layout", "workers", "replicas"), [(pl.TensorParallel(q=2), 4, 1), (pl.TensorParallel(line=2), 4, 2)], ids=str
 )
 def test_a_run_that_is_stopped_ends_on_all_workers(layout, workers, replicas, tmp_path):
     run = launched(

@@ -60,7 +60,7 @@ def test_a_killed_worker_of_torchrun_is_named(tmp_path):
     assert any(missing)
 
 
-@pytest.mark.parametrize(("layout", "replicas"), [(pl.Tensor(q=2), 1), (pl.Tensor(line=2), 2)], ids=str)
+@pytest.mark.parametrize(("layout", "replicas"), [(pl.TensorParallel(q=2), 1), (pl.TensorParallel(line=2), 2)], ids=str)
 def test_a_killed_worker_of_launch_is_named(layout, replicas, tmp_path, nothing_left):
     with pytest.raises(pl.WorkerLostError, match="Worker 3 was ended by signal 9"):
         pl.launch(partial(loop, layout, tmp_path, replicas=replicas, kill=(3, 1)), workers=4)

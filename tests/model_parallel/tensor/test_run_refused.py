@@ -161,7 +161,7 @@ def test_a_batch_that_the_mesh_does_not_divide(tmp_path):
         mesh = mp.Mesh.alone()
         model = built(mesh)
         optimizer = OPTIMIZERS["momentum"](model.parameters())
-        with pl.attach(model, optimizer, "all-reduce", layout=pl.Tensor(q=2)) as worker:
+        with pl.attach(model, optimizer, "all-reduce", layout=pl.TensorParallel(q=2)) as worker:
             for batch in worker.batches([torch.zeros(3, 5)]):
                 mesh.local_batch(batch)
 
@@ -172,6 +172,6 @@ def test_a_batch_that_the_mesh_does_not_divide(tmp_path):
 def test_what_is_refused_leaves_the_model_as_it_was():
     model = of_layers(vocabulary=25)
     with pytest.raises(pl.UsageError, match="of 25 cannot be cut"):
-        WorkerPart(model, pl.Tensor(line=2), 0, 2, seed=0)
+        WorkerPart(model, pl.TensorParallel(line=2), 0, 2, seed=0)
     assert str(model.mesh.shape) == "a line of 1"
     assert model.token.weight.shape == (25, HIDDEN)

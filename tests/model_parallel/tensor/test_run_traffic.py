@@ -16,13 +16,13 @@ PROGRAM = Path(__file__).with_name("run_program.py")
 BLOCKS, STEPS, ELEMENT_BYTES = (1, 2), 3, 8
 SETTINGS = {"dropout": 0.0, "steps": STEPS, "optimizer": "momentum"}
 LAYOUTS = [
-    pl.Tensor(line=2),
-    pl.Tensor(line=3),
-    pl.Tensor(q=2),
-    pl.Tensor(q=2, mode="summa"),
-    pl.Tensor(q=1, depth=2),
-    pl.Tensor(q=2, depth=2),
-    pl.Tensor(q=2, depth=2, mode="summa"),
+    pl.TensorParallel(line=2),
+    pl.TensorParallel(line=3),
+    pl.TensorParallel(q=2),
+    pl.TensorParallel(q=2, mode="summa"),
+    pl.TensorParallel(q=1, depth=2),
+    pl.TensorParallel(q=2, depth=2),
+    pl.TensorParallel(q=2, depth=2, mode="summa"),
 ]
 
 
@@ -70,4 +70,4 @@ def test_torchrun(layout, tmp_path):
     for worker in range(4):
         one, two = (found(tmp_path / str(blocks), worker) for blocks in BLOCKS)
         mode = "summa" if "summa" in layout else "allgather"
-        check_difference(pl.Tensor(q=2, mode=mode), one, two, worker)
+        check_difference(pl.TensorParallel(q=2, mode=mode), one, two, worker)

@@ -10,7 +10,7 @@ from paceline.model_parallel.tensor.mesh import Mesh, _members
 AGAINST_HANGS_S = 60.0
 
 
-class Meeting:
+class JoinPoint:
     """Where the workers of one axis put what they give to an operation."""
 
     def __init__(self, size):
@@ -39,15 +39,15 @@ class Meeting:
 
 
 class ThreadAxis:
-    def __init__(self, meeting, index):
-        self.size, self.index = meeting.size, index
-        self._meeting = meeting
+    def __init__(self, join_point, index):
+        self.size, self.index = join_point.size, index
+        self._join_point = join_point
         self._number = 0
 
     def _start(self, x, finish, sources=None):
         self._number += 1
-        self._meeting.put(self._number, self.index, x.clone())
-        return _Operation(self._meeting, self._number, range(self.size) if sources is None else sources, finish)
+        self._join_point.put(self._number, self.index, x.clone())
+        return _Operation(self._join_point, self._number, range(self.size) if sources is None else sources, finish)
 
     def all_gather(self, x):
         return self._start(x, torch.stack).wait()
@@ -69,13 +69,13 @@ class ThreadAxis:
 
 
 class _Operation:
-    def __init__(self, meeting, number, sources, finish):
+    def __init__(self, join_point, number, sources, finish):
         self._arguments, self._finish = (number, sources), finish
-        self._meeting = meeting
+        self._join_point = join_point
 
     def wait(self):
         with torch.no_grad():
-            return self._finish(self._meeting.take(*self._arguments))
+            return self._finish(self._join_point.take(*self._arguments))
 
 
 def meshes(shape, **options):
@@ -83,9 +83,9 @@ def meshes(shape, **options):
     axes = [{} for _ in range(shape.workers)]
     for name, lists in {"world": [list(range(shape.workers))], **_members(shape)}.items():
         for members in lists:
-            meeting = Meeting(len(members))
+            join_point = JoinPoint(len(members))
             for index, worker in enumerate(members):
-                axes[worker][name] = ThreadAxis(meeting, index) if len(members) > 1 else Alone()
+                axes[worker][name] = ThreadAxis(join_point, index) if len(members) > 1 else Alone()
     return [Mesh(shape, one, **options) for one in axes]
 
 
@@ -119,6 +119,6 @@ def on_each(shape, program, wrap=None, **options):
 def _fail(axis):
     axis = getattr(axis, "axis", axis)
     if isinstance(axis, ThreadAxis):
-        with axis._meeting.changed:
-            axis._meeting.failed = True
-            axis._meeting.changed.notify_all()
+        with axis._join_point.changed:
+            axis._join_point.failed = True
+            axis._join_point.changed.notify_all()

@@ -24,7 +24,7 @@ from paceline.advice.calibration.rounds import link_rounds, sample
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.membership.elastic import num_places
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
-from paceline.membership.join_point import Meeting
+from paceline.membership.join_point import JoinPoint
 from paceline.membership.rendezvous import address_of, common_store, machine_of_this, own_part
 from paceline.ports.ports import Received
 from paceline.system.machine import machine, num_cores
@@ -91,21 +91,23 @@ def _launched(environment: LaunchedEnvironment) -> _Membership:
 
 def _invited(invitation: Invitation) -> _Membership:
     """A worker with a join point: it gets its number when it joins."""
-    meeting = Meeting(invitation.address, invitation.key, invitation.deadline_s)
+    join_point = JoinPoint(invitation.address, invitation.key, invitation.deadline_s)
     try:
-        num_workers = num_places(meeting, invitation.of, own=1)
-        if meeting.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
+        num_workers = num_places(join_point, invitation.of, own=1)
+        if join_point.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
             raise UsageError(f"A training meets at {invitation.address}: choose another port to calibrate.")
-        worker_id = meeting.add("calibrating", 1) - 1
+        worker_id = join_point.add("calibrating", 1) - 1
         if not 0 <= worker_id < num_workers:
             raise UsageError(
                 f"All {num_workers} places at {invitation.address} are taken: choose another port, or start with a higher"
                 " --of."
             )
     except BaseException:
-        meeting.close()
+        join_point.close()
         raise
-    return _Membership(meeting, worker_id, num_workers, meeting.host, meeting.key, lambda: meeting.lost, meeting.close)
+    return _Membership(
+        join_point, worker_id, num_workers, join_point.host, join_point.key, lambda: join_point.lost, join_point.close
+    )
 
 
 def _connect(mailbox: ZmqMailbox, place: _Membership, deadline_s: float) -> None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.algorithms.server.held import DROPPED
 from paceline.algorithms.server.loaded_state import state_to_bytes
 from paceline.algorithms.server.pushed import PushCodec
+from paceline.algorithms.server.update import DROPPED
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.waiting_gradients import WaitingGradient
 from paceline.ports.shared import ServedParameters
 from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges, numbered, ranges_of
@@ -42,11 +42,11 @@ class Gathering(Protocol):
         """A worker joins."""
         ...
 
-    def leave(self, worker_id: int) -> Held | None:
+    def leave(self, worker_id: int) -> WaitingGradient | None:
         """A worker leaves; its gradients still count. Returns the update that becomes due, if any."""
         ...
 
-    def take(self, one: Held) -> Held | None:
+    def take(self, one: WaitingGradient) -> WaitingGradient | None:
         """Takes a gradient (P_s,); returns the update that becomes due, or None: its worker goes on."""
         ...
 
@@ -74,7 +74,7 @@ class NoGathering:
     def leave(self, worker_id: int) -> None:
         """Nothing waits."""
 
-    def take(self, one: Held) -> Held:
+    def take(self, one: WaitingGradient) -> WaitingGradient:
         return one
 
     def state(self) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ class Metered(NoGathering):
     def chosen(self) -> int | None:
         return self._noise.gradients
 
-    def take(self, one: Held) -> Held:
+    def take(self, one: WaitingGradient) -> WaitingGradient:
         self._noise.take(one.gradient)
         return one
 
@@ -110,14 +110,14 @@ class Metered(NoGathering):
 class _Sum:
     """sum_i (n_i / n_1) g_i (P_s,), n_i: samples of gradient i. Equal batches add up without extra rounding."""
 
-    def __init__(self, first: Held) -> None:
+    def __init__(self, first: WaitingGradient) -> None:
         self.x = first.gradient.to(sum_type(first.gradient.dtype), copy=True)
         self.dtype = first.gradient.dtype
         self.samples = self._unit = max(1, first.update.num_samples)
         self.gradients = 1
         self.missing: Ranges = first.update.missing
 
-    def add(self, one: Held) -> None:
+    def add(self, one: WaitingGradient) -> None:
         self.x.add_(one.gradient, alpha=one.update.num_samples / self._unit)
         self.samples += one.update.num_samples
         self.gradients += 1
@@ -169,19 +169,19 @@ class Pool:
         self._gradients = gradients if isinstance(gradients, int) else 0
         self._members = set(workers)
         self._sum: _Sum | None = None
-        self._last: Held | None = None  # where the newest came from, without its vector
+        self._last: WaitingGradient | None = None  # where the newest came from, without its vector
         self.moves = 0.0
 
     def join(self, worker_id: int) -> None:
         """Adds a member; gradients count from any worker."""
         self._members.add(worker_id)
 
-    def leave(self, worker_id: int) -> Held | None:
+    def leave(self, worker_id: int) -> WaitingGradient | None:
         """When the last worker leaves, the remaining gradients make an update."""
         self._members.discard(worker_id)
         return self._taken() if not self._members and self._sum is not None else None
 
-    def take(self, one: Held) -> Held | None:
+    def take(self, one: WaitingGradient) -> WaitingGradient | None:
         """Adds a gradient; returns the mean if the batch is complete."""
         self.moves = 3.0
         if self._noise is not None:
@@ -203,7 +203,7 @@ class Pool:
     def _enough(self) -> int:
         return self._noise.gradients if self._noise is not None else self._gradients
 
-    def _taken(self) -> Held:
+    def _taken(self) -> WaitingGradient:
         gathered, last = self._sum, self._last
         assert gathered is not None
         assert last is not None
@@ -249,7 +249,7 @@ class WorkerTable:
         self._rows: dict[int, _Sum] = {}
         self._next_rows: dict[int, _Sum] = {}
         self._stepped: set[int] | None = None  # workers that have made this round's update; None: the first phase
-        self._unused: Held | None = None  # the newest gradient, without its vector, if no update followed
+        self._unused: WaitingGradient | None = None  # the newest gradient, without its vector, if no update followed
         self.moves = 0.0
         self.chosen = None
 
@@ -257,7 +257,7 @@ class WorkerTable:
         """Rounds now include its update."""
         self._members.add(worker_id)
 
-    def leave(self, worker_id: int) -> Held | None:
+    def leave(self, worker_id: int) -> WaitingGradient | None:
         """Rounds no longer wait for it."""
         self._members.discard(worker_id)
         if self._members:
@@ -269,7 +269,7 @@ class WorkerTable:
         self._rows, self._next_rows, self._stepped, self._unused = {}, {}, None, None  # a worker may rejoin
         return update
 
-    def take(self, one: Held) -> Held | None:
+    def take(self, one: WaitingGradient) -> WaitingGradient | None:
         """The mean of the workers' means if this worker's update is due."""
         worker, own = one.update.worker_id, one._replace(gradient=one.gradient[:0])
         self.moves = 3.0
@@ -293,7 +293,7 @@ class WorkerTable:
         if self._stepped is not None and self._members <= self._stepped:
             self._rows, self._next_rows, self._stepped = self._next_rows, {}, None
 
-    def _update(self, last: Held, rows: dict[int, _Sum]) -> Held:
+    def _update(self, last: WaitingGradient, rows: dict[int, _Sum]) -> WaitingGradient:
         ordered = [rows[worker] for worker in sorted(rows)]
         self.moves += 2.0 * len(ordered) + 2
         mean = ordered[0].mean()
@@ -342,7 +342,7 @@ def without_gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if not name.startswith(_PREFIX)}
 
 
-def _add(rows: dict[int, _Sum], one: Held) -> None:
+def _add(rows: dict[int, _Sum], one: WaitingGradient) -> None:
     worker = one.update.worker_id
     if worker in rows:
         rows[worker].add(one)
@@ -354,18 +354,18 @@ def _row(length: int) -> Tensor:
     return torch.zeros(1, length, dtype=torch.int64)
 
 
-def _numbers(one: Held) -> list[int]:
+def _numbers(one: WaitingGradient) -> list[int]:
     """A gradient's source, as a snapshot stores it."""
     return [one.incarnation, one.update.worker_id, one.update.sequence, one.update.step]
 
 
-def _from_numbers(numbers: Iterable[int]) -> Held:
+def _from_numbers(numbers: Iterable[int]) -> WaitingGradient:
     """The inverse of `_numbers`, without the vector."""
     incarnation, worker_id, sequence, step = numbers
     about = UpdateInfo(
         worker_id=worker_id, sequence=sequence, step=step, version_read=step, version=step, num_samples=1
     )
-    return Held(about, incarnation, torch.empty(0), None)
+    return WaitingGradient(about, incarnation, torch.empty(0), None)
 
 
 def _in_both(ones: Ranges, others: Ranges) -> Ranges:

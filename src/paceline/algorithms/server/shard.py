@@ -11,15 +11,22 @@ from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.gathering import tell_choice, without_gathered
-from paceline.algorithms.server.held import COUNTED, DROPPED, Held, Known, as_one, cloned, info_of, weighted_mean
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
 from paceline.algorithms.server.meetings import Meetings
+from paceline.algorithms.server.reported_counts import ReportedCounts
 from paceline.algorithms.server.requests import Requests
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
-from paceline.algorithms.server.told import Told
-from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.update import COUNTED, DROPPED, UpdateInfo
 from paceline.algorithms.server.user import UserApplier
+from paceline.algorithms.server.waiting_gradients import (
+    DecidedUpdate,
+    WaitingGradient,
+    as_one,
+    cloned,
+    info_of,
+    weighted_mean,
+)
 from paceline.compression.measured import moves_in
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
@@ -64,8 +71,8 @@ class Shard:
             self._user.begin = ports.shared.ranges[shard_id][0]
         self._choices = Choices(ports, are_made=rules.chooses and not shard_id)
         self._settings: dict[int, OptimizerSettings] = {}
-        self._known: dict[int, Known] = {}
-        self._held: dict[int, Held] = {}
+        self._known: dict[int, DecidedUpdate] = {}
+        self._held: dict[int, WaitingGradient] = {}
         self._echoes: dict[int, Tensor] = {}
         self._requests, self._meetings = Requests(), Meetings()
         self._present = set(range(ports.num_workers))
@@ -73,7 +80,7 @@ class Shard:
         self._gone: set[int] = set()
         self._not_back = set(self._present)  # workers that have not reported yet
         self._patience_s = _FIRST_DEADLINE_S
-        self._told = Told()
+        self._told = ReportedCounts()
         self._given_s: dict[int, float] = {}  # worker -> when it was sent the parameters for its next gradient
 
     def run(self) -> None:
@@ -156,7 +163,7 @@ class Shard:
     def _load(self, kept: dict[str, Any]) -> None:
         self._load_rule(kept["rule"])
         self._told.counted["backups"] = kept["backups"]
-        self._known = {worker: Known(*one) for worker, one in kept["known"].items()}
+        self._known = {worker: DecidedUpdate(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
             self._admission.leave(worker)
@@ -230,7 +237,7 @@ class Shard:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         self._ports.moved(self._decoding_moves)
         update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
-        one = Held(update, incarnation, gradient, self._echoes.pop(sender, None))
+        one = WaitingGradient(update, incarnation, gradient, self._echoes.pop(sender, None))
         lacks_echo = one.echo is None and self._rules.apply.echoes
         verdict = self._admission.admit(update) if self._applier.accepts(update) and not lacks_echo else Verdict.DROP
         match verdict:
@@ -269,7 +276,7 @@ class Shard:
         for answer in answers:
             self._answer(*answer)
 
-    def _apply(self, ones: list[Held]) -> None:
+    def _apply(self, ones: list[WaitingGradient]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
         first, gradient, update = ones[0], weighted_mean(ones, self._ports.moved), as_one(ones, self._shared.version)
         if self._link is not None:  # before its own update, so that both update in parallel
@@ -278,7 +285,7 @@ class Shard:
         for one in ones:
             self._decide(one, version)
 
-    def _gather(self, one: Held) -> None:
+    def _gather(self, one: WaitingGradient) -> None:
         if (due := self._gathering.take(one)) is not None:
             self._apply([due])
         else:
@@ -310,15 +317,15 @@ class Shard:
         self._log("copy-skip", about=self._id)
         self._admission.over(self._shared.advance())
 
-    def _drop(self, one: Held) -> None:
+    def _drop(self, one: WaitingGradient) -> None:
         self._shared.count("dropped")
         numbers = torch.tensor([one.incarnation, one.update.sequence])
         self._log("copy-drop", numbers, about=one.update.worker_id)
         self._decide(one, DROPPED)
 
-    def _decide(self, one: Held, applied_version: int) -> None:
+    def _decide(self, one: WaitingGradient, applied_version: int) -> None:
         worker, sequence = one.update.worker_id, one.update.sequence
-        self._known[worker] = Known(one.incarnation, sequence, applied_version)
+        self._known[worker] = DecidedUpdate(one.incarnation, sequence, applied_version)
         if worker not in self._gone:
             self._requests.decided[worker] = (sequence, applied_version)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.algorithms.server.held import DROPPED, Known
 from paceline.algorithms.server.loaded_state import state_from_bytes
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
-from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.update import DROPPED, UpdateInfo
+from paceline.algorithms.server.waiting_gradients import DecidedUpdate
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.ports import Message, ServerPorts
 
@@ -90,7 +90,7 @@ class SecondCopy(Shard):
                 self._applier.read(worker, self._shared.version)
             case "copy-drop" if x is not None:
                 incarnation, sequence = x.tolist()
-                self._known[worker] = Known(incarnation, sequence, DROPPED)
+                self._known[worker] = DecidedUpdate(incarnation, sequence, DROPPED)
             case "copy-ones" if x is not None:
                 step, version_read, num_samples, num_missing, *numbers = x.tolist()
                 missing, ones = numbers[: 2 * num_missing], numbers[2 * num_missing :]
@@ -109,6 +109,6 @@ class SecondCopy(Shard):
                 assert gradient is not None
                 version = self._make(update, gradient, len(workers), more[0].x if len(more) > 1 else None)
                 for one in zip(workers, incarnations, sequences, strict=True):
-                    self._known[one[0]] = Known(one[1], one[2], version)
+                    self._known[one[0]] = DecidedUpdate(one[1], one[2], version)
             case _:
                 pass

@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.server.held import Held
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.algorithms.server.waiting_gradients import WaitingGradient
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received, ServerPorts
 
@@ -105,7 +105,7 @@ class CopyLink:
             except PeerLostError:
                 self._lose()
 
-    def log_update(self, ones: list[Held], update: UpdateInfo, mean: torch.Tensor) -> None:
+    def log_update(self, ones: list[WaitingGradient], update: UpdateInfo, mean: torch.Tensor) -> None:
         """Sends the copy an update to repeat: the mean (P_s,) of these gradients."""
         numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
         about = [update.step, update.version_read, update.num_samples, len(update.missing)]

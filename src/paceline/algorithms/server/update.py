@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from paceline.vectors.flat import Ranges
 
-__all__ = ["UpdateInfo"]
+__all__ = ["COUNTED", "DROPPED", "UpdateInfo"]
+
+# In place of the version that an update became:
+DROPPED = -1
+COUNTED = 0  # part of a later update; its worker goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

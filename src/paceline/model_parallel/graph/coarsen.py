@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.errors import UsageError, shown
-from paceline.model_parallel.graph.problem import Group, Problem, Tensor
+from paceline.model_parallel.graph.problem import Group, Problem, TensorInfo
 from paceline.model_parallel.graph.trace import Node, Traced
 from paceline.specs.text import closest
 
@@ -228,7 +228,7 @@ class _Merger:
         )
 
 
-def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[Tensor]:
+def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[TensorInfo]:
     """The tensors that groups produce for others, or for the loss."""
     group_of = {name: at for at, names in enumerate(groups) for name in names}
     readers: dict[str, dict[int, list[str]]] = {}
@@ -246,7 +246,7 @@ def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Call
             added = tuple(reader.name for reader in traced.nodes if one.name in reader.inputs)
             is_ordered = one.has_gradient and len(added) + is_output > 2 and not one.storages & changed
             found.append(
-                Tensor(
+                TensorInfo(
                     node=one.name,
                     producer=group_of[one.name],
                     consumers=consumers,

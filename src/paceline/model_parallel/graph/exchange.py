@@ -10,7 +10,7 @@ import torch
 
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.model_parallel.graph.measured import Recorder
-from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.wire import from_wire, to_wire
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 
@@ -84,7 +84,7 @@ class Exchange:
         if self.recorder is not None:
             self.recorder.end_backward()
 
-    def send(self, to: int, kind: str, number: int, value: torch.Tensor | None, tensor: Tensor) -> None:
+    def send(self, to: int, kind: str, number: int, value: torch.Tensor | None, tensor: TensorInfo) -> None:
         """Sends a tensor or its gradient, or, if `value` is None, a message that there is no gradient.
 
         Raises:
@@ -102,7 +102,7 @@ class Exchange:
             self.recorder.message("out", kind, number, tensor, (self._worker, to), begun_s)
         self._go_on()
 
-    def receive(self, sender: int, kind: str, number: int, tensor: Tensor) -> Any:
+    def receive(self, sender: int, kind: str, number: int, tensor: TensorInfo) -> Any:
         """Receives the tensor that `sender` has sent under this number; None: there is no gradient.
 
         Raises:
@@ -127,7 +127,7 @@ class Exchange:
         self._go_on()
         return value
 
-    def _wire_of(self, tensor: Tensor) -> str:
+    def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""
         return "" if tensor.is_output else self._wire
 
@@ -140,7 +140,7 @@ class Exchange:
     def _go_on(self) -> None:
         self._since_s, self._is_computing = time.perf_counter(), True
 
-    def _lost(self, worker: int, kind: str, tensor: Tensor, why: str) -> WorkerLostError:
+    def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
             f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The step has"

@@ -16,7 +16,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.partition import MOST_READERS
 from paceline.model_parallel.graph.plan import Plan
-from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.schedule import Event
 from paceline.storage.files import write_text
 from paceline.storage.plain_files import read_table
@@ -89,7 +89,9 @@ class Recorder:
             if isinstance(one, torch.Tensor) and one.requires_grad:
                 one.register_hook(lambda _: step.marks.append((self.clock(), group, microbatch)))
 
-    def message(self, side: str, kind: str, number: int, tensor: Tensor, ends: tuple[int, int], begun_s: float) -> None:
+    def message(
+        self, side: str, kind: str, number: int, tensor: TensorInfo, ends: tuple[int, int], begun_s: float
+    ) -> None:
         """A send or a receive has returned."""
         if self._step is not None:
             self._step.messages.append((side, kind, tensor.node, number, *ends, begun_s, self.clock()))

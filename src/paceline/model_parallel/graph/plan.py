@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.model_parallel.graph.bounds import Bounds, bounds
 from paceline.model_parallel.graph.partition import Transfer, transfers_of
 from paceline.model_parallel.graph.place import Placement, best_of, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, Tensor
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
 from paceline.model_parallel.graph.schedule import Schedule, simulate
 from paceline.storage.files import write_text
 from paceline.storage.plain_files import read_table
@@ -213,7 +213,7 @@ class Plan:
             raise ValueError("another format")
         problem, placement = dict(values["problem"]), dict(values["placement"])
         problem["groups"] = tuple(Group(**_tuples(one)) for one in problem["groups"])
-        problem["tensors"] = tuple(Tensor(**_tuples(one)) for one in problem["tensors"])
+        problem["tensors"] = tuple(TensorInfo(**_tuples(one)) for one in problem["tensors"])
         problem["devices"] = tuple(Device(**one) for one in problem["devices"])
         problem["link"] = Link(**problem["link"])
         values |= {

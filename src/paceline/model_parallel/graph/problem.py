@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from paceline.errors import UsageError
 
-__all__ = ["Device", "Group", "Link", "Problem", "Tensor"]
+__all__ = ["Device", "Group", "Link", "Problem", "TensorInfo"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
     """The output of one operation, which others, or the loss, read.
 
     Args:
@@ -131,7 +131,7 @@ class Problem:
     """
 
     groups: tuple[Group, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorInfo, ...]
     devices: tuple[Device, ...]
     link: Link = field(default_factory=Link)
     allowed: tuple[tuple[int, ...], ...] = ()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from paceline.model_parallel.graph.problem import Tensor
+from paceline.model_parallel.graph.problem import TensorInfo
 
 __all__ = ["WIRES", "from_wire", "to_wire", "truncated", "wire_bytes"]
 
@@ -35,7 +35,7 @@ def to_wire(x: torch.Tensor, wire: str) -> torch.Tensor:
     return x if x.dtype in _PLAIN else x.view(torch.uint8)
 
 
-def from_wire(x: torch.Tensor, tensor: Tensor, wire: str) -> torch.Tensor:
+def from_wire(x: torch.Tensor, tensor: TensorInfo, wire: str) -> torch.Tensor:
     """The tensor that `to_wire` was given."""
     dtype = getattr(torch, tensor.dtype)
     if wire and dtype == torch.float32:

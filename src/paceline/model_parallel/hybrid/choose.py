@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import cuttable_chains
 from paceline.model_parallel.layers import model_layers
 from paceline.planner.balance import Layer
@@ -23,9 +23,9 @@ FLOPS_PER_S = 1e10  # of one core's convolutions
 _REPEATS = 3
 
 
-def candidates_of(model: nn.Module, inputs: Tensor, layout: Hybrid | None = None) -> list[Candidate]:
+def candidates_of(model: nn.Module, inputs: Tensor, layout: HybridParallel | None = None) -> list[Candidate]:
     """The model's convolutions and linear layers in the order of the forward pass; the layout decides which may be cut."""
-    chains = cuttable_chains(model, layout or Hybrid())
+    chains = cuttable_chains(model, layout or HybridParallel())
     first = {chain[0] for chain in chains}
     inner = {name for chain in chains for name in chain}
     return [
@@ -62,16 +62,16 @@ def counted_s(flops_per_s: float) -> Callable[[Layer, float], float]:
     return lambda layer, points: layer.operations(points) / flops_per_s
 
 
-def layout_for(choice: LayoutChoice, layout: Hybrid | None = None) -> Hybrid:
+def layout_for(choice: LayoutChoice, layout: HybridParallel | None = None) -> HybridParallel:
     """The layout that a choice describes."""
-    base = layout or Hybrid()
+    base = layout or HybridParallel()
     if not choice.cut:
         return replace(base, groups=choice.groups)
     return replace(base, groups=choice.groups, pairing=choice.pairing, layers="-".join(choice.cut))
 
 
 def chosen_layout(
-    layout: Hybrid,
+    layout: HybridParallel,
     model: nn.Module,
     inputs: Tensor,
     *,
@@ -80,7 +80,7 @@ def chosen_layout(
     latency_s: float,
     bytes_per_s: float,
     compute_s: Callable[[Layer, float], float] | None = None,
-) -> Hybrid:
+) -> HybridParallel:
     """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
 
     Args:

@@ -9,11 +9,11 @@ from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT
 from paceline.specs.types import check_fields
 
-__all__ = ["Hybrid"]
+__all__ = ["HybridParallel"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hybrid:
+class HybridParallel:
     """Fully connected layers cut over groups of workers, everything else data-parallel.
 
     N workers form G groups of N / G. Each large `nn.Linear` is cut over the workers of its group. Across groups, the workers

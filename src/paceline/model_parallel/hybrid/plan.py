@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 
 __all__ = ["CutLayer", "CutPlan", "check_called", "cuttable_chains", "plan_cuts"]
 
@@ -90,7 +90,7 @@ class CutPlan:
         return elements * (self.parts - 1) * element_bytes
 
 
-def plan_cuts(model: nn.Module, layout: Hybrid, num_workers: int) -> CutPlan:
+def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> CutPlan:
     """Chooses the layers to cut, and the exchanges between them.
 
     Raises:
@@ -126,7 +126,7 @@ def plan_cuts(model: nn.Module, layout: Hybrid, num_workers: int) -> CutPlan:
     return CutPlan(parts, tuple(sorted(layers, key=lambda one: order[one.name])), tuple(dropouts))
 
 
-def cuttable_chains(model: nn.Module, layout: Hybrid) -> list[list[str]]:
+def cuttable_chains(model: nn.Module, layout: HybridParallel) -> list[list[str]]:
     """Names of the layers that some number of groups could cut, consecutive ones together."""
     modules = dict(model.named_modules())
     chosen = list(layout.names) or [
@@ -173,7 +173,7 @@ def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
             )
 
 
-def _chosen(modules: dict[str, nn.Module], layout: Hybrid, parts: int) -> list[str]:
+def _chosen(modules: dict[str, nn.Module], layout: HybridParallel, parts: int) -> list[str]:
     if unknown := [name for name in layout.names if not isinstance(modules.get(name), nn.Linear)]:
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
         raise UsageError(f"{unknown[0]} is no nn.Linear of the model, which has {', '.join(linear) or 'none'}.")

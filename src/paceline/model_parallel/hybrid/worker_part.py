@@ -13,7 +13,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.layout import Hybrid
+from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import CutPlan, plan_cuts
 from paceline.optim.settings import check_elementwise
@@ -51,7 +51,7 @@ class WorkerPart:
     keeps_random_alike = False
     pending = None
 
-    def __init__(self, model: nn.Module, layout: Hybrid, worker_id: int, num_workers: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, layout: HybridParallel, worker_id: int, num_workers: int, seed: int) -> None:
         self.plan: CutPlan = plan_cuts(model, layout, num_workers)
         self._worker_id, self._num_workers = worker_id, num_workers
         whole = FlatBinding(model.parameters(), on_any_device=True)

@@ -10,11 +10,11 @@ from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 from paceline.specs.types import check_fields
 
-__all__ = ["Tensor"]
+__all__ = ["TensorParallel"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensor:
+class TensorParallel:
     """Matrices cut over a line or a grid of workers: tensor parallelism, in 1, 2 or 2.5 dimensions.
 
     The model consists of layers of `paceline.model_parallel`, built on `Mesh.alone()`. With k times as many workers as the

@@ -18,7 +18,7 @@ from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.tensor.axes import Alone, Axis
 from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.layers import Attention, Dropout, cut_modules
-from paceline.model_parallel.tensor.layout import Tensor as TensorLayout
+from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.placement import Placement
 from paceline.model_parallel.tensor.run_axes import LoneCollectives, RunAxis
@@ -56,7 +56,7 @@ class WorkerPart:
     keeps_random_alike = True
     without_batch = None  # workers of a mesh run out of batches together
 
-    def __init__(self, model: nn.Module, layout: TensorLayout, worker_id: int, num_workers: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, layout: TensorParallel, worker_id: int, num_workers: int, seed: int) -> None:
         self.repeats: Callable[[], bool] = bool
         self.model = model
         self._shape: Line | Grid = layout.shape if num_workers > 1 else Line(1)  # alone, as without a launcher

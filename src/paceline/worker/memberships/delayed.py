@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, local_tables
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.model_state import dense_buffers
@@ -40,7 +40,7 @@ class DelayedMembership(Membership):
     def has_updates(self) -> bool:
         return self.ports.shared.version > 0
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         if left is not None:
             self.ports.shared.replace(left.x)
         self.snapshot(out)

@@ -15,7 +15,7 @@ from paceline.algorithms import Algorithm
 from paceline.errors import DivergedError, UsageError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding
 from paceline.vectors.model_state import dense_buffers, state_of
@@ -97,7 +97,7 @@ class ElasticMembership(Membership):
         """As in `Membership`: the worker's own memory says nothing about others' models."""
         return False
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`."""
         self.snapshot(out)
         if self._run.leaves:
@@ -105,7 +105,7 @@ class ElasticMembership(Membership):
         self._run.end()
         # Whether every batch that this worker's place was given was claimed at the join point, by this process.
         counts_all = not self._run.is_late and (self._claims is None or not self._claims.by_ids)
-        return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else Given(-1), left)
+        return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else BatchesTaken(-1), left)
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
         """As in `Membership`."""

@@ -17,7 +17,7 @@ from paceline.checkpoint import files as checkpoint_files
 from paceline.checkpoint.contents import Parameters
 from paceline.errors import UsageError
 from paceline.membership.environment import LaunchedEnvironment
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
 from paceline.model_parallel.layouts import AnyLayout, layout_registry, part_of
@@ -187,7 +187,7 @@ class LaunchedMembership(Membership):
         """As in `Membership`; the worker's own memory says nothing about others' models."""
         return not self._algorithm.gossip and self.ports.shared.version > self._first_version
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`."""
         self.snapshot(out)
         mean = None

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.loop.replica import AttachedReplica
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
 from paceline.model_parallel.layouts import LayoutPart
 from paceline.ports.ports import Ports
@@ -124,7 +124,7 @@ class Membership(Protocol):
         """Whether any worker is known to have made an update, given that this one has made none."""
         ...
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """Copies the run's result into `out` (P,), for a worker whose program has ended: the same for all workers.
 
         The result is the weights that worker 0's loop has `left` in its model, if any. Otherwise it is the run's newest

@@ -13,7 +13,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.checkpoint import contents as checkpoint
 from paceline.errors import UsageError
 from paceline.loop.replica import AttachedReplica
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights, take_final_mean
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.private import PrivateVector
@@ -144,7 +144,7 @@ class WorkerMemory:
         return AttachedReplica(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())
 
     def final_mean(
-        self, out: torch.Tensor, deadline_s: float, given: Given, left: LeftWeights | None
+        self, out: torch.Tensor, deadline_s: float, given: BatchesTaken, left: LeftWeights | None
     ) -> FinalMean | None:
         """Replaces `out` (P,) by the mean of all workers' models, without a supervisor."""
         ports, buffers = self.ports, [one.detach() for one in self.buffers.values()]

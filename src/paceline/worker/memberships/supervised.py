@@ -16,7 +16,7 @@ from paceline.errors import PeerLostError, UsageError
 from paceline.evaluation.channel import EvaluationChannel
 from paceline.evaluation.user import Evaluate, loop_evaluator
 from paceline.membership.environment import SupervisedEnvironment, call_at_end
-from paceline.membership.final_mean import FinalMean, Given, LeftWeights
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
 from paceline.memory.collectives import SharedMemoryCollectives
@@ -264,7 +264,7 @@ class SupervisedMembership(Membership):
         shared = self.arena.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > self.arena.load("initial_version")
 
-    def final_model(self, out: torch.Tensor, given: Given, left: LeftWeights | None) -> FinalMean | None:
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`.
 
         Does not wait for dead workers without a replacement; once the run is being stopped, waits at most 20 s.

@@ -16,14 +16,10 @@ if TYPE_CHECKING:
     from paceline.ports.ports import Message
     from paceline.ports.shared import ServedParameters
 
-__all__ = ["COUNTED", "DROPPED", "Held", "Known", "as_one", "cloned", "info_of", "weighted_mean"]
-
-# In place of the version that an update became:
-DROPPED = -1
-COUNTED = 0  # part of a later update; its worker goes on
+__all__ = ["DecidedUpdate", "WaitingGradient", "as_one", "cloned", "info_of", "weighted_mean"]
 
 
-class Held(NamedTuple):
+class WaitingGradient(NamedTuple):
     """A gradient that waits for others, and its source."""
 
     update: UpdateInfo
@@ -32,7 +28,7 @@ class Held(NamedTuple):
     echo: Tensor | None
 
 
-class Known(NamedTuple):
+class DecidedUpdate(NamedTuple):
     """A worker's last decided update."""
 
     incarnation: int
@@ -59,7 +55,7 @@ def info_of(
     )
 
 
-def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
+def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -> Tensor:
     """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; a single gradient keeps its bits.
 
     Calls `moved` with the number of vectors read and written.
@@ -79,7 +75,7 @@ def weighted_mean(ones: list[Held], moved: Callable[[float], None]) -> Tensor:
     return total if total is mean else mean.copy_(total)
 
 
-def as_one(ones: list[Held], version: int) -> UpdateInfo:
+def as_one(ones: list[WaitingGradient], version: int) -> UpdateInfo:
     """Describes the update that these gradients make at `version`; elements missing from all of them are missing."""
     first, *others = (one.update for one in ones)
     missing = tuple(own for own in first.missing if all(own in other.missing for other in others))

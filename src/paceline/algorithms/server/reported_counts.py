@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.algorithms.server.admission import Admission
 from paceline.ports.shared import ServedParameters
 
-__all__ = ["Told"]
+__all__ = ["ReportedCounts"]
 
 
-class Told:
+class ReportedCounts:
     """The reported counts.
 
     Attributes:

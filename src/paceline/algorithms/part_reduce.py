@@ -13,7 +13,7 @@ from paceline.ports.ports import Collectives, Handle
 from paceline.ports.replica import Piece, Replica
 from paceline.vectors.half_types import sum_type, to_sum_type
 
-__all__ = ["OwnedStrips"]
+__all__ = ["PartReduce"]
 
 _ALIGNMENT_ELEMENTS = 16  # 64 bytes of float32
 
@@ -33,7 +33,7 @@ class _Bucket:
 
 
 @dataclass
-class OwnedStrips:
+class PartReduce:
     """sum_k (w_k / u) g_k / sum_k (w_k / u) of this worker's strips, w_k: worker k's samples, u: a unit that all know.
 
     Every bucket of the gradient is cut into one strip per worker, as every layer is in the paper, so that its part-reduce
