@@ -63,7 +63,9 @@ def test_accumulation_makes_a_step_with_the_last_batch(workers, steps, tmp_path)
 
 
 def test_a_script_under_paceline_launch_learns(tmp_path):
-    done = paceline_launch("--workers", "2", "--out", tmp_path / "run", "--", PROGRAM, tmp_path)
+    done = paceline_launch(
+        "--workers", "2", "--algorithm", "ad-psgd", "--out", tmp_path / "run", "--", PROGRAM, tmp_path
+    )
     assert done.returncode == 0, done.stderr
     first, second = told(tmp_path)
     assert torch.equal(first["x"], second["x"])

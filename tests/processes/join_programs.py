@@ -70,7 +70,7 @@ def _train(wishes, folder, connection):
     seen, count = [], os.open(folder / f"steps-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
     batches = list(range(wishes.get("batches", 64)))
     epochs = wishes.get("epochs", 1_000_000)
-    with pl.attach(model, optimizer, algorithm=wishes.get("algorithm")) as worker:
+    with pl.attach(model, optimizer, algorithm=wishes.get("algorithm", "ad-psgd")) as worker:
         start = [one.flatten().tolist() for one in (model[0].weight, *(model.state_dict()[name] for name in UNTRAINED))]
         connection.send(("place", (worker.worker_id, worker.num_workers)))
         for _ in range(epochs):

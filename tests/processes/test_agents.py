@@ -24,7 +24,7 @@ folder = pathlib.Path(sys.argv[1])
 torch.manual_seed(os.getpid())
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with pl.attach(model, optimizer) as worker:
+with pl.attach(model, optimizer, "ad-psgd") as worker:
     (folder / f"in-{worker.worker_id}-{os.getpid()}").touch()
     steps = 0
     for _ in range(1_000_000):
@@ -184,7 +184,7 @@ from torch import nn
 import paceline as pl
 
 model = nn.Linear(4, 1)
-with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "ad-psgd"):
     for _ in range(20):
         model.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()

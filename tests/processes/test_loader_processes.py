@@ -162,7 +162,7 @@ def training(folder, *words):
         yield process
 
 
-LAUNCHED, JOINED = ["--algorithm", "hogwild", "loop.py:train"], ["--", "loop.py"]
+LAUNCHED, JOINED = ["--algorithm", "hogwild", "loop.py:train"], ["--algorithm", "ad-psgd", "--", "loop.py"]
 
 
 @pytest.mark.parametrize("words", [LAUNCHED, JOINED], ids=["launched", "joined"])

@@ -118,7 +118,8 @@ def test_launch_of_a_function(signum, code, by, tmp_path):
 def test_launch_of_a_script(tmp_path):
     """Workers that join a run have no supervisor: the agent tells them, and they write what they have."""
     (tmp_path / "loop.py").write_text(textwrap.dedent(LOOP))
-    with started(tmp_path, COMMAND, "launch", "--workers", 2, "--out", "run", "--", "loop.py") as process:
+    words = ["launch", "--workers", 2, "--algorithm", "ad-psgd", "--out", "run", "--", "loop.py"]
+    with started(tmp_path, COMMAND, *words) as process:
         folder = tmp_path / "run"
         leftovers.wait_until(lambda: len(list(tmp_path.glob("training-*"))) == 2, "both workers")
         _, errors = ended(process, signal.SIGTERM)
@@ -133,7 +134,7 @@ def test_an_agents_workers_hold_its_folder(tmp_path):
     """They go on when the agent is killed, so nobody else may write there."""
     (tmp_path / "loop.py").write_text(textwrap.dedent(LOOP))
     folder = tmp_path / "run"
-    words = ["launch", "--workers", 1, "--out", "run", "--", "loop.py"]
+    words = ["launch", "--workers", 1, "--algorithm", "ad-psgd", "--out", "run", "--", "loop.py"]
     with started(tmp_path, COMMAND, *words, anew=True) as process:
         leftovers.wait_until(lambda: list(folder.glob("worker-*.json")), "the worker")
         (worker,) = [json.loads(path.read_text())["pid"] for path in folder.glob("worker-*.json")]

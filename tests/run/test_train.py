@@ -97,7 +97,7 @@ def test_own_parts_of_the_data(partition, algorithm):
         ({"algorithm": "sequential", "workers": 2}, "1 worker, not 2"),
         ({"algorithm": "lockstep", "optimizer_state": "shared"}, "an optimizer of its own"),
         ({"algorithm": "leashed(persistance=1)"}, "persistence"),
-        ({"optimizer": "adagrad", "optimizer_state": "shared"}, "cannot share its state"),
+        ({"algorithm": "hogwild", "optimizer": "adagrad", "optimizer_state": "shared"}, "cannot share its state"),
         ({"optimizer": "lbfgs"}, "several times per step"),
         ({"task": "digits"}, "digits-mlp"),
         ({"backend": "mpi"}, "processes or threads"),

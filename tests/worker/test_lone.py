@@ -377,7 +377,7 @@ def test_a_rate_of_samples_is_followed():
     [
         ({"algorithm": "hogwold"}, "Unknown algorithm 'hogwold'"),
         ({"algorithm": 3}, "algorithm must be a spec"),
-        ({"layout": "hybrid(groups=2)"}, "cannot average shards"),
+        ({"algorithm": "hogwild", "layout": "hybrid(groups=2)"}, "cannot average shards"),
         ({"algorithm": "all-reduce", "layout": "hybrid(groups=2, layers=0.5)"}, "0.5 is no nn.Linear"),
         ({"example_inputs": torch.zeros(1, 6)}, "give attach a layout"),
     ],

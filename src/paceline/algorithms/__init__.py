@@ -28,6 +28,7 @@ from paceline.topology import Topology, topology_registry
 
 __all__ = [
     "ADPSGD",
+    "DEFAULT_ALGORITHM",
     "DPSGD",
     "AdaptiveRevision",
     "Algorithm",
@@ -68,6 +69,8 @@ __all__ = [
     "spec",
     "step_size_registry",
 ]
+
+DEFAULT_ALGORITHM = "all-reduce"
 
 backoff_registry = Registry("back-off")
 backoff_registry.register("none", NoBackoff)

@@ -89,7 +89,7 @@ def launch(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="Spec; default: what attach names, else hogwild, or of a script ad-psgd", rich_help_panel=_RUN
+            help="Spec; default: what attach names, else all-reduce; a script needs one", rich_help_panel=_RUN
         ),
     ] = None,
     restarts: Annotated[int, typer.Option(help="Dead workers of this machine to replace.", rich_help_panel=_RUN)] = 0,
@@ -103,7 +103,7 @@ def launch(
 
     Example: paceline launch train.py:train --workers 4 --algorithm leashed --target-accuracy 0.96
 
-    Example: paceline launch --join 10.0.0.1:29400 --workers 4 --of 8 --key run.key -- train.py --epochs 5
+    Example: paceline launch --join 10.0.0.1:29400 --of 8 --key run.key --algorithm ad-psgd -- train.py --epochs 5
     """
     given = {name: value for name, value in locals().items() if value is not None}
     options.check_numbers({name: given[name] for name in ("workers", "restarts") if name in given})

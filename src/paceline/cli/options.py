@@ -55,7 +55,7 @@ def slow_workers(panel: str) -> Any:
 
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
-Algorithm = Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default hogwild")]
+Algorithm = Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default all-reduce")]
 Layout = Annotated[str | None, typer.Option(help="Cuts the model, as hybrid(groups=2); default: whole")]
 Epochs = Annotated[
     float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)

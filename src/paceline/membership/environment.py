@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import ClassVar
 
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError, shown
@@ -49,9 +48,6 @@ class WorkerEnvironment:
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
         seed: the run's.
         own_data: whether each worker's loaders have samples of their own, so that their batches are not shared out.
-
-    Attributes:
-        default_algorithm: used if neither the launcher nor the user's code names one.
     """
 
     worker_id: int = 0
@@ -60,7 +56,6 @@ class WorkerEnvironment:
     algorithm: str | None = None
     seed: int = 0
     own_data: bool = False
-    default_algorithm: ClassVar[str] = "all-reduce"
 
     @property
     def local_rank(self) -> int:
@@ -108,7 +103,6 @@ class SupervisedEnvironment(WorkerEnvironment):
     plan: object = None
     streams: dict[int, object] = field(default_factory=dict[int, object])
     step_deadline_s: float = 60.0
-    default_algorithm: ClassVar[str] = "hogwild"
 
     @property
     def supervisor(self) -> Connection:
@@ -150,7 +144,6 @@ class Invitation(WorkerEnvironment):
     of: int | None = None
     out: Path | None = None
     deadline_s: float = 600.0
-    default_algorithm: ClassVar[str] = "ad-psgd"
 
 
 @dataclass

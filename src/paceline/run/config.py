@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from paceline.algorithms import registry
+from paceline.algorithms import DEFAULT_ALGORITHM, registry
 from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
 from paceline.evaluation.goal import Goal
@@ -64,7 +64,7 @@ class TrainConfig:
     """
 
     task: str = "digits-mlp"
-    algorithm: str = "hogwild"
+    algorithm: str = DEFAULT_ALGORITHM
     workers: int = 2
     layout: str | None = None
     backend: str = "processes"

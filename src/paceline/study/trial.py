@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms import Algorithm, registry
+from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.data.plan import partition_registry
 from paceline.errors import UsageError
 from paceline.memory.placement import placement_registry
@@ -122,7 +122,7 @@ class TrialMaker:
         values: dict[str, Any] = {**study.settings, **levels}
         used: dict[str, Level | None] = dict(levels)
         plain = {name: value for name, value in values.items() if "." not in name}
-        plain.setdefault("algorithm", "hogwild")
+        plain.setdefault("algorithm", DEFAULT_ALGORITHM)
         for name in ("algorithm", "optimizer", "partition", "placement"):
             dotted = {key.partition(".")[2]: one for key, one in values.items() if key.startswith(f"{name}.")}
             if name not in plain and not dotted:

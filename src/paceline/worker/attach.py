@@ -70,7 +70,7 @@ def attach(
     PACELINE_DEADLINE_S (600).
 
     Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
-    `paceline.membership.elastic`. The default algorithm is then `ad-psgd`, and a process joins once.
+    `paceline.membership.elastic`. They need an `algorithm` such as `ad-psgd`, and a process joins once.
 
     With `all-reduce`, gradients are the mean of all workers when `backward` returns, and clipping acts on the mean. Otherwise
     it acts on the worker's own gradient; if an update is the mean of several, a `ClippingWarning` says so once. If one
@@ -94,8 +94,7 @@ def attach(
             with its own gradient: each of these is a step of the run, in which the other parameters have no gradient, and
             all-reduce averages in `step`. Lists are for `hogwild`, `locked`, `leashed`, `lockstep`, whole `all-reduce`,
             `local-sgd`.
-        algorithm: how the workers agree; None: the launcher's choice or PACELINE_ALGORITHM, else Hogwild!, or all-reduce
-            under another launcher.
+        algorithm: how the workers agree; None: the launcher's choice or PACELINE_ALGORITHM, else all-reduce.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. Only
             `launch` and `simulate` call it, if the run has a target or a limit, or is written to a folder; it decides whether
             a target accuracy is reached. It gets a copy of the model, in evaluation mode and without gradients, with the run's

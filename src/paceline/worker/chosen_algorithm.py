@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.algorithms import Algorithm, Hogwild, registry
+from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.errors import UsageError, shown
-from paceline.membership.environment import WorkerEnvironment, named_algorithm
+from paceline.membership.environment import Invitation, WorkerEnvironment, named_algorithm
 
 __all__ = ["chosen_algorithm", "given_algorithm"]
 
@@ -37,7 +37,13 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
         raise UsageError(
             f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
         )
-    chosen = named or given or (registry.build(environment.default_algorithm) if environment is not None else Hogwild())
+    chosen = named or given
+    if chosen is None and isinstance(environment, Invitation):
+        raise UsageError(
+            "Workers that join a run can leave it, and the default, all-reduce, waits for every worker: name an algorithm such"
+            " as ad-psgd, in attach or by paceline launch --algorithm."
+        )
+    chosen = chosen or registry.build(DEFAULT_ALGORITHM)
     if chosen.needs.averaged:
         raise UsageError(
             "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"

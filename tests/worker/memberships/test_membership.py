@@ -104,3 +104,9 @@ def test_errors_of_ours_alone_are_shown_otherwise_in_a_process_that_a_launcher_s
             sys.excepthook(type(error), error, None)
         assert ended.value.code == code
         assert capfd.readouterr().err == f"paceline: {error}\n"
+
+
+def test_workers_that_join_need_an_algorithm_that_is_named(monkeypatch):
+    monkeypatch.setenv("PACELINE_JOIN", "127.0.0.1:1")
+    with pytest.raises(pl.UsageError, match="name an algorithm such as ad-psgd"):
+        pl.attach(*made())
