@@ -16,7 +16,6 @@ from page import show
 
 import paceline as pl
 from paceline.algorithms.server.registries import apply_registry
-from paceline.algorithms.server.traffic import update_vectors
 from paceline.simulator import Cluster, Normal
 
 REPLICAS = (8, 32)
@@ -130,7 +129,7 @@ def congestion() -> list[str]:
             cells.append(f"{1000 * result['wall_s'] / result['computed_gradients']:.2f}")
         rows.append(cells)
     bound_ms = 1000 * 4 * PARAMETERS / BANDWIDTH_BYTES_PER_S
-    vectors = 2 + update_vectors(apply_registry.build("adagrad"), 3.0)
+    vectors = 2 + apply_registry.build("adagrad").update_vectors
     served_ms = 1000 * vectors * 4 * PARAMETERS / Cluster().core_bytes_per_s
     last = (
         f"One gradient takes {bound_ms:.1f} ms to arrive at one shard, which then needs {served_ms:.1f} ms to apply and answer"

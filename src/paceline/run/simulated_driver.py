@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from paceline.algorithms import Algorithm
 from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.server.served import server_rule
-from paceline.algorithms.server.traffic import update_vectors
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
@@ -104,11 +103,12 @@ def _released(simulation: Simulation) -> Iterator[None]:
 
 def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> SimulatedMachine:
     """The machines of a cluster as this algorithm needs them; `named` are further arguments of `SimulatedMachine`."""
+    rule = server_rule(algorithm)
     return SimulatedMachine(
         cluster,
         algorithm.needs,
         is_gossip=algorithm.gossip,
         collective="memory" if isinstance(algorithm, Lockstep) else "ring",
-        update_vectors=update_vectors(server_rule(algorithm), cluster.update_vectors),
+        update_vectors=None if rule is None else rule.update_vectors,
         **named,
     )

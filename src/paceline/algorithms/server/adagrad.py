@@ -42,6 +42,10 @@ class Adagrad(ApplyRule):
         if not self.initial and not self.eps:
             raise ValueError("initial and eps cannot both be 0: a gradient of 0 would divide by 0")
 
+    @property
+    def update_vectors(self) -> float:
+        return 11
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         return _AdagradApplier(self.eps, torch.full((num_elements,), self.initial, dtype=dtype))
 
@@ -74,6 +78,10 @@ class AsyncAdagrad(ApplyRule):
     """
 
     form: Literal["descent", "dual-averaging"] = "descent"
+
+    @property
+    def update_vectors(self) -> float:
+        return 11 if self.form == "descent" else 18
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: z; for dual averaging also the sum of gradients and the last rate."""

@@ -29,6 +29,10 @@ class RMSProp(ApplyRule):
     eps: Annotated[float, FROM_0] = 1e-8
     momentum: Annotated[float, DECAY] = 0.0
 
+    @property
+    def update_vectors(self) -> float:
+        return 18 if self.momentum else 13
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: v, and m if there is momentum."""
         names = ["mean_square", "momentum"] if self.momentum else ["mean_square"]
@@ -66,6 +70,10 @@ class Adam(ApplyRule):
     beta1: Annotated[float, DECAY] = 0.9
     beta2: Annotated[float, DECAY] = 0.999
     eps: Annotated[float, FROM_0] = 1e-8
+
+    @property
+    def update_vectors(self) -> float:
+        return 18
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: mean gradient, mean square, number of updates."""

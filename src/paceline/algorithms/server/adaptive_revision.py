@@ -51,6 +51,10 @@ class AdaptiveRevision(ApplyRule):
     def echoes(self) -> bool:
         return self.revision_state == "echo"
 
+    @property
+    def update_vectors(self) -> float:
+        return 31
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: G, z, z'."""
         if self.echoes:

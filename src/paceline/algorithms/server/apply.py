@@ -43,6 +43,11 @@ class ApplyRule:
         """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""
         return False
 
+    @property
+    def update_vectors(self) -> float | None:
+        """How many vectors of the shard's length an update reads and writes; None: as many as the workers' optimizer."""
+        return None
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """An applier for a shard of so many elements."""
         raise TypeError(f"{type(self).__name__} must define start")
@@ -139,6 +144,10 @@ class SGD(ApplyRule):
 
     is_linear: ClassVar[bool] = True
 
+    @property
+    def update_vectors(self) -> float:
+        return 3
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         return _SGDApplier()
 
@@ -165,6 +174,10 @@ class Momentum(ApplyRule):
     nesterov: bool = False
 
     is_linear: ClassVar[bool] = True
+
+    @property
+    def update_vectors(self) -> float:
+        return 11 if self.nesterov else 8
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: m."""
@@ -198,6 +211,10 @@ class StalenessScaled(ApplyRule):
     """
 
     is_linear: ClassVar[bool] = True
+
+    @property
+    def update_vectors(self) -> float:
+        return 3
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         return _StalenessScaledApplier()

@@ -55,6 +55,12 @@ class Delayed(ApplyRule):
     def echoes(self) -> bool:
         return self.rule.echoes
 
+    @property
+    def update_vectors(self) -> float | None:
+        """The rule's, and a copy of each gradient, which waits."""
+        vectors = self.rule.update_vectors
+        return None if vectors is None else vectors + 2 * (1 + self.rule.echoes)
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """State: the rule's, and every waiting gradient."""
         return self.around(self.rule.start(num_elements, dtype), num_elements, dtype)

@@ -1,24 +1,10 @@
-"""Measure how much memory a server's rule reads and writes."""
+"""Counts the memory that PyTorch's operations read and write."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.user import UserOptimizer
-
-__all__ = ["TrafficCount", "update_vectors"]
-
 _WRITE_ONLY = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # do not read their output
 _TOUCH_NOTHING = ("empty", "new_empty")
-_NUM_ELEMENTS = 4096
 
 
 class TrafficCount(TorchDispatchMode):
@@ -34,12 +20,12 @@ class TrafficCount(TorchDispatchMode):
         num_bytes: so far.
     """
 
-    def __init__(self, counts: Callable[[], bool] | None = None) -> None:
+    def __init__(self, counts=None):
         super().__init__()
         self._counts = counts
         self.num_bytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Carries an operation out."""
         returned = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
@@ -49,8 +35,8 @@ class TrafficCount(TorchDispatchMode):
         given = [(schema, value) for (schema, _), value in zip(given, args, strict=True)]
         by_name = {one.name: one for one in func._schema.arguments}
         given += [(by_name[key], value) for key, value in (kwargs or {}).items()]
-        read: dict[int, int] = {}
-        written: dict[int, int] = {}
+        read = {}
+        written = {}
         for schema, value in given:
             writes = schema.alias_info is not None and schema.alias_info.is_write
             for tensor in _tensors(value):
@@ -66,31 +52,7 @@ class TrafficCount(TorchDispatchMode):
         return returned
 
 
-def update_vectors(rule: ApplyRule | None, optimizer_vectors: float) -> float:
-    """The number of shard-length vectors that one update by this rule reads plus writes.
-
-    Args:
-        rule: any; None: there are no servers.
-        optimizer_vectors: the same number for the workers' own optimizer, which is unknown here.
-    """
-    if rule is None or isinstance(rule, UserOptimizer):
-        return optimizer_vectors
-    if isinstance(rule, Delayed):  # a copy of each gradient waits
-        return update_vectors(rule.rule, optimizer_vectors) + 2.0 * (1 + rule.echoes)
-    applier = rule.start(_NUM_ELEMENTS, torch.float32)
-    x, gradient = torch.ones(_NUM_ELEMENTS), torch.ones(_NUM_ELEMENTS)
-    for sequence in (1, 2):  # the first may make the state
-        echo = applier.read(0, sequence)
-        echo = None if echo is None else echo.clone()
-        about = UpdateInfo(
-            worker_id=0, sequence=sequence, step=0, version_read=sequence, version=sequence, num_samples=1
-        )
-        with TrafficCount() as count:
-            applier.apply(x, gradient, about, 1e-3, echo)
-    return count.num_bytes / x.nbytes
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value):
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
