@@ -341,3 +341,18 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(pl.UsageError, match=r"paceline\[lightning\]"):
         importlib.import_module("paceline.integrations.lightning")
+
+
+def test_lightning_has_the_private_parts_that_the_strategy_uses():
+    trainer = lightning.Trainer(logger=False, enable_checkpointing=False)
+    loop = trainer.fit_loop
+    for owner, name, breaks in (
+        (trainer._accelerator_connector, "use_distributed_sampler", "each worker trains on a part of its own batches"),
+        (loop.epoch_loop, "_broadcast_sigterm_tensor", "asynchronous workers wait for each other under torchrun"),
+        (loop, "_combined_loader", "the training loader remains the workers' shared one after fit"),
+        (loop, "_data_fetcher", "fit does not share batches if estimated_stepping_batches was read before"),
+        (loop.epoch_loop, "_results", "logged means count workers without a batch"),
+    ):
+        assert hasattr(owner, name), (
+            f"Lightning {lightning.__version__} lacks {name}: {breaks}; see lightning_internals.py"
+        )

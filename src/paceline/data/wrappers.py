@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from paceline.errors import UsageError
+from paceline.system.torch_internals import tree_map
 
 __all__ = ["device_of", "moved_to", "telling_end", "unwrapped_loader", "unwrapped_model", "unwrapped_optimizer"]
 

@@ -17,9 +17,17 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, parse
 from paceline.errors import RunStopped, UsageError
+from paceline.integrations.lightning_internals import (
+    combined_loader,
+    forget_loader,
+    keep_sampler,
+    set_sigterm_broadcast,
+    set_weight_of_logs,
+)
 from paceline.integrations.lightning_parts import RunSchedule, SharedLoader, bring_together, reduced
 from paceline.integrations.lightning_words import in_lightnings_words
 from paceline.membership.environment import WorkerEnvironment, current_environment
+from paceline.system.torch_internals import SCALES_IN_STEP
 from paceline.worker.attach import Worker, attach
 from paceline.worker.memberships.entry import meeting_beside
 
@@ -42,7 +50,6 @@ _OF_FILES = (
     "kth_value",
     "last_model_path",
 )
-_UNSCALES = "_step_supports_amp_scaling"
 
 
 class PacelineStrategy(ParallelStrategy):
@@ -133,17 +140,15 @@ class PacelineStrategy(ParallelStrategy):
         """Like every strategy's; the workers connect later, once a checkpoint is loaded and the batches are known."""
         super().connect(model)
         self._trainer = trainer = model.trainer
-        trainer._accelerator_connector.use_distributed_sampler = False  # workers share the existing loader
+        keep_sampler(trainer)
         if self.world_size > 1:
             PacelineStrategy._running = self
-            # HACK: Lightning (2.5 and later) broadcasts before every batch, over the default group, whether worker 0 got a
-            # SIGTERM. Under torchrun that is the run's group, so workers of asynchronous methods would wait for each other.
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
+            set_sigterm_broadcast(trainer, is_on=False)
 
     def setup(self, trainer: Any) -> None:
         """Like every strategy's; from now on metrics and schedules follow the run."""
         super().setup(trainer)
-        module, loop = self.lightning_module, trainer.fit_loop
+        module = self.lightning_module
         assert module is not None
         if self.world_size > 1:
             for metric in module.modules():
@@ -155,11 +160,11 @@ class PacelineStrategy(ParallelStrategy):
             for config in self.lr_scheduler_configs:
                 if config.interval == "step" and not config.reduce_on_plateau:
                     RunSchedule(config, self._steps)
-        if loop._combined_loader is not None and self._is_alone:  # `estimated_stepping_batches` has asked for the epoch
-            self._enter()
-        elif loop._combined_loader is not None:
-            loop._data_fetcher.teardown()
-            loop._combined_loader = None
+        if combined_loader(trainer) is not None:  # `estimated_stepping_batches` has asked for the epoch
+            if self._is_alone:
+                self._enter()
+            else:
+                forget_loader(trainer)
 
     def _steps(self) -> float:
         progress = self._worker._progress if self._worker is not None else None
@@ -177,7 +182,7 @@ class PacelineStrategy(ParallelStrategy):
         return SharedLoader(dataloader, self._worker, self._deferred, self._stop)
 
     def _enter(self) -> None:
-        unscaling = [one for one in self.optimizers if getattr(one, _UNSCALES, False)]
+        unscaling = [one for one in self.optimizers if getattr(one, SCALES_IN_STEP, False)]
         assert isinstance(self.model, nn.Module)
         if len(self.optimizers) == 1:
             worker = attach(self.model, self.optimizers[0], self.algorithm)
@@ -186,8 +191,8 @@ class PacelineStrategy(ParallelStrategy):
         self._worker = worker.__enter__()
         if getattr(self.precision_plugin, "scaler", None) is None:
             for one in self.optimizers:  # Lightning does not clip if an optimizer says that it unscales gradients
-                if getattr(one, _UNSCALES, False) and one not in unscaling:
-                    setattr(one, _UNSCALES, False)
+                if getattr(one, SCALES_IN_STEP, False) and one not in unscaling:
+                    setattr(one, SCALES_IN_STEP, False)
         if self._is_alone:
             return
         self._global_rank, self._world_size = worker.worker_id, worker.num_workers
@@ -202,7 +207,7 @@ class PacelineStrategy(ParallelStrategy):
             return
         samples, begin = self._deferred.popleft()
         if not samples:
-            self._trainer._results.batch_size = 0  # the weight of what is logged
+            set_weight_of_logs(self._trainer, 0)
         try:
             begin()
         except RunStopped:
@@ -330,7 +335,7 @@ class PacelineStrategy(ParallelStrategy):
         self._leave(None)
         PacelineStrategy._running = None
         if self._trainer is not None:
-            vars(self._trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+            set_sigterm_broadcast(self._trainer, is_on=True)
         super(ParallelStrategy, self).teardown()  # ParallelStrategy's own deletes the launcher's environment variables
 
     def _leave(self, failure: BaseException | None) -> None:
@@ -345,7 +350,7 @@ class PacelineStrategy(ParallelStrategy):
             for config in self.lr_scheduler_configs:
                 if isinstance(config.scheduler, RunSchedule):
                     config.scheduler.end()
-            loaders = self._trainer.fit_loop._combined_loader
+            loaders = combined_loader(self._trainer)
             if loaders is not None:
                 own = [one.loader if isinstance(one, SharedLoader) else one for one in loaders.flattened]
                 loaders.flattened = own

@@ -12,7 +12,10 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model._base import SparseCoefMixin
+
+# Private in scikit-learn, and used in no other file: there is no public base with `densify` or `decision_function`, and no
+# public check of samples' weights.
+from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_random_state
 from sklearn.utils.extmath import safe_sparse_dot
@@ -26,7 +29,7 @@ from paceline.sparse.options import plan_for
 from paceline.sparse.steps import PassPlan
 from paceline.sparse.team import Team, count_threads
 
-__all__ = ["HogwildLinear", "check_counts", "check_decay"]
+__all__ = ["HogwildLinear", "LinearClassifierMixin", "check_counts", "check_decay"]
 
 
 def check_counts(estimator: Any, *names: str) -> None:

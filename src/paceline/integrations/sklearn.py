@@ -26,7 +26,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.utils import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.metaestimators import available_if
@@ -34,7 +33,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from paceline.errors import UsageError
-from paceline.integrations.linear import HogwildLinear
+from paceline.integrations.linear import HogwildLinear, LinearClassifierMixin
 from paceline.sparse.losses import CLASSIFICATION, REGRESSION, Loss
 
 __all__ = ["HogwildClassifier", "HogwildRegressor"]

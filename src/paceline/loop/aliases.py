@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.system.torch_internals import forward_pre_hooks, num_storage_users, storage_id
 
 __all__ = ["check_aliases"]
-
-# Returns how many tensors refer to a storage, plus one for Python's object. PyTorch has it since 2.1; without it there is no
-# warning of aliases outside the model.
-_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
 
 
 def check_aliases(model: nn.Module, *, warns: bool) -> None:
@@ -28,7 +25,7 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
     by_storage: dict[int, list[tuple[str, torch.Tensor, range]]] = defaultdict(list)
     for name, one in _held_by(model):
         if _has_memory(one):
-            by_storage[one.untyped_storage()._cdata].append((name, one, _bytes_of(one)))
+            by_storage[storage_id(one)].append((name, one, _bytes_of(one)))
     is_shared = False
     for storage, held in by_storage.items():
         trained = [row for row in held if isinstance(row[1], nn.Parameter) and row[1].requires_grad]
@@ -40,7 +37,7 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
                         f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and attach would separate"
                         " them: tie the parameters themselves, as in `b.weight = a.weight`, and make views in forward."
                     )
-        is_shared |= bool(trained) and _use_count(storage) > len(held) + 1
+        is_shared |= bool(trained) and num_storage_users(storage) > len(held) + 1
     if is_shared and warns:
         warnings.warn(
             "Something outside the model shares its parameters' memory, such as a state_dict(), detach() or a NumPy array from"
@@ -55,7 +52,7 @@ def _held_by(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
     for prefix, module in model.named_modules():
-        remade = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}  # by spectral_norm
+        remade = {getattr(hook, "name", None) for hook in forward_pre_hooks(module)}  # by spectral_norm
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue

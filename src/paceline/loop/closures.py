@@ -10,7 +10,7 @@ import torch
 from paceline.algorithms.base import Closures
 from paceline.errors import RunStopped, UsageError, WorkerLostError
 from paceline.loop.gradient import AttachedGradient
-from paceline.loop.step_calls import graph_task, refuse_step
+from paceline.system.torch_internals import graph_task
 
 __all__ = ["ClosureGradient"]
 
@@ -75,7 +75,10 @@ class ClosureGradient(AttachedGradient):
             self._nested += not self._inside
             return None
         if graph_task() >= 0:
-            refuse_step()
+            raise UsageError(
+                "The loop calls step() inside backward, as hooks that step each parameter by itself do; attach needs the whole"
+                " gradient before a step: call step() after backward(), of one optimizer with all parameters."
+            )
         if self.evaluations is not None and self.evaluations.under_way:
             raise UsageError(_RAISED)
         self.awaited = self._closure = None

@@ -17,9 +17,9 @@ from paceline.loop.never_stepped import StepsAwaited
 from paceline.loop.outside_changes import OutsideChanges
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.run_progress import RunProgress
-from paceline.loop.step_calls import call_after_backward
 from paceline.replica.base import BaseReplica
 from paceline.replica.buckets import GradientBuckets, PendingGradients
+from paceline.system.torch_internals import call_after_backward
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import is_finite
 

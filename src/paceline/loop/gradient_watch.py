@@ -84,6 +84,8 @@ def watch_gradients(
 @cache
 def _counted_by_scaler(device: torch.device) -> int:
     """How many changes PyTorch counts when GradScaler unscales a gradient or checks it for infinities."""
-    gradient, found, inverse_scale = (torch.ones(1, device=device) for _ in range(3))
-    torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inverse_scale)  # pyright: ignore
-    return gradient._version
+    parameter, scaler = nn.Parameter(torch.ones(1, device=device)), torch.amp.GradScaler(device.type)
+    parameter.grad = torch.ones(1, device=device)
+    scaler.scale(torch.ones(1, device=device))  # makes its scale
+    scaler.unscale_(torch.optim.SGD([parameter]))
+    return parameter.grad._version

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["HiddenHook", "hookable", "leave_out_of_copies"]
+from paceline.system.torch_internals import PRE_HOOKS
 
-_DICTIONARIES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
+__all__ = ["HiddenHook", "hookable", "leave_out_of_copies"]
 
 _classes: Counter[type[nn.Module]] = Counter()  # how many models that are watched have modules of them
 _lock = threading.Lock()
@@ -68,13 +68,13 @@ def _reduced(module: nn.Module) -> Any:
     state: dict[str, Any] = how[2]
     hidden = {
         number
-        for name in _DICTIONARIES
+        for name in PRE_HOOKS
         for number, hook in state.get(name, {}).items()
         if isinstance(getattr(hook, "hook", hook), HiddenHook)  # PyTorch wraps some
     }
     left = {
         name: type(hooks)((number, hook) for number, hook in hooks.items() if number not in hidden)
         for name, hooks in state.items()
-        if name in _DICTIONARIES
+        if name in PRE_HOOKS
     }
     return how[0], how[1], {**state, **left}, *how[3:]

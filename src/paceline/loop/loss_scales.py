@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.loop.step_calls import call_after_backward
+from paceline.system.torch_internals import call_after_backward
 
 __all__ = ["scale_of_pass", "watch_scales"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from paceline.data.plan import length_of
 from paceline.loop.hidden_hooks import HiddenHook, hookable
 from paceline.loop.same_inputs import SameInputs
-from paceline.loop.step_calls import is_in_backward
+from paceline.system.torch_internals import graph_task
 
 __all__ = ["OwnBatches"]
 
@@ -96,7 +96,9 @@ class OwnBatches:
         self._backward.came = False
 
     def _called(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_whole: bool) -> None:
-        if is_in_backward():  # it recomputes what was checkpointed, which may have been called without gradients before
+        if (
+            graph_task() >= 0
+        ):  # it recomputes what was checkpointed, which may have been called without gradients before
             self._pass = self._pass or _first_length(args, kwargs)
             return
         if self._backward.came:

@@ -88,7 +88,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterable[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.layout is torch.sparse_coo:
-                value = value.detach()._indices()
+                value = value.detach().coalesce().indices()
             elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
                 value = value.col_indices()
             if value.layout is torch.strided and value.numel():

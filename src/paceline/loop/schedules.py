@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import UsageError
+from paceline.system.torch_internals import is_followed_by_scheduler
 
 __all__ = ["FollowedScheduler", "UnfollowedSchedules"]
 
@@ -100,7 +101,7 @@ class UnfollowedSchedules:
         if self._num_steps >= _LAST:
             return
         self._num_steps += 1
-        if self._num_steps == _FIRST and hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+        if self._num_steps == _FIRST and is_followed_by_scheduler(self._optimizer):
             self._found = [(one, one["last_epoch"]) for one in _schedulers_of(self._optimizer)]
         elif self._num_steps == _LAST:
             if any(one["last_epoch"] - before >= _LAST - _FIRST for one, before in self._found):

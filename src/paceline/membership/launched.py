@@ -18,6 +18,7 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
 from paceline.membership.tables import StoredTables
 from paceline.ports.shared import Needs
+from paceline.system.torch_internals import abort_process_group
 from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
 from paceline.vectors.model_state import digest, from_bytes, to_bytes
@@ -171,8 +172,7 @@ class LaunchedRun:
                 self.store.set(_FINAL, "0")  # the others do not wait for weights from it
         group = None if self._owns_default else self._group
         if failed and self._is_nccl:  # a hanging GPU operation would block until NCCL ends the process
-            abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", dist.destroy_process_group)
-            abort(group)
+            abort_process_group(group)
         else:
             dist.destroy_process_group(group)
         if self._worker_id == 0:

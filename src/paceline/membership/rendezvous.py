@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError, WorkerLostError, name_workers
 from paceline.membership.environment import LaunchedEnvironment
+from paceline.system.torch_internals import default_store
 
 __all__ = ["address_of", "common_store", "machine_of_this", "missing_keys", "own_part", "wait_for_readers"]
 
@@ -29,7 +30,7 @@ def common_store(environment: LaunchedEnvironment, what: str = "call paceline.at
     """
     global _store
     if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
+        return default_store()
     if _store is not None:
         return _store
     deadline, timeout = f"{environment.deadline_s:g} s", timedelta(seconds=environment.deadline_s)

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.ports.shared import BUCKET_BYTES
+from paceline.system.torch_internals import foreach_copy
 from paceline.vectors.flat import FlatBinding, Ranges
 
 __all__ = ["GradientBuckets", "PendingGradients", "bucket_bytes_for", "bucket_ranges"]
@@ -181,7 +182,7 @@ class GradientBuckets:
                 targets.append(view)
                 sources.append(gradient)
         if targets:
-            torch._foreach_copy_(targets, sources)  # pyright: ignore
+            foreach_copy(targets, sources)
         self._num_out += 1
         self._ready(self.vectors[number])
 

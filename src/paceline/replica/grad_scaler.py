@@ -6,25 +6,24 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["ask_for_every_step", "take_over_scaling"]
+from paceline.system.torch_internals import SCALES_IN_STEP
 
-_ATTRIBUTE = "_step_supports_amp_scaling"
+__all__ = ["ask_for_every_step", "take_over_scaling"]
 
 
 def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Makes GradScaler always call `step`, with `grad_scale` and `found_inf` on the optimizer; returns an undo function.
 
-    Otherwise GradScaler skips the call if a gradient overflowed, which no hook sees, and workers in lockstep would wait for
-    this one. GradScaler always calls optimizers with this attribute, which PyTorch's fused ones have.
+    Otherwise GradScaler skips the call if a gradient overflowed, and workers in lockstep would wait for this one.
     """
-    had = optimizer.__dict__.get(_ATTRIBUTE)
-    setattr(optimizer, _ATTRIBUTE, True)
+    had = optimizer.__dict__.get(SCALES_IN_STEP)
+    setattr(optimizer, SCALES_IN_STEP, True)
 
     def undo() -> None:
         if had is None:
-            delattr(optimizer, _ATTRIBUTE)
+            delattr(optimizer, SCALES_IN_STEP)
         else:
-            setattr(optimizer, _ATTRIBUTE, had)
+            setattr(optimizer, SCALES_IN_STEP, had)
 
     return undo
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-import torch
 from greenlet import getcurrent, greenlet
 
-__all__ = ["AfterBackward"]
+from paceline.system.torch_internals import backward_entry, graph_task, set_backward_entry
 
-_autograd: Any = torch.autograd
-# Every way into a backward pass of PyTorch ends here, even for code that has imported `backward` by name.
-_ENTRY = "_engine_run_backward" if hasattr(_autograd, "_engine_run_backward") else "backward"
-_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # pyright: ignore  (-1 outside backward)
+__all__ = ["AfterBackward"]
 
 
 class AfterBackward:
@@ -34,7 +30,7 @@ class AfterBackward:
 
     def __enter__(self) -> Self:
         """Wraps PyTorch's entry into backward passes."""
-        original = self._original = getattr(_autograd, _ENTRY)
+        original = self._original = backward_entry()
 
         def run_backward(*args: Any, **named: Any) -> Any:
             try:
@@ -42,19 +38,19 @@ class AfterBackward:
             except BaseException:
                 self._take()
                 raise
-            if self._pending and _graph_task_id() == -1:
+            if self._pending and graph_task() == -1:
                 for what in self._take():
                     what()
             return returned
 
         self._wrapped = run_backward
-        setattr(_autograd, _ENTRY, run_backward)
+        set_backward_entry(run_backward)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Restores PyTorch's entry, unless other code has wrapped it since and has not restored ours."""
-        if getattr(_autograd, _ENTRY) is self._wrapped:
-            setattr(_autograd, _ENTRY, self._original)
+        if backward_entry() is self._wrapped:
+            set_backward_entry(self._original)
         del self._wrapped
 
     def _take(self) -> list[Callable[[], None]]:

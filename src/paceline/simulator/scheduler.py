@@ -15,10 +15,9 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from paceline.simulator.program import DeadlockError, Program, ProgramError
+from paceline.system.torch_internals import graph_task
 
 __all__ = ["Box", "Scheduler"]
-
-_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # pyright: ignore  (-1 outside backward)
 
 
 class Box(Protocol):
@@ -313,7 +312,7 @@ class Scheduler:
         return self._hub.switch(what)
 
     def _switch_with_torch(self) -> None:
-        if _graph_task_id() != -1:
+        if graph_task() != -1:
             # Switching greenlets inside backward hung or crashed PyTorch in trials: its engine keeps state per thread.
             raise RuntimeError("A simulated worker may not wait inside backward; wait before or after it.")
         gradients = torch.is_grad_enabled()

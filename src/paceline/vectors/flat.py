@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,13 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
+from paceline.system.torch_internals import foreach_copy
 
 __all__ = ["FlatBinding", "Ranges", "model_words", "numbered", "ranges_of", "within"]
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
-
-# One call for all parameters; PyTorch's own optimizers are built on it, but its type stubs do not name it.
-_foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_  # pyright: ignore
 
 _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments
 
@@ -146,7 +144,7 @@ class FlatBinding:
     def read(self, x: torch.Tensor) -> None:
         """Copies the parameters' present values into `x` (P,)."""
         x.zero_()
-        _foreach_copy(self.views(x), [p.detach() for p in self.parameters])
+        foreach_copy(self.views(x), [p.detach() for p in self.parameters])
 
     def missing_gradients(self) -> Ranges:
         """The parameters without a gradient."""
@@ -176,7 +174,7 @@ class FlatBinding:
         if not targets:
             return missing
         try:
-            _foreach_copy(targets, [gradient for gradient in gradients if gradient is not None])
+            foreach_copy(targets, [gradient for gradient in gradients if gradient is not None])
         except RuntimeError as error:
             if not any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
                 raise
@@ -201,7 +199,7 @@ class FlatBinding:
                 parameter.grad = view.clone()
         pairs = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True) if p.grad is not None]
         if pairs:
-            _foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
+            foreach_copy([gradient for gradient, _ in pairs], [view for _, view in pairs])
 
     def bind_gradients(self, g: torch.Tensor, missing: Ranges = ()) -> None:
         """Makes the parameters' gradients views of `g` (P,), so that backward adds straight into it; `missing` get none."""

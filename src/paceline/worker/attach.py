@@ -31,6 +31,7 @@ from paceline.model_parallel.layouts import AnyLayout
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
 from paceline.replica.grad_scaler import ask_for_every_step
+from paceline.system.torch_internals import mark_as_stepped
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
@@ -239,10 +240,8 @@ class Worker(WholeRun):
             self._undo.append(replica.run_ahead())
         replica.awaited = StepsAwaited(parameters)
         if run.deals_batches or self.num_workers > 1:
-            # HACK: PyTorch's schedulers warn if they step before the optimizer. That is right in an epoch that a resumed run
-            # skips, or in which others had all the batches. The schedulers read this attribute, and warn without it.
             for one in members:
-                one._opt_called = True  # type: ignore[attr-defined]
+                mark_as_stepped(one)
 
     def _restore(self, run: Membership) -> int:
         """Restores optimizer and model from the checkpoint, if any; returns the batches taken so far."""

@@ -13,10 +13,9 @@ from paceline.model_parallel.graph.measured import Recorder
 from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.wire import from_wire, to_wire
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.system.torch_internals import call_after_backward
 
 __all__ = ["Exchange"]
-
-_call_after_backward = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
 class Exchange:
@@ -77,7 +76,7 @@ class Exchange:
 
     def begin_backward(self) -> None:
         """A backward pass begins; computation after its last message counts as well."""
-        _call_after_backward(self._end_backward)
+        call_after_backward(self._end_backward)
 
     def _end_backward(self) -> None:
         self._pause()

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from paceline.errors import UsageError, first_line
+from paceline.system.torch_internals import is_assert
 
 __all__ = ["Node", "Traced", "arguments_of", "digest", "replace_constants", "tensors_in", "trace", "trace_graph"]
 
@@ -172,9 +173,7 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
             " every step: draw them by a tensor, as torch.randn_like does."
         )
     for node in list(graph.nodes):  # the checks that torch.fx adds for unchanged defaults
-        if node.op == "call_function" and (
-            node.target is torch._assert or "assert" in getattr(node.target, "__name__", "")
-        ):
+        if node.op == "call_function" and is_assert(node.target):
             graph.erase_node(node)
     _follow_changes(graph, model)
     graph.eliminate_dead_code(_has_effect)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis, Started
 from paceline.model_parallel.tensor.placement import Placement
+from paceline.system.torch_internals import call_after_backward
 
 __all__ = ["GradientMeans"]
-
-_after_backward: Any = torch.autograd.Variable._execution_engine.queue_callback  # pyright: ignore
 
 
 class _Bucket(NamedTuple):
@@ -124,7 +123,7 @@ class GradientMeans:
             self._clear()
             began = _Pass()
             self._pass = weakref.ref(began)
-            _after_backward(partial(self._end, began))
+            call_after_backward(partial(self._end, began))
         bucket = self._waiting.setdefault((axes, gradient.dtype), _Bucket(axes, {}))
         waiting = bucket.gradients.get(parameter)  # of a pass within this one, as checkpointing makes
         bucket.gradients[parameter] = gradient if waiting is None else waiting + gradient

@@ -15,6 +15,7 @@ from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
 from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
+from paceline.system.torch_internals import default_store
 from paceline.transport.roll_call import RollCall
 
 __all__ = ["Mesh"]
@@ -203,5 +204,5 @@ def _axis(lists: list[Any], name: str, roll_call: RollCall | None) -> Axis:
 
 def _roll_call(workers: int) -> RollCall:
     """In the default group's store; a worker that gives up does so on all meshes of these workers."""
-    store = own_part(dist.distributed_c10d._get_default_store(), "mesh")
+    store = own_part(default_store(), "mesh")
     return RollCall(store, dist.get_rank(), workers, answer_s=_ANSWER_S)
