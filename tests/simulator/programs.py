@@ -50,7 +50,7 @@ def drive(
     """
     machine = SimulatedMachine(
         cluster, algorithm.needs, x=x0[0], vector_bytes=x0[0].nbytes, batch_size=1, seed=seed,
-        is_gossip=True, collective="ring", faults=faults, restarts=restarts,
+        is_gossip=True, faults=faults, restarts=restarts,
     )  # fmt: skip
     replicas, all_ports = [], []
 

@@ -24,7 +24,7 @@ def play(programs, *, faults=None, **cluster):
     """Runs one program per worker, called with its ports."""
     machine = SimulatedMachine(
         Cluster(workers=len(programs), **WIRED | cluster), Needs("replicated", mailbox=True, collectives=True),
-        x=torch.zeros(1), vector_bytes=4, batch_size=1, seed=0, collective="ring", faults=faults,
+        x=torch.zeros(1), vector_bytes=4, batch_size=1, seed=0, faults=faults,
     )  # fmt: skip
     all_ports = [machine.ports(machine.core(worker)) for worker in range(len(programs))]
     for worker, (program, ports) in enumerate(zip(programs, all_ports, strict=True)):

@@ -79,10 +79,6 @@ class AllReduce(Algorithm):
             )
 
     @property
-    def is_coded(self) -> bool:
-        return not isinstance(self.codec, NoCodec)
-
-    @property
     def takes_shards(self) -> bool:
         """If whole gradients are averaged uncompressed, in equal shares."""
         return not (self.sharded or self.is_coded or self.by_speed)

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from paceline.compression.codec import NoCodec
 from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
 from paceline.optim.settings import check_linear, check_no_line_search
-from paceline.ports.ports import Ports
+from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs
 from paceline.specs.types import check_fields
 
 if TYPE_CHECKING:
     import torch
+
+    from paceline.algorithms.server.apply import ApplyRule
+    from paceline.algorithms.server.delay import Delay
 
 __all__ = ["Algorithm", "Closures"]
 
@@ -123,6 +127,16 @@ class Algorithm:
         return not self.needs.mailbox
 
     @property
+    def is_coded(self) -> bool:
+        """Whether a codec compresses what workers send."""
+        return not isinstance(getattr(self, "codec", NoCodec()), NoCodec)
+
+    @property
+    def server_rule(self) -> ApplyRule | None:
+        """The rule by which servers apply gradients, whose state checkpoints include; None: there are no servers."""
+        return None
+
+    @property
     def splits_update(self) -> bool:
         """Whether a worker makes only a part of the update, and has only that part of the mean gradient and the state."""
         return False
@@ -153,6 +167,17 @@ class Algorithm:
         """Whether a gradient can be applied in a later update than its own."""
         return False
 
+    def delayed(self, delay: Delay) -> Algorithm:
+        """The same algorithm, whose gradients wait before they are applied.
+
+        Raises:
+            UsageError: gradients wait already, or cannot.
+        """
+        raise UsageError(
+            "Staleness cannot be injected into this algorithm: take sequential, or for several workers parameter-server, which"
+            " has the servers' rules of the others as apply=."
+        )
+
     def check(self, num_workers: int) -> None:
         """Refuses a number of workers that the algorithm cannot run with."""
         if self.max_workers is not None and num_workers > self.max_workers:
@@ -164,3 +189,7 @@ class Algorithm:
     def work(self, replica: Replica, ports: Ports[Any]) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""
         raise TypeError(f"{type(self).__name__} has no worker program")
+
+    def serve(self, shard_id: int, ports: ServerPorts) -> None:
+        """One server's program; it ends when all workers have said goodbye and left."""
+        raise TypeError(f"{type(self).__name__} has no server program")

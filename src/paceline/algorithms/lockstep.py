@@ -63,7 +63,7 @@ class Lockstep(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs("replicated", collectives=True)
+        return Needs("replicated", collectives=True, one_machine=True)
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""

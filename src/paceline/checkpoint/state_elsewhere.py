@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.algorithms.server.served import server_rule
 from paceline.errors import UsageError
 
 __all__ = ["state_for_checkpoints", "watch_state"]
@@ -36,7 +35,7 @@ def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorith
     Returns:
         handles, to remove when the worker leaves.
     """
-    rule = server_rule(algorithm)
+    rule = algorithm.server_rule
     if rule is not None and not rule.overrides_optimizer:
         return [handle for one in optimizers for handle in _AtServers(one).handles]
     if algorithm.splits_update:

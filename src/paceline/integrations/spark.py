@@ -18,7 +18,6 @@ from typing import Any
 from torch import nn
 
 from paceline.algorithms import Algorithm, parse, registry
-from paceline.algorithms.downpour import Downpour
 from paceline.errors import UsageError
 from paceline.integrations.spark_job import check_installed, collected, job_meeting, refuse_speculation
 from paceline.integrations.spark_master import Master
@@ -178,18 +177,18 @@ class DeepDist:
             return _trained(master, rows, time.monotonic() - begun_s)
 
 
-def _checked(algorithm: Algorithm) -> Downpour:
+def _checked(algorithm: Algorithm) -> Any:
     """The algorithm, if tasks support its arguments and `descent` does not make any of them ineffective.
 
     Raises:
         UsageError: otherwise.
     """
     spec = registry.spec(algorithm)
-    if not isinstance(algorithm, Downpour):
+    if not {*_TAKEN} <= {one.name for one in fields(algorithm)}:
         raise UsageError(
             f"DeepDist's tasks fetch and push as downpour does, and {spec} does not: choose downpour(fetch=10,push=10)."
         )
-    plain = Downpour()
+    plain = type(algorithm)()
     others = [one.name for one in fields(algorithm) if one.name not in _TAKEN]
     if chosen := [name for name in others if getattr(algorithm, name) != getattr(plain, name)]:
         raise UsageError(

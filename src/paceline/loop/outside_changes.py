@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.algorithms import ADPSGD, DPSGD, Algorithm, registry
+from paceline.algorithms import Algorithm, registry
 from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.loaded_weights import Loads
 from paceline.vectors.flat import FlatBinding
@@ -292,7 +292,9 @@ def watch_outside(
     kind, is_alone = algorithm.needs.kind, num_workers == 1
     trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
     is_common = kind == "replicated" and not algorithm.gossip
-    is_raced = kind in ("racing", "locked") or isinstance(algorithm, ADPSGD)
+    averages_at_any_time = algorithm.gossip and not algorithm.lockstep
+    is_raced = kind in ("racing", "locked") or averages_at_any_time
+    sends_before_gradient = algorithm.lockstep and algorithm.needs.mailbox
 
     def fate(x: torch.Tensor, idle: bool) -> Effect:
         is_trained = trained is not None and x.data_ptr() == trained.data_ptr()
@@ -300,7 +302,7 @@ def watch_outside(
             return "lasts" if is_trained else "moves"
         if is_common:
             return "lasts if alike" if idle or not algorithm.splits_update else "lost"
-        return "lasts" if is_trained and (idle or not isinstance(algorithm, DPSGD)) else "lost"
+        return "lasts" if is_trained and (idle or not sends_before_gradient) else "lost"
 
     def put(x: torch.Tensor) -> None:
         if trained is None:

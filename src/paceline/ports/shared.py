@@ -173,6 +173,7 @@ class Needs(NamedTuple):
     kind: Literal["racing", "locked", "slots", "replicated", "served"]
     lock: Literal["mutex", "rwlock"] = "mutex"  # for "locked"
     collectives: bool = False  # whether the program uses `ports.collectives`
+    one_machine: bool = False  # simulated collectives go through the memory of one machine, not over a network
     staleness_counts: bool = False  # whether it reads `ports.staleness`
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
     averaged: bool = False  # the vector and the model's buffers have a moving average, for evaluation ("served")

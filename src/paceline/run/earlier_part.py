@@ -16,7 +16,6 @@ from paceline.algorithms import Algorithm, registry, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
-from paceline.algorithms.server.served import server_rule
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError, UsageError
@@ -129,7 +128,7 @@ class EarlierPart:
         if before is None or algorithm is None or before == algorithm or algorithm.same_batches:
             return self  # workers of a placed model check their own parts
         old, new = spec(before), spec(algorithm)
-        rules = [_innermost(server_rule(one)) for one in (before, algorithm)]
+        rules = [_innermost(one.server_rule) for one in (before, algorithm)]
         if None not in rules and type(rules[0]) is not type(rules[1]):
             why = (
                 f"applied gradients by {apply_registry.spec(rules[0])} at its servers, whose state is in the checkpoint"

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from paceline.algorithms import Algorithm, spec
-from paceline.algorithms.server.delay import ConstantDelay, Delay, Delayable
+from paceline.algorithms.server.delay import ConstantDelay, Delay
 from paceline.algorithms.server.registries import delay_registry
 from paceline.errors import UsageError
 
@@ -60,11 +60,6 @@ def inject(algorithm: Algorithm, config: TrainConfig, plan: BatchPlan | None) ->
             )
         updates_per_epoch = plan.rounds_per_epoch() if algorithm.together else plan.batches_per_epoch
         late = dataclasses.replace(late, ramp_updates=round(config.staleness_ramp_epochs * updates_per_epoch))
-    if not isinstance(algorithm, Delayable):
-        raise UsageError(
-            "Staleness cannot be injected into this algorithm: take sequential, or for several workers parameter-server, which"
-            " has the servers' rules of the others as apply=."
-        )
     return algorithm.delayed(late)
 
 

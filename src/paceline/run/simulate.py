@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.algorithms.server.served import Served
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
 from paceline.evaluation.goal import Goal
 from paceline.evaluation.user import Evaluate, loop_evaluator
@@ -248,7 +247,7 @@ class _Simulation:
             if not algorithm.lockstep:
                 self.common.buffers = {name: buffer.clone() for name, buffer in self.common.buffers.items()}
             self.record = self._make_record(model, algorithm, evaluate)
-            if isinstance(algorithm, Served):
+            if algorithm.needs.servers:
                 self.machine.start_servers(algorithm.serve)
         elif algorithm != self.algorithm or model_words(model) != model_words(self.common.model):
             raise UsageError(

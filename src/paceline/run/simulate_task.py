@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.algorithms.server.served import Served
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
@@ -293,7 +292,7 @@ class TaskSimulation:
             make = self._make_replicas()
             self.machine.restart = make
             replicas = [make(worker_id) for worker_id in range(self.config.workers)]
-            if isinstance(self.algorithm, Served):
+            if self.algorithm.needs.servers:
                 self.machine.start_servers(self.algorithm.serve)
             self._run_programs()
             del replicas

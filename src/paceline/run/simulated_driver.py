@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.algorithms import Algorithm
-from paceline.algorithms.lockstep import Lockstep
-from paceline.algorithms.server.served import server_rule
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
@@ -103,12 +101,11 @@ def _released(simulation: Simulation) -> Iterator[None]:
 
 def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> SimulatedMachine:
     """The machines of a cluster as this algorithm needs them; `named` are further arguments of `SimulatedMachine`."""
-    rule = server_rule(algorithm)
+    rule = algorithm.server_rule
     return SimulatedMachine(
         cluster,
         algorithm.needs,
         is_gossip=algorithm.gossip,
-        collective="memory" if isinstance(algorithm, Lockstep) else "ring",
         update_vectors=None if rule is None else rule.update_vectors,
         **named,
     )

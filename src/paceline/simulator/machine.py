@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -79,7 +79,6 @@ class SimulatedMachine:
         batch_size: int,
         seed: int,
         is_gossip: bool = False,
-        collective: Literal["memory", "ring", "tree"] = "memory",
         faults: Faults | None = None,
         scheduler: Scheduler | None = None,
         placing: Placing | None = None,
@@ -102,7 +101,8 @@ class SimulatedMachine:
         self._is_gossip = is_gossip
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
         self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # like `have_core_each`
-        self._collective = cluster.collective or (collective if self._cores is None else "memory")
+        on_one_machine = needs.one_machine or self._cores is not None
+        self._collective = cluster.collective or ("memory" if on_one_machine else "ring")
         self._is_networked = needs.mailbox or (needs.collectives and self._collective != "memory")
         self._faults = faults or Faults()
         if not self._is_networked and any(isinstance(one, DropLink) for one in self._faults.script):

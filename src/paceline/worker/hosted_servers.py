@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.server.served import Served
+from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena
@@ -33,7 +33,7 @@ class HostedServers:
     """
 
     def __init__(
-        self, algorithm: Served, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | Keys | None
+        self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | Keys | None
     ) -> None:
         self._algorithm = algorithm
         self._arena = arena

@@ -11,15 +11,12 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Generic, TypeVar
 
 from paceline.specs.bounds import COUNT_FROM_0, SEED
 from paceline.specs.types import check_fields
 
-if TYPE_CHECKING:
-    from paceline.algorithms.base import Algorithm
-
-__all__ = ["ConstantDelay", "Delay", "DelayQueue", "Delayable", "RandomDelay", "RecordedDelay"]
+__all__ = ["ConstantDelay", "Delay", "DelayQueue", "RandomDelay", "RecordedDelay"]
 
 T = TypeVar("T")
 
@@ -48,19 +45,6 @@ class Delay:
         """Delay of the n-th gradient, from 0, with the ramp."""
         full = self.full_updates(n)
         return full if n >= self.ramp_updates else full * n // self.ramp_updates
-
-
-@runtime_checkable
-class Delayable(Protocol):
-    """An algorithm into which staleness can be injected."""
-
-    def delayed(self, delay: Delay) -> Algorithm:
-        """The same algorithm, whose gradients wait before they are applied.
-
-        Raises:
-            UsageError: gradients wait already, or cannot.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,9 @@ from paceline.algorithms.server.delayed import Delayed
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import name_workers
 from paceline.optim.settings import check_served
-from paceline.ports.ports import ServerPorts
 from paceline.ports.shared import Needs
 
-__all__ = ["Served", "server_rule"]
+__all__ = ["Served"]
 
 
 class Served(Algorithm):
@@ -70,12 +69,3 @@ class Served(Algorithm):
         if num_workers > 1 or not chosen:
             return ""
         return f"A lone worker needs no server and has none: {', '.join(chosen)} {'play' if chosen[1:] else 'plays'} no part."
-
-    def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """One server's program; it ends when all workers have said goodbye and left."""
-        raise TypeError(f"{type(self).__name__} has no server program")
-
-
-def server_rule(algorithm: Algorithm) -> ApplyRule | None:
-    """The rule by which the algorithm's servers apply gradients; None: it has no servers."""
-    return algorithm.server_rule if isinstance(algorithm, Served) else None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.compression.codec import NoCodec
 from paceline.errors import UsageError
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.tensor.axes import Alone, Axis
@@ -114,7 +113,7 @@ class WorkerPart:
         replica, replicas = self.dealt
         self.mesh.connect(self._shape, on_mesh, replica, replicas, mode=self._mode)
         self._noted = NotedGradients(self.binding.parameters)
-        is_coded = replicas > 1 and not isinstance(getattr(algorithm, "codec", NoCodec()), NoCodec)
+        is_coded = replicas > 1 and algorithm.is_coded
         return replace(
             ports,
             worker_id=replica,

@@ -12,7 +12,6 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
-from paceline.algorithms.server.served import Served
 from paceline.checkpoint import files as checkpoint_files
 from paceline.checkpoint.contents import Parameters
 from paceline.errors import UsageError
@@ -146,7 +145,7 @@ class LaunchedMembership(Membership):
         if algorithm.needs.mailbox:
             host, key = run.address()
             store = mailbox_part(run.store)
-            if isinstance(algorithm, Served) and memory.ports.num_servers and not self.worker_id:
+            if memory.ports.num_servers and not self.worker_id:
                 self._servers = HostedServers(algorithm, arena, store, self.seed, host=host, key=key)
             memory.meet(store, host, key)
         return memory
