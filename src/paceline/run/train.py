@@ -27,7 +27,6 @@ from paceline.run.earlier_part import EarlierPart
 from paceline.run.injection import inject
 from paceline.run.loops import Loop, TaskParts
 from paceline.run.task_worker import TaskWorker
-from paceline.simulator.cluster import Cluster
 from paceline.specs.bounds import check_vectors
 from paceline.specs.registry import check_optimizer
 from paceline.storage.folder_lock import run_folder
@@ -144,15 +143,12 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
         )
     if layout.groups == "auto":
         assert config.batch_size is not None
-        link = Cluster()
         layout = chosen_layout(
             layout,
             model,
             inputs,
             workers=config.workers,
             batch_size=config.batch_size,
-            latency_s=link.latency_s,
-            bytes_per_s=link.bandwidth_bytes_per_s,
         )
     check_optimizer_of(config.make_optimizer(list(model.parameters())))
     check_called(plan_cuts(model, layout, config.workers), model, inputs)

@@ -25,7 +25,6 @@ from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
-from paceline.simulator.cluster import Cluster
 from paceline.worker.attach import Worker
 from paceline.worker.memberships.entry import Entry
 from paceline.worker.memberships.membership import Membership
@@ -97,7 +96,14 @@ class CutWorker(Worker):
         if self.num_workers == 1:
             layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
         elif example_inputs is not None:
-            layout = _chosen(layout, model, example_inputs, self.num_workers)
+            layout = chosen_layout(
+                layout,
+                model,
+                example_inputs,
+                workers=self.num_workers,
+                batch_size=len(example_inputs),
+                compute_s=counted_s(FLOPS_PER_S),  # the same on every worker, unlike a measurement
+            )
         plan = plan_cuts(model, layout, self.num_workers)
         if example_inputs is not None:
             check_called(plan, model, example_inputs)
@@ -157,18 +163,3 @@ class CutWorker(Worker):
                 part.make_state_whole(self._optimizer)
         super()._load_final(left)
         run.make_whole(part)
-
-
-def _chosen(layout: HybridParallel, model: nn.Module, inputs: torch.Tensor, num_workers: int) -> HybridParallel:
-    """The layout that the chooser predicts to be fastest; it measures nothing, so all workers choose the same."""
-    link = Cluster()
-    return chosen_layout(
-        layout,
-        model,
-        inputs,
-        workers=num_workers,
-        batch_size=len(inputs),
-        latency_s=link.latency_s,
-        bytes_per_s=link.bandwidth_bytes_per_s,
-        compute_s=counted_s(FLOPS_PER_S),
-    )

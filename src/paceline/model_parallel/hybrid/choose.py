@@ -20,6 +20,7 @@ from paceline.planner.layout_choice import Candidate, LayoutChoice, choose_layou
 __all__ = ["FLOPS_PER_S", "candidates_of", "chosen_layout", "counted_s", "layout_for", "measured_s"]
 
 FLOPS_PER_S = 1e10  # of one core's convolutions
+_LATENCY_S, _BANDWIDTH_BYTES_PER_S = 50e-6, 1.25e9  # 10 Gbit/s Ethernet
 _REPEATS = 3
 
 
@@ -77,8 +78,8 @@ def chosen_layout(
     *,
     workers: int,
     batch_size: int,
-    latency_s: float,
-    bytes_per_s: float,
+    latency_s: float = _LATENCY_S,
+    bytes_per_s: float = _BANDWIDTH_BYTES_PER_S,
     compute_s: Callable[[Layer, float], float] | None = None,
 ) -> HybridParallel:
     """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
