@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
@@ -94,8 +95,9 @@ def advise(
             loaded = dataclasses.replace(loaded, scratch=scratch)
         budget = Budget(total_s=budget_s)
         return _Advising(
-            loaded, target, circumstances, given, most, algorithms, budget, seed, processes, on_progress
-        ).advice()
+            loaded, target, circumstances, given, most, algorithms, budget, seed,
+            num_cores() if processes is None else processes, on_progress,
+        ).advice()  # fmt: skip
 
 
 def _check(target: Target, circumstances: Circumstances, budget_s: float) -> None:
@@ -123,36 +125,34 @@ def _tried(program: LoopProgram) -> tuple[Shape | None, str]:
         return None, ""
 
 
+@dataclass
 class _Advising:
-    def __init__(
-        self,
-        program: Program,
-        target: Target,
-        circumstances: Circumstances,
-        given: Cluster | None,
-        max_workers: int,
-        algorithms: Sequence[str] | None,
-        budget: Budget,
-        seed: int,
-        processes: int | None,
-        on_progress: Callable[[str, float], None],
-    ) -> None:
-        self.program, self.target, self.circumstances, self.given = program, target, circumstances, given
-        self.budget, self.seed, self.on_progress = budget, seed, on_progress
-        self.processes = num_cores() if processes is None else processes
+    program: Program
+    target: Target
+    circumstances: Circumstances
+    given: Cluster | None
+    max_workers: int
+    algorithms: Sequence[str] | None
+    budget: Budget
+    seed: int
+    processes: int
+    on_progress: Callable[[str, float], None]
+
+    def __post_init__(self) -> None:
+        given, max_workers = self.given, self.max_workers
         one_machine = given is None or given.cores is not None or given.sockets is not None
-        self.candidates, self.not_tried = candidates(max_workers, algorithms, one_machine=one_machine)
-        self.named, self.on_codecs = algorithms, list[str]()
+        self.candidates, self.not_tried = candidates(max_workers, self.algorithms, one_machine=one_machine)
         slowness = given.slowness if given is not None else ()
-        self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | circumstances.slow
-        for worker in circumstances.slow:
+        self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | self.circumstances.slow
+        for worker in self.circumstances.slow:
             if not 0 <= worker < max_workers:
                 raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
         self.warnings: list[str] = []
         self._shape: Shape | None = None
-        self.trials = ShortRuns(program, target, self.slow if program.knows_slow else {})
+        self.trials = ShortRuns(self.program, self.target, self.slow if self.program.knows_slow else {})
         self.measures = given is None
-        self._has_slow = program.knows_slow or not self.slow  # whether short runs are as slow as what is asked about
+        # Whether short runs are as slow as what is asked about.
+        self._has_slow = self.program.knows_slow or not self.slow
 
     def advice(self) -> Advice:
         with keep_data(), Pool(self.processes) as pool:
@@ -190,7 +190,7 @@ class _Advising:
     def _weigh_codecs(self) -> None:
         """Adds methods with codecs where these pay; says why they do, or not."""
         shape = self._its_shape() if self.given is not None else None
-        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), shape, self.candidates, self.named)
+        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), shape, self.candidates, self.algorithms)
         self.candidates += more
         self.not_tried += not_tried
 
@@ -228,29 +228,21 @@ class _Advising:
     def _measure(self, wanted: Sequence[Candidate]) -> None:
         for_s = self.budget.total_s * _REAL / self._first - _SETUP_S
         self._for_s = min(_RUN_S, max(_LEAST_RUN_S, for_s))
-        made = 0
-
-        def on_begin(candidate: Candidate) -> bool:
-            nonlocal made
-            made += 1
-            if made > 1 and self.budget.spent > (_FIRST_RUNS if made <= self._first else _REAL):
-                return False
-            self._say(f"Running {name(candidate)} for {self._for_s:.1f} s")
-            return True
-
-        self.trials.make(wanted, for_s=self._for_s, seed=self.seed, on_begin=on_begin)
+        for number, candidate in enumerate(wanted):
+            if number and self.budget.spent > (_FIRST_RUNS if number < self._first else _REAL):
+                return
+            self._run(candidate, self.seed)
 
     def _measure_again(self, leaders: Sequence[Candidate]) -> None:
         """Runs leaders twice more: runs at other times tell how much the machine varies."""
-        wanted = [*leaders, *leaders]
-
-        def on_begin(candidate: Candidate) -> bool:
+        for candidate in [*leaders, *leaders]:
             if self.budget.spent > _MEASURED_AGAIN:
-                return False
-            self._say(f"Running {name(candidate)} again for {self._for_s:.1f} s")
-            return True
+                return
+            self._run(candidate, self.seed + 1, again=" again")
 
-        self.trials.make(wanted, for_s=self._for_s, seed=self.seed + 1, on_begin=on_begin)
+    def _run(self, candidate: Candidate, seed: int, again: str = "") -> None:
+        self._say(f"Running {name(candidate)}{again} for {self._for_s:.1f} s")
+        self.trials.make(candidate, for_s=self._for_s, seed=seed)
 
     def _without_runs(self) -> None:
         have = {one.algorithm for one in self.trials.runs}
@@ -279,8 +271,8 @@ class _Advising:
             cluster, said = this_machine(self.program.name, shape, self._say)
             self.warnings += said
         return Campaign(
-            self.program,
-            self.target,
+            program=self.program,
+            target=self.target,
             cluster=cluster,
             shape=shape,
             slow=self.slow,
@@ -301,11 +293,12 @@ class _Advising:
         )
         seeds = seeds_spread(evidence)
         progress = progress_spread(self.target, self.trials, campaign, seeds)
-        predictions = [predict(one, self.target, seeds, progress) for one in evidence]
         restart_s = self.trials.setup_s or _RESTART_S
-        kills_per_s = self.circumstances.kills_per_s
-        predictions = [with_kills(one, kills_per_s=kills_per_s, restart_s=restart_s) for one in predictions]
-        ranked = order(predictions, self.target)
+        predictions = (predict(one, self.target, seeds, progress) for one in evidence)
+        with_all = [
+            with_kills(one, kills_per_s=self.circumstances.kills_per_s, restart_s=restart_s) for one in predictions
+        ]
+        ranked = order(with_all, self.target)
         fits = tuple(
             Fit(
                 algorithm=algorithm,
@@ -362,12 +355,8 @@ class _Advising:
             said.append(f"The first is extrapolated: {best.extrapolation}.")
         if seeds is None:
             said.append("No candidate was simulated to the target with two seeds: how much they differ is assumed.")
-        if (
-            any(not math.isfinite(time_s) for time_s in best.simulated_s)
-            and best.time_s is not None
-            and best.simulated_s
-        ):
-            gone = sum(not math.isfinite(time_s) for time_s in best.simulated_s)
+        gone = sum(not math.isfinite(time_s) for time_s in best.simulated_s)
+        if gone and best.time_s is not None:
             said.append(f"{gone} of {len(best.simulated_s)} simulations of the first did not arrive.")
         if self.circumstances.kills_per_s:
             said.append(

@@ -38,7 +38,7 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Share that is spent."""
+        """From 0 to 1, and more."""
         return (time.monotonic() - self.began_s) / self.total_s
 
     def at(self, share: float) -> float:
@@ -46,51 +46,36 @@ class Budget:
         return self.began_s + share * self.total_s
 
     def left_s(self, share: float) -> float:
-        """Seconds until then."""
         return max(0.0, self.at(share) - time.monotonic())
 
 
+@dataclass(kw_only=True)
 class Campaign:
     """The simulations of all candidates.
 
     Args:
-        program: what is simulated.
-        target: where simulations end.
         cluster: the machines; without compute time if `rate` knows speeds.
-        shape: of the program.
         slow: workers' factors.
         rate: how fast a candidate is; None: the cluster says so.
         deviation: of a gradient's seconds over their mean.
-        pool: of processes.
-        num_processes: that simulate at once.
-        budget: of everything.
         seed: of the first simulation of each.
-        on_progress: told what is done.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        target: Target,
-        *,
-        cluster: Cluster,
-        shape: Shape,
-        slow: Mapping[int, float],
-        rate: Callable[[Candidate], Rate] | None,
-        deviation: float,
-        pool: Pool,
-        num_processes: int,
-        budget: Budget,
-        seed: int,
-        on_progress: Callable[[str, float], None],
-    ) -> None:
-        self._program, self._target, self._cluster, self._shape = program, target, cluster, shape
-        self._slow, self._rate, self._deviation = dict(slow), rate, deviation
-        self._pool, self._processes, self._budget, self._seed = pool, num_processes, budget, seed
-        self._on_progress = on_progress
-        self._guess_s = 0.0  # wall seconds of a simulated sample, before any was made for good
-        self.found: dict[Candidate, list[Simulated]] = {}
-        self.skipped: list[Candidate] = []
+    program: Program
+    target: Target
+    cluster: Cluster
+    shape: Shape
+    slow: Mapping[int, float]
+    rate: Callable[[Candidate], Rate] | None
+    deviation: float
+    pool: Pool
+    num_processes: int
+    budget: Budget
+    seed: int
+    on_progress: Callable[[str, float], None]
+    found: dict[Candidate, list[Simulated]] = field(default_factory=dict)
+    skipped: list[Candidate] = field(default_factory=list)
+    _guess_s: float = 0.0  # wall seconds of a simulated sample, before any was made for good
 
     def screen(self, candidates: Sequence[Candidate], until: float) -> None:
         """One seed of each: some first, to learn how long it takes; then one per algorithm, then all others.
@@ -99,29 +84,28 @@ class Campaign:
         near in its first simulation has its others last.
         """
         heads = self._heads(candidates)
-        first = heads[: max(2, self._processes)]
+        first = heads[: max(2, self.num_processes)]
         self._time_one(first[0], until)
         cap = self._cap(first, _FIRST_SHARE, until)
-        self._round("first simulations", first, limit_s=math.inf, limit_samples=cap, until=until)
+        self._run("first simulations", first, limit_s=math.inf, limit_samples=cap, until=until)
         rest = heads[len(first) :]
         cap = self._cap(rest, 0.6, until)
-        self._round("each algorithm", rest, limit_s=self._limit_s(), limit_samples=cap, until=until)
+        self._run("each algorithm", rest, limit_s=self._limit_s(), limit_samples=cap, until=until)
         others = [one for one in candidates if one not in heads]
         others.sort(key=lambda one: (self._promise(one), one.workers))
         cap = self._cap(others, 1.0, until)
-        self._round("each number of workers", others, limit_s=self._limit_s(), limit_samples=cap, until=until)
+        self._run("each number of workers", others, limit_s=self._limit_s(), limit_samples=cap, until=until)
 
     def longer(self, until: float) -> None:
         """Repeats the simulations that were cut off before the best time, longer, the closest first."""
-        limit_s = self._limit_s()
         gaps = {one: self._least_gap(one) for one in self.found}
-        enough_s = min(self.best_s, 0.999 * (self._target.deadline_s or math.inf))
+        enough_s = min(self.best_s, 0.999 * (self.target.deadline_s or math.inf))
         cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < enough_s]
-        cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self._processes)]
+        cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self.num_processes)]
         cap = self._cap(cut, 1.0, until)
         cut = [one for one in cut if cap > _WORTH * self.found[one][0].run.samples]
         before = {one: self.found.pop(one) for one in cut}
-        self._round("the closest for longer", cut, limit_s=limit_s, limit_samples=cap, until=until)
+        self._run("the closest for longer", cut, limit_s=self._limit_s(), limit_samples=cap, until=until)
         for one in cut:
             self.found.setdefault(one, before[one])
         self.skipped = [one for one in self.skipped if one not in self.found]
@@ -133,16 +117,15 @@ class Campaign:
             run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made
         ):
             return math.inf
-        return min((gap(self._target, value) for run in made for _, _, value in run.run.curve), default=math.inf)
+        return min((gap(self.target, value) for run in made for _, _, value in run.run.curve), default=math.inf)
 
     def again(self, seeds: int, until: float) -> None:
-        """Further seeds of the leaders."""
         best_s, leaders = self.best_s, self.leaders()
         if not leaders:
             return
-        jobs = [(one, self._seed + k) for k in range(1, seeds) for one in leaders]
         cap = 3 * max(run.run.samples for one in leaders for run in self.found[one])
-        self._run("leaders with other seeds", jobs, limit_s=_LONG_AGAIN * best_s, limit_samples=cap, until=until)
+        limit_s, numbers = _LONG_AGAIN * best_s, range(1, seeds)
+        self._run("leaders with other seeds", leaders, numbers, limit_s=limit_s, limit_samples=cap, until=until)
 
     def leaders(self) -> list[Candidate]:
         """Those that arrive within 1.3 times the best time, the first of them, the soonest first."""
@@ -167,9 +150,9 @@ class Campaign:
     def _stretch(self, candidate: Candidate) -> float:
         """How much slower the machine is than the simulated one, by later measurements."""
         simulated = self.found[candidate][0].matched_samples_per_s
-        if self._rate is None or not math.isfinite(simulated):
+        if self.rate is None or not math.isfinite(simulated):
             return 1.0
-        return simulated / self._rate(candidate).value
+        return simulated / self.rate(candidate).value
 
     def _heads(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The fastest number of workers of each algorithm; one worker alone first, then the fastest."""
@@ -181,7 +164,7 @@ class Campaign:
         return sorted(heads.values(), key=lambda one: (one.algorithm != ALONE, -self._speed(one), one.algorithm))
 
     def _speed(self, one: Candidate) -> float:
-        return self._rate(one).value if self._rate is not None else float(one.workers)
+        return self.rate(one).value if self.rate is not None else float(one.workers)
 
     def _promise(self, one: Candidate) -> float:
         """Seconds it would take with as many samples as its algorithm's first simulation needed; infinite: never."""
@@ -198,16 +181,16 @@ class Campaign:
 
     def _cap(self, jobs: Sequence[Candidate], share: float, until: float) -> int:
         """Number of samples for each of these simulations, given this share of the remaining time."""
-        left_s = self._budget.left_s(until) * share
+        left_s = self.budget.left_s(until) * share
         sample_s = self._sample_s()
         if not jobs or not sample_s:
             return 10**12
-        rounds = math.ceil(len(jobs) / max(1, self._processes))
-        return max(20 * self._shape.batch_size, int(left_s / rounds / sample_s))
+        rounds = math.ceil(len(jobs) / max(1, self.num_processes))
+        return max(20 * self.shape.batch_size, int(left_s / rounds / sample_s))
 
     def _sample_s(self) -> float:
         """Wall seconds of a simulated sample; 0: not known."""
-        least = 50 * self._shape.batch_size  # fewer have taken less than loading the data
+        least = 50 * self.shape.batch_size  # fewer have taken less than loading the data
         took = [
             one.took_s / one.run.samples for runs in self.found.values() for one in runs if one.run.samples >= least
         ]
@@ -217,32 +200,28 @@ class Campaign:
 
     def _time_one(self, candidate: Candidate, until: float) -> None:
         """Measure the time of a gradient by a short simulation, which is discarded."""
-        ends = (self._budget.at(until), self._budget.at(_GRACE))
+        ends = (self.budget.at(until), self.budget.at(_GRACE))
         for batches in (1, 50):  # the first loads the data
-            job = self._job(candidate, self._seed, math.inf, batches * self._shape.batch_size)
-            result = self._pool.map(simulate, [job], begin_until_s=ends[0], end_until_s=ends[1])[0]
+            job = self._job(candidate, self.seed, math.inf, batches * self.shape.batch_size)
+            result = self.pool.map(simulate, [job], begin_until_s=ends[0], end_until_s=ends[1])[0]
             if result is not None and result.run.samples:
                 self._guess_s = result.took_s / result.run.samples
 
-    def _round(
-        self, what: str, candidates: Sequence[Candidate], *, limit_s: float, limit_samples: int, until: float
-    ) -> None:
-        jobs = [(one, self._seed) for one in candidates]
-        self._run(what, jobs, limit_s=limit_s, limit_samples=limit_samples, until=until)
-
     def _run(
-        self, what: str, wanted: Sequence[tuple[Candidate, int]], *, limit_s: float, limit_samples: int, until: float
-    ) -> None:
-        if not wanted:
+        self, what: str, candidates: Sequence[Candidate], seeds: Sequence[int] = (0,), *, limit_s: float, limit_samples: int,
+        until: float,
+    ) -> None:  # fmt: skip
+        """Simulates each candidate with each seed, counted from the first."""
+        jobs = [self._job(one, self.seed + k, limit_s, limit_samples) for k in seeds for one in candidates]
+        if not jobs:
             return
-        jobs = [self._job(one, seed, limit_s, limit_samples) for one, seed in wanted]
 
         def on_done(number: int) -> None:
-            self._on_progress(f"Simulating {what}: {number} of {len(jobs)}", self._budget.spent)
+            self.on_progress(f"Simulating {what}: {number} of {len(jobs)}", self.budget.spent)
 
         on_done(0)
-        ends = (self._budget.at(until), self._budget.at(_GRACE))
-        results = self._pool.map(simulate, jobs, begin_until_s=ends[0], end_until_s=ends[1], on_done=on_done)
+        ends = (self.budget.at(until), self.budget.at(_GRACE))
+        results = self.pool.map(simulate, jobs, begin_until_s=ends[0], end_until_s=ends[1], on_done=on_done)
         for job, result in zip(jobs, results, strict=True):
             if result is not None:
                 self.found.setdefault(job.candidate, []).append(result)
@@ -251,18 +230,18 @@ class Campaign:
 
     def _job(self, one: Candidate, seed: int, limit_s: float, limit_samples: int) -> Job:
         """A simulation at the measured speed, or on the cluster of the candidate's first simulation."""
-        if self._target.deadline_s is not None:
-            limit_s = min(limit_s, self._target.deadline_s)
-        slow = {worker: factor for worker, factor in self._slow.items() if worker < one.workers}
-        has_it = self._rate is not None and self._program.knows_slow  # measured speeds have slow workers in them
-        base = with_workers(self._cluster, one.workers, slow if has_it or self._rate is None else {})
-        common = {"program": self._program, "candidate": one, "shape": self._shape, "target": self._target}
+        if self.target.deadline_s is not None:
+            limit_s = min(limit_s, self.target.deadline_s)
+        slow = {worker: factor for worker, factor in self.slow.items() if worker < one.workers}
+        has_it = self.rate is not None and self.program.knows_slow  # measured speeds have slow workers in them
+        base = with_workers(self.cluster, one.workers, slow if has_it or self.rate is None else {})
+        common = {"program": self.program, "candidate": one, "shape": self.shape, "target": self.target}
         common |= {"seed": seed, "limit_samples": limit_samples}
         if before := self.found.get(one):
             limit_s = limit_s / self._stretch(one)
             return Job(**common, cluster=before[0].cluster, limit_s=limit_s)
-        if self._rate is None:
+        if self.rate is None:
             return Job(**common, cluster=base, limit_s=limit_s)
-        speed = self._rate(one).value
+        speed = self.rate(one).value
         late = () if has_it else tuple(sorted(slow.items()))
-        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self._deviation, slow=late)
+        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self.deviation, slow=late)

@@ -25,17 +25,10 @@ _FEWEST = 4  # points of a curve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One simulation.
+    """One simulation, which ends at the target or at one of the limits.
 
     Args:
-        program: what is simulated.
-        candidate: how.
         cluster: with its compute time, if `samples_per_s` is None; without slow workers, if they are not in that figure.
-        shape: of the program.
-        target: where it ends.
-        limit_s: or after so many virtual seconds.
-        limit_samples: or after so many samples.
-        seed: of everything.
         samples_per_s: that all workers together are to have.
         deviation: of a gradient's seconds over their mean.
         slow: workers' factors that `samples_per_s` does not have in it.
@@ -59,14 +52,12 @@ class Simulated:
     """The result of a job.
 
     Args:
-        job: which.
         cluster: that it ran on, for further seeds.
         run: what was seen; virtual seconds.
         matched_samples_per_s: of the simulated workers where `samples_per_s` was to be met.
         took_s: wall time of the simulation itself.
     """
 
-    job: Job
     cluster: Cluster
     run: Observed
     matched_samples_per_s: float
@@ -94,7 +85,6 @@ def simulate(job: Job) -> Simulated:
     except PacelineError as error:
         run = Observed(outcome="crashed", reason=first_line(error))
     return Simulated(
-        job=job,
         cluster=cluster,
         run=run,
         matched_samples_per_s=rate or (run.rates[0] if run.rates else math.nan),

@@ -107,13 +107,11 @@ class LoopProgram:
         is_over = run.result["outcome"] == "stopped" and len(run.returned) == candidate.workers
         return dataclasses.replace(found, ended_itself=is_over)
 
-    def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-        return virtual_rate(candidate.algorithm, cluster, shape)
+    rate = staticmethod(virtual_rate)
 
     def command(
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
-        """`paceline launch`."""
         del samples  # the loop says itself how long it goes on
         options = ["--workers", candidate.workers, "--algorithm", candidate.algorithm]
         return shlex.join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,26 +63,20 @@ class ShortRuns:
         self.runs: dict[Candidate, list[Observed]] = {}
         self.failed: dict[Candidate, str] = {}
 
-    def make(
-        self, wanted: Sequence[Candidate], *, for_s: float, seed: int, on_begin: Callable[[Candidate], bool]
-    ) -> None:
-        """Run each for `for_s` seconds as long as `on_begin` allows."""
-        for candidate in wanted:
-            if not on_begin(candidate):
-                return
-            slow = {worker: factor for worker, factor in self._slow.items() if worker < candidate.workers}
-            try:
-                found = self._program.run(candidate, self._target, for_s=for_s, seed=seed, slow=slow)
-            except PacelineError as error:
-                self.failed[candidate] = first_line(error)
-                continue
-            if found.outcome == "crashed":
-                self.failed[candidate] = found.reason or "its short run crashed"
-            elif not found.rates or min(found.rates) <= 0:
-                self.failed[candidate] = f"a short run of {for_s:.1f} s made too few steps to be measured"
-            else:
-                self.failed.pop(candidate, None)
-                self.runs.setdefault(candidate, []).append(found)
+    def make(self, candidate: Candidate, *, for_s: float, seed: int) -> None:
+        slow = {worker: factor for worker, factor in self._slow.items() if worker < candidate.workers}
+        try:
+            found = self._program.run(candidate, self._target, for_s=for_s, seed=seed, slow=slow)
+        except PacelineError as error:
+            self.failed[candidate] = first_line(error)
+            return
+        if found.outcome == "crashed":
+            self.failed[candidate] = found.reason or "its short run crashed"
+        elif not found.rates or min(found.rates) <= 0:
+            self.failed[candidate] = f"a short run of {for_s:.1f} s made too few steps to be measured"
+        else:
+            self.failed.pop(candidate, None)
+            self.runs.setdefault(candidate, []).append(found)
 
     def measured(self) -> tuple[Measured, ...]:
         """All runs, in the order of their candidates' first ones."""

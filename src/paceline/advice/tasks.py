@@ -15,7 +15,6 @@ from paceline.advice.program import Observed, Shape, observed
 from paceline.run.config import TrainConfig
 from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
-from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.vectors.flat import FlatBinding
 
@@ -27,12 +26,12 @@ _MANY_EPOCHS = 1_000_000.0
 _WARM_UP = 0.2
 
 
-def virtual_rate(algorithm: str, cluster: Cluster, shape: Shape) -> float:
+def virtual_rate(candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
     """Samples per virtual second of all workers, on vectors and batches of this size, by worker programs alone.
 
     Each worker makes 60 steps; what counts is the time from a fifth of the first worker's to its last.
     """
-    config = TrainConfig(algorithm=algorithm, steps=_RATE_STEPS, batch_size=shape.batch_size)
+    config = TrainConfig(algorithm=candidate.algorithm, steps=_RATE_STEPS, batch_size=shape.batch_size)
     run = simulate_task(config, cluster=cluster, timing_only=True, num_parameters=shape.num_parameters)
     ended = [rows["ended_s"][rows["applied_version"] >= 1] for rows in run.records.values()]
     end_s = min(float(one[-1]) for one in ended if len(one))
@@ -80,14 +79,12 @@ class TaskProgram:
         config = self._config(candidate, seed, epochs=epochs, **limit, **targets)
         return observed(simulate_task(config, cluster=cluster), target, real=False)
 
-    def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-        return virtual_rate(candidate.algorithm, cluster, shape)
+    rate = staticmethod(virtual_rate)
 
     def command(
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
-        """`paceline train`, with epochs enough."""
-        task = self._task()
+        task = load_task(self.name)
         needed = math.ceil(samples / self._num_samples()) if math.isfinite(samples) else 0
         options: list[Any] = ["--task", self.name, "--algorithm", candidate.algorithm, "--workers", candidate.workers]
         options += ["--epochs", max(needed, math.ceil(task.epochs)), *shared_options(target, slow, restarts)]
@@ -104,11 +101,8 @@ class TaskProgram:
             **more,
         )
 
-    def _task(self) -> Task:
-        return load_task(self.name)
-
     def _num_samples(self) -> int:
-        train_set: Any = self._task().load(self.data)[0]
+        train_set: Any = load_task(self.name).load(self.data)[0]
         return len(train_set)
 
 

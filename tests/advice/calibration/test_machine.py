@@ -50,6 +50,15 @@ def planted(**changes):
             wake_s=always["wake"],
         ),
         round_trips_s=planted_trips(80e-6, 1e9),
+        handed_copy_s=Quartiles.of([0.2e-3]),
+        cores=2,
+        lone_step_s=Quartiles.of([0.010]),
+        crowded_steps_s=[Quartiles.of([0.010])],
+        spin_s=Quartiles.of([1e-5]),
+        slice_s=None,
+        cold_steps_s=planted_pauses(0.0, 1e-3, 0.02, spike_s=0.0),
+        few_cold_steps_s=planted_pauses(0.0, 1e-3, 0.001, spike_s=0.0),
+        codecs={},
     )
     return dataclasses.replace(machine, **changes)
 

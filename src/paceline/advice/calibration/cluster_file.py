@@ -42,13 +42,11 @@ class MeasuredWorker:
 
     Attributes:
         machine: 0, 1, ...: shared by workers with the same number.
-        host: its name; written only if the user wants that.
         about: its machine, from `system.machine`.
         compute_s: by batch size, a step without its update.
         steps_s: consecutive times of a step of the cluster's batch size, without its update.
         update_s: one plain SGD step of the optimizer.
-        memory: its machine's, if this worker measured it; one worker of each machine does.
-        codecs: by name, how fast one core of its machine encodes and decodes, if this worker measured that.
+        memory: its machine's, if this worker measured it, as one of each machine does; the same for codecs.
     """
 
     machine: int
@@ -61,7 +59,6 @@ class MeasuredWorker:
     codecs: dict[str, CodecRate] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
-        """All of its measurements, by name."""
         return named_quartiles(self.compute_s, self.update_s, self.memory)
 
 
@@ -158,7 +155,7 @@ class MeasuredCluster:
         workers, num_pairs = self.workers, len(list(combinations(self.workers, 2)))
         lines = [
             f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",
-            *(f"  {self._machine(machine, hosts)}" for machine in sorted({worker.machine for worker in workers})),
+            *(f"  {self._machine(ids, hosts)}" for ids in self._by_machine()),
             f"compute_s, update_vectors and slow are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
             " thread per worker, all",
             "workers at the same time. compute_s is the median worker's; in slow is who differs from it by more than"
@@ -172,9 +169,12 @@ class MeasuredCluster:
             " machines.",
             "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         ]
-        for ids, cores in self._crowded():
-            have = "1 core" if cores == 1 else f"{cores} cores"
-            lines.append(f"{name_workers(ids).capitalize()} share {have}: their steps include waiting for each other.")
+        for ids in self._by_machine():
+            if len(ids) > (cores := int(workers[ids[0]].about["cores"])):
+                have = "1 core" if cores == 1 else f"{cores} cores"
+                lines.append(
+                    f"{name_workers(ids).capitalize()} share {have}: their steps include waiting for each other."
+                )
         disturbed = sorted(self.round_trips_s.keys() - self.links().keys())
         if disturbed:
             named = ", ".join(f"{a}-{b}" for a, b in disturbed)
@@ -184,17 +184,11 @@ class MeasuredCluster:
             lines += [f"  worker {number}, {name}: {describe(spread)}" for name, spread in worker.spreads().items()]
         return lines
 
-    def _crowded(self) -> list[tuple[list[int], int]]:
-        """Workers of machines with fewer cores than workers, and the number of cores."""
-        found = []
-        for machine in sorted({worker.machine for worker in self.workers}):
-            ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
-            if len(ids) > (cores := int(self.workers[ids[0]].about["cores"])):
-                found.append((ids, cores))
-        return found
+    def _by_machine(self) -> list[list[int]]:
+        machines = [worker.machine for worker in self.workers]
+        return [[number for number, its in enumerate(machines) if its == one] for one in sorted(set(machines))]
 
-    def _machine(self, machine: int, hosts: bool) -> str:
-        ids = [number for number, worker in enumerate(self.workers) if worker.machine == machine]
+    def _machine(self, ids: list[int], hosts: bool) -> str:
         first = self.workers[ids[0]]
         named = f" ({first.host})" if hosts else ""
         about = f"{first.about['processor']}, {first.about['cores']} cores, {first.about['system']}"

@@ -20,10 +20,6 @@ _FIRST_ERROR_S = 10.0
 _ADVICE = "Nothing was written; start all workers again."
 
 
-def _as_it_is(worker_id: int, words: Any) -> Any:
-    return words
-
-
 class WorkerGroup:
     """One worker's part in a group; every worker must make the same calls in the same order.
 
@@ -53,7 +49,7 @@ class WorkerGroup:
         ] = {}  # workers that left after their answer, and why: an error if another answer is needed
         self._heard: PacelineError | None = None  # the error of another worker
 
-    def gather(self, mine: Any, read: Callable[[int, Any], Any] = _as_it_is) -> list[Any]:
+    def gather(self, mine: Any, read: Callable[[int, Any], Any] = lambda _, words: words) -> list[Any]:
         """Returns every worker's value, plain data, in worker order, to worker 0; nothing to the others.
 
         `read` converts each worker's value, including the own one, and raises ValueError if it is invalid.
@@ -86,7 +82,7 @@ class WorkerGroup:
                 malformed.add(error.sender)
         return [answers[worker] for worker in range(self.num_workers)]
 
-    def tell(self, words: Any = None, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
+    def tell(self, words: Any = None, read: Callable[[int, Any], Any] = lambda _, words: words) -> Any:
         """Sends worker 0's value, plain data, to all; `read` as for `gather`."""
         self._number += 1
         if self.worker_id == 0:
@@ -107,7 +103,6 @@ class WorkerGroup:
                 wrong = " that makes sense"
 
     def meet(self) -> None:
-        """Returns when all have called it."""
         self.gather(None)
         self.tell()
 
@@ -166,7 +161,7 @@ class WorkerGroup:
             self._say(to, "failed", failure)
 
 
-def _read(received: Received, read: Callable[[int, Any], Any] = _as_it_is) -> Any:
+def _read(received: Received, read: Callable[[int, Any], Any] = lambda _, words: words) -> Any:
     x = received.message.x
     try:
         words = json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")

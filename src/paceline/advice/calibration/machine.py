@@ -36,6 +36,7 @@ from paceline.advice.calibration.measurements import (
 from paceline.memory.shared_store import SharedStore
 from paceline.ports.ports import Mailbox
 from paceline.simulator import Cluster
+from paceline.simulator.cluster_file import as_table, as_text
 from paceline.storage import files
 from paceline.system.machine import machine, num_cores, versions
 from paceline.tasks.base import Task
@@ -65,14 +66,14 @@ class Calibration:
         memory: times of copies, atomic additions and wake-ups.
         round_trips_s: by message bytes, between two processes of this machine.
         handed_copy_s: copying the vector after another process has written it and before that process reads it.
-        cores: that processes may use; None: not measured, like the following.
+        cores: that processes may use.
         lone_step_s: a full step on a few samples, in one process.
         crowded_steps_s: the same in as many processes as there are cores, concurrently.
         spin_s: how long a process spins on a word before it sleeps, if each worker has a core.
-        slice_s: how long a process computes at a stretch if processes outnumber cores by one.
+        slice_s: how long a process computes at a stretch if processes outnumber cores by one; None: longer than was measured.
         cold_steps_s: full steps after pauses, in one process.
         few_cold_steps_s: the same with a quarter of the batch.
-        codecs: by name, how fast one core encodes and decodes; empty: not measured.
+        codecs: by name, how fast one core encodes and decodes.
     """
 
     task: str
@@ -82,25 +83,23 @@ class Calibration:
     update_s: Quartiles
     memory: MemoryTimes
     round_trips_s: dict[int, list[float]] = field(repr=False)
-    handed_copy_s: Quartiles | None = None
-    cores: int | None = None
-    lone_step_s: Quartiles | None = None
-    crowded_steps_s: list[Quartiles] = field(default_factory=list)
-    spin_s: Quartiles | None = None
-    slice_s: Quartiles | None = None
-    cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
-    few_cold_steps_s: ColdSteps = field(default_factory=dict, repr=False)
-    codecs: dict[str, CodecRate] = field(default_factory=dict)
+    handed_copy_s: Quartiles
+    cores: int
+    lone_step_s: Quartiles
+    crowded_steps_s: list[Quartiles]
+    spin_s: Quartiles
+    slice_s: Quartiles | None
+    cold_steps_s: ColdSteps = field(repr=False)
+    few_cold_steps_s: ColdSteps = field(repr=False)
+    codecs: dict[str, CodecRate]
 
     def spreads(self) -> dict[str, Quartiles]:
-        found = named_quartiles(self.compute_s, self.update_s, self.memory)
-        if self.handed_copy_s is not None:
-            found["copy of what another process has written"] = self.handed_copy_s
-        if self.lone_step_s is not None and self.crowded_steps_s:
-            found["step on a few samples"] = self.lone_step_s
-            found[f"step on a few samples, {len(self.crowded_steps_s)} at once"] = self.crowded_steps_s[0]
-        if self.spin_s is not None:
-            found["spin before sleep"] = self.spin_s
+        found = named_quartiles(self.compute_s, self.update_s, self.memory) | {
+            "copy of what another process has written": self.handed_copy_s,
+            "step on a few samples": self.lone_step_s,
+            f"step on a few samples, {len(self.crowded_steps_s)} at once": self.crowded_steps_s[0],
+            "spin before sleep": self.spin_s,
+        }
         if self.slice_s is not None:
             found["time slice"] = self.slice_s
         for pause_s, pairs in self.cold_steps_s.items():
@@ -137,7 +136,10 @@ def measure(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
-    cold_steps_s, few_cold_steps_s = measure_cold(task, train_set, steps, effort, on_progress)
+    on_progress(f"{task.name}: steps after pauses")
+    after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
+    cold_steps_s = after_pauses(task, train_set, steps.batch_size)
+    few_cold_steps_s = after_pauses(task, train_set, min(steps.compute_s))
     on_progress("starting processes")
     with probes.ProcessTeam(1 + max(2, num_cores()), steps.vector_bytes) as team:
         memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
@@ -174,15 +176,6 @@ def measure_steps(
             rows[size] = probes.steps(task, train_set, size, at_least=effort.steps, for_s=effort.steps_s)
     compute_s = {size: of["ended_s"] - of["started_s"] - of["apply_s"] for size, of in rows.items()}
     return Steps(task.name, chosen, _vector_bytes(task.new_model), compute_s, rows[chosen]["apply_s"])
-
-
-def measure_cold(
-    task: Task, train_set: Any, steps: Steps, effort: Effort, on_progress: Callable[[str], None]
-) -> tuple[ColdSteps, ColdSteps]:
-    """The part of `measure` that computes after pauses, in this process: with usual batches, and with few samples."""
-    on_progress(f"{task.name}: steps after pauses")
-    after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
-    return after_pauses(task, train_set, steps.batch_size), after_pauses(task, train_set, min(steps.compute_s))
 
 
 def measure_memory(
@@ -274,27 +267,19 @@ def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
     """The cluster that a calibration describes; unmeasured fields have the simulator's defaults.
 
     A step is simulated as compute time, then memory traffic of `update_vectors` vectors; both medians are reproduced exactly.
-    The traffic is of shared vectors, at the rate at which a core copies data that another has written. The workers share the
-    machine's cores, if these were measured.
+    The traffic is of shared vectors, at the rate at which a core copies data that another has written.
     """
     link = fit_link(measured.round_trips_s)
-    memory = measured.memory
-    if measured.handed_copy_s is not None:
-        memory = replace(memory, copy_s=measured.handed_copy_s)
-    figures = memory.figures(measured.vector_bytes)
+    figures = replace(measured.memory, copy_s=measured.handed_copy_s).figures(measured.vector_bytes)
     vectors = measured.update_s.median * figures["core_bytes_per_s"] / measured.vector_bytes
-    shared: dict[str, Any] = {"cores": measured.cores} if measured.cores is not None else {}
-    if measured.spin_s is not None:
-        figures["spin_s"] = measured.spin_s.median
+    crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
+    figures |= {"spin_s": measured.spin_s.median, "crowding": max(1.0, crowded_s / measured.lone_step_s.median)}
     if measured.slice_s is not None:
         figures["slice_s"] = measured.slice_s.median
-    if measured.lone_step_s is not None and measured.crowded_steps_s:
-        crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
-        figures["crowding"] = max(1.0, crowded_s / measured.lone_step_s.median)
-    if measured.cold_steps_s:
-        figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
-    shared |= {name: rounded(value) for name, value in figures.items()}
+    figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
+    shared: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
     return Cluster(
+        cores=measured.cores,
         workers=workers or max(2, len(measured.memory.crowded_copies_s)),
         compute_s=rounded(measured.compute_s[measured.batch_size].median),
         update_vectors=rounded(vectors),
@@ -312,17 +297,13 @@ def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
 
 def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
     """Writes a cluster file atomically, with comments at the top if it is TOML."""
-    from paceline.simulator.cluster_file import as_text
-
     lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
     files.write_text(out, "\n".join([*lines, as_text(cluster, out)]))
     return out
 
 
 def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any]:
-    """The whole result as plain data."""
-    from paceline.simulator.cluster_file import as_table
-
+    """The result as plain data."""
     return {
         "file": str(out),
         "task": measured.task,
