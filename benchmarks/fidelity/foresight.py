@@ -39,7 +39,6 @@ from paceline.advice.calibration import probes
 from paceline.advice.calibration.measurements import Effort, fit_cold
 from paceline.planner.experiment_design import candidates, design
 from paceline.simulator import Cluster, Recorded
-from paceline.simulator.cluster_file import from_table
 from paceline.tasks import load_task
 from paceline.tasks.base import keep_data
 
@@ -235,7 +234,7 @@ def pace_s() -> float:
 def cluster_of(setting: Setting, calibrated: dict[str, Any], batch_size: int | None = None) -> Cluster:
     """The simulated machine on which a setting is predicted, or one like it with batches that were not calibrated."""
     machine, size = calibrated["machine"], setting.batch_size
-    table = from_table(machine["cluster"], "The calibration")
+    measured = Cluster.from_table(machine["cluster"], "The calibration")
     times_s = np.concatenate(
         [calibrated[f"steps {size} {setting.sleep_ms:g} {number}"]["times_s"] for number in range(ROUNDS)]
     )
@@ -247,13 +246,13 @@ def cluster_of(setting: Setting, calibrated: dict[str, Any], batch_size: int | N
     compute_s = np.maximum(times_s - update_s - longer_s, times_s / 10)
     if batch_size is not None:
         compute_s *= step_s(batch_size, calibrated) / step_s(size, calibrated)
-    table |= {
+    changes = {
         "workers": setting.workers,
         "compute_s": Recorded(times_s=tuple(compute_s.tolist())),
-        "update_vectors": update_s * table["core_bytes_per_s"] / (4 * machine["num_parameters"]),
+        "update_vectors": update_s * measured.core_bytes_per_s / (4 * machine["num_parameters"]),
         **cold,
     }
-    cluster = Cluster(**table)
+    cluster = dataclasses.replace(measured, **changes)
     for worker in range(setting.workers):
         if setting.sleep_s(worker):
             cluster = cluster.idle(worker=worker, idle_s=setting.sleep_s(worker))

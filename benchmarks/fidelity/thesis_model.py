@@ -16,7 +16,6 @@ from typing import Any
 
 import paceline as pl
 from paceline.simulator import Cluster, Normal, Sockets
-from paceline.simulator.cluster_file import as_table
 
 MLP_PARAMETERS, SMALL_PARAMETERS = 134_794, 8_970  # mnist-mlp, which is the papers'; digits-mlp
 MACHINE = Cluster.load(Path(__file__).parent / "two_sockets.toml")
@@ -162,7 +161,7 @@ class Runs:
         return self._figures(config, scaled(machine(workers, batch_size, used=used), CPP))
 
     def _figures(self, config: pl.TrainConfig, cluster: Cluster, **timing: Any) -> dict[str, Any]:
-        about = json.dumps([repr(config), as_table(cluster)], sort_keys=True)
+        about = json.dumps([repr(config), cluster.as_table()], sort_keys=True)
         path = self._folder / f"{hashlib.sha256(about.encode()).hexdigest()[:20]}.json"
         if not path.exists():
             figures = _figures(pl.simulate_task(config, cluster=cluster, **timing))

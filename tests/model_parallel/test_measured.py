@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 import paceline as pl
 from model_parallel.models import placed, planned
 from paceline.cli.app import app
-from paceline.model_parallel.graph.measured import Recorder, read_measured
+from paceline.model_parallel.graph.measured import read_measured
 from paceline.model_parallel.graph.problem import TensorInfo
+from paceline.model_parallel.graph.recorder import Recorder
 
 
 def order(events, kinds, place):

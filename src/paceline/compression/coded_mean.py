@@ -11,22 +11,20 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import WHAT, Codec, Tuner
+from paceline.compression.codec import WHAT, Codec
+from paceline.compression.coding import Coding
 from paceline.compression.low_rank_mean import LowRankMean
 from paceline.compression.mean import Mean
-from paceline.compression.measured import Moves, measured_moves, moves_of
 from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
-from paceline.errors import AlgorithmWarning, NotFiniteWarning, UsageError
-from paceline.ports.ports import Collectives, Ports
+from paceline.errors import AlgorithmWarning, UsageError
+from paceline.ports.ports import Ports
 from paceline.storage.saved_state import check_fits
 from paceline.vectors.flat import Ranges
 from paceline.vectors.half_types import is_finite
@@ -34,7 +32,7 @@ from paceline.vectors.half_types import is_finite
 __all__ = ["CodedMean"]
 
 
-class CodedMean:
+class CodedMean(Coding):
     """Averages vectors over all workers through a codec; all call it alike, in the same order.
 
     A vector has a number, such as that of its bucket or fragment, which identifies its memory; its length must not change.
@@ -63,24 +61,11 @@ class CodedMean:
         shapes: Sequence[tuple[int, ...]] = (),
         model_shapes: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
-        assert ports.collectives is not None
-        self.codec = codec
-        self.collectives: Collectives = ports.collectives
-        self.worker_id, self.num_workers = ports.worker_id, ports.num_workers
-        self.counts, self.moved, self.clock = ports.counts, ports.moved, ports.clock
-        self.ranges, self.shapes = ranges, shapes
-        self.model_shapes = shapes if model_shapes is None else model_shapes
-        self.seed = ports.random.getrandbits(63)
-        self.tuner: Tuner = codec.tuner()
-        self._measured = measured_moves(codec, ports)
-        self.fingerprint = zlib.crc32(repr(codec).encode())
+        super().__init__(codec, ports, ranges, shapes, model_shapes)
         self._slots: dict[int, Any] = {}
         self._kept: dict[int, dict[str, Any]] = {}  # of a checkpoint, for vectors that have not come yet
-        self._sizes: dict[int, float] = {}  # of the means since the tuner was last told
         self._before: dict[str, Any] | None = None  # the state at the beginning of a transaction
         self.leaves_out = False  # whether `leave_out` may follow
-        self.skips = False  # whether a step whose mean is not finite is left out, by all workers
-        self._has_warned = self._has_said_lost = False
 
     def start(
         self,
@@ -102,9 +87,9 @@ class CodedMean:
             total: of all workers' weights, if known: the error feedback is then rescaled to count as much as in the mean that
                 it is left over from, even if weights have changed. None: no rescaling.
         """
-        if number in self._sizes:
-            self.tuner.tell(sum(self._sizes.values()))
-            self._sizes.clear()
+        if number in self.sizes:
+            self.tuner.tell(sum(self.sizes.values()))
+            self.sizes.clear()
         slot = self._slots.get(number)
         if slot is None:
             if vector.device.type != "cpu":
@@ -174,56 +159,6 @@ class CodedMean:
             self.load(self._before)
         self._before = None
 
-    def usable_weight(self, vector: Tensor, weight: float) -> float:
-        """The weight with which a vector takes part in the mean; NaN: no vector does."""
-        return self.weight_left_out() if weight and vector.numel() and not is_finite(vector) else weight
-
-    def weight_left_out(self) -> float:
-        """The weight of a vector that is not finite; warns once if only this vector is left out of the mean."""
-        if self.skips:
-            return math.nan
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"A gradient of worker {self.worker_id} is not finite, and is left out of the mean; what its codec remembers"
-                " is as it was. Lower the learning rate or clip, if it happens again: this is said once.",
-                NotFiniteWarning,
-                stacklevel=2,
-            )
-        return 0.0
-
-    def does_not_fit(self) -> None:
-        """Warns that the checkpoint's memories do not match the present vectors."""
-        if not self._has_said_lost:
-            self._has_said_lost = True
-            warnings.warn(
-                "The checkpoint is of another number of workers, or of other buckets or fragments: what the codec had kept"
-                " back is left out.",
-                stacklevel=2,
-            )
-
-    def finished(self, number: int, size: float) -> None:
-        """A mean is in place; `size` is that of the vectors rounded for it."""
-        if self.tuner.wants_size and not self.tuner.asks_first:
-            self._sizes[number] = size
-
-    def moves_of(self, codec: Codec) -> Moves:
-        """The cost of encoding and decoding by the present step's `codec`."""
-        return self._measured or moves_of(codec)
-
-    @contextmanager
-    def coding(self, vectors: float, of: Tensor) -> Iterator[None]:
-        """Counts the seconds of coding; in virtual time, those of reading and writing `vectors` vectors."""
-        begun_s = self.clock.now_s()
-        self.moved(vectors, of=of)
-        yield
-        self.counts.codec_s += self.clock.now_s() - begun_s
-
-    def count(self, num_elements: int, num_bytes: int) -> None:
-        """Counts coded elements and sent bytes."""
-        self.counts.coded_elements += num_elements
-        self.counts.coded_bytes += num_bytes
-
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint: memories, counts, and the tuner's state."""
         slots = {number: slot.state() for number, slot in self._slots.items()}
@@ -231,7 +166,7 @@ class CodedMean:
             "codec": self.fingerprint,
             "slots": {**self._kept, **slots},
             "tuner": self.tuner.state(),
-            "sizes": dict(self._sizes),
+            "sizes": dict(self.sizes),
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -246,6 +181,6 @@ class CodedMean:
         check_fits(state, {"codec": int, "slots": dict, "tuner": self.tuner.state(), "sizes": dict}, WHAT)
         check_fits(state["sizes"], dict.fromkeys(state["sizes"], float), WHAT)
         check_fits(state["slots"], dict.fromkeys(state["slots"], dict), WHAT)
-        self._kept, self._sizes = dict(state["slots"]), dict(state["sizes"])
+        self._kept, self.sizes = dict(state["slots"]), dict(state["sizes"])
         if state["tuner"]:
             self.tuner.load(state["tuner"])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import multiprocessing
-import os
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -19,10 +15,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data.claims import WorkerClaims
+from paceline.data.ending_processes import ending_with_worker
 from paceline.data.plan import derived_seed
 from paceline.data.sources import ABSENT, END
 
-__all__ = ["LoaderProcesses", "ending_with_worker", "until_stopped"]
+__all__ = ["LoaderProcesses", "until_stopped"]
 
 _MOST_AHEAD = 128  # batches; shared memory has room for twice as many
 _STOP_DEADLINE_S = 10.0  # from a SIGTERM to a whole job, loaders' processes included, until the run is being stopped
@@ -134,15 +131,6 @@ class _ClaimedOrder:
         return batches.indices(place)
 
 
-def ending_with_worker(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A copy of a loader, without processes as yet; those that it will have end with this one, however that ends."""
-    twin = copy.copy(loader)
-    twin._iterator = None
-    if loader.num_workers:
-        twin.worker_init_fn = _Begin(loader.worker_init_fn)
-    return twin
-
-
 def until_stopped(
     loader: DataLoader[Any], stopped: Callable[[], bool], begun: Callable[[], object] = lambda: None
 ) -> Iterator[Any]:
@@ -169,29 +157,6 @@ def until_stopped(
                 return
             raise
         yield batch
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """A loader process's beginning.
-
-    PyTorch's own look at its parent comes every five seconds, and never where a fork server started the process. Until then it
-    would keep what it has inherited, such as the connections by which other workers know that this one is alive.
-    """
-
-    init: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the supervisor's, or the worker's, to heed
-        threading.Thread(target=_end_with_parent, name="paceline-worker-watch", daemon=True).start()
-        if self.init is not None:
-            self.init(worker_id)
-
-
-def _end_with_parent() -> None:
-    parent: Any = multiprocessing.parent_process()
-    parent.join()
-    os._exit(1)
 
 
 class _Terminated:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from paceline.data.ending_processes import ending_with_worker
 from paceline.errors import UsageError
 from paceline.system.global_randomness import SeparateRandomness, seed_all
 
@@ -119,8 +120,6 @@ def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *
     dataset: Any = loader.dataset
     many = loader.batch_sampler is not None and hasattr(dataset, "__getitems__")
     if in_processes:
-        from paceline.data.loader_processes import ending_with_worker  # imports claims, which import this
-
         twin = ending_with_worker(loader)
         twin.num_workers, twin.generator, twin.collate_fn = 2, torch.Generator().manual_seed(seed), digest
         twin.__dict__ |= {"pin_memory": False, "persistent_workers": False, "sampler": None}

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.algorithms import Algorithm, spec
-from paceline.algorithms.server.delay import ConstantDelay, Delay
-from paceline.algorithms.server.registries import delay_registry
+from paceline.algorithms.server.delay import Delay
+from paceline.algorithms.server.registries import delay_registry, delay_spec
+from paceline.data.plan import BatchPlan
 from paceline.errors import UsageError
+from paceline.run.config import TrainConfig
 
-if TYPE_CHECKING:
-    from paceline.data.plan import BatchPlan
-    from paceline.run.config import TrainConfig
-
-__all__ = ["delay_spec", "inject", "injected"]
-
-
-def delay_spec(wanted: int | str) -> str:
-    """The canonical spec of a delay, given as a number of updates or as a spec.
-
-    >>> delay_spec("20")
-    'constant(updates_late=20)'
-
-    Raises:
-        UsageError: no such delay.
-    """
-    text = str(wanted).strip()
-    try:
-        updates_late = int(text)
-    except ValueError:
-        return delay_registry.spec(delay_registry.build(text))
-    if updates_late < 0:
-        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}: leave it out for none.")
-    return delay_registry.spec(ConstantDelay(updates_late=updates_late))
+__all__ = ["inject", "injected"]
 
 
 def inject(algorithm: Algorithm, config: TrainConfig, plan: BatchPlan | None) -> Algorithm:

@@ -23,7 +23,6 @@ from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import ProgramError
@@ -181,7 +180,7 @@ class _Simulation:
             "algorithm": registry.spec(self.algorithm) if self.algorithm is not None else None,
             "backend": "simulator",
             "timing_only": False,
-            "cluster": as_table(self.cluster),
+            "cluster": self.cluster.as_table(),
             **dataclasses.asdict(self.goal),
             **self.faults.as_record(),
         }

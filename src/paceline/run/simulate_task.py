@@ -30,7 +30,6 @@ from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.cluster_file import as_table
 from paceline.simulator.faults import Faults
 from paceline.simulator.hardware.sockets import Placing
 from paceline.simulator.overlap import declared_buckets
@@ -319,4 +318,9 @@ class TaskSimulation:
         for name in ("data", "placement", "checkpoint_every_s", "slow", "layout"):  # paths, and what plays no part here
             if name != "placement" or self.cluster.sockets is None:
                 del record[name]
-        return {**record, "timing_only": self.timing_only, "cluster": as_table(self.cluster), **self.faults.as_record()}
+        return {
+            **record,
+            "timing_only": self.timing_only,
+            "cluster": self.cluster.as_table(),
+            **self.faults.as_record(),
+        }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from paceline.errors import UsageError, shown
+from paceline.simulator.cluster_file import ClusterFile
 from paceline.simulator.compute import ComputeTime, Constant
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import (
@@ -27,7 +27,7 @@ __all__ = ["Cluster"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(ClusterFile):
     """Simulated workers. The default is a plausible server of the 2020s, not a measured one.
 
     Algorithms on shared memory (`hogwild`, `locked`, `leashed`, `lockstep`) run all workers on one machine with one memory
@@ -185,23 +185,6 @@ class Cluster:
             name: (self.core_bytes_per_s / coded, self.core_bytes_per_s / decoded)
             for name, coded, decoded in self.codecs
         }
-
-    @classmethod
-    def load(cls, path: str | Path) -> Cluster:
-        """Reads a cluster file, TOML or JSON by its suffix.
-
-        Raises:
-            UsageError: the file cannot be read, or has an unknown name; the message suggests the closest match.
-        """
-        from paceline.simulator.cluster_file import read
-
-        return cls(**read(Path(path)))
-
-    def save(self, path: str | Path) -> Path:
-        """Writes a cluster file, TOML or JSON by its suffix; `Cluster.load` reads it back."""
-        from paceline.simulator.cluster_file import write
-
-        return write(self, Path(path))
 
 
 def _with(pairs: tuple[tuple[int, float], ...], worker: int, value: float) -> tuple[tuple[int, float], ...]:

@@ -16,10 +16,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from paceline.errors import UsageError
-from paceline.simulator.cluster import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import SIMULATED_WORKERS
@@ -27,7 +26,7 @@ from paceline.storage import files
 from paceline.storage.plain_files import read_table
 from paceline.storage.toml_text import as_toml
 
-__all__ = ["as_table", "as_text", "from_table", "read", "write"]
+__all__ = ["ClusterFile"]
 
 _TABLES = {
     "slow": "slowness",
@@ -36,8 +35,6 @@ _TABLES = {
     "codecs": "codecs",
     "sockets": "sockets",
 }  # a file's name for a field
-_FIELDS = tuple(field.name for field in dataclasses.fields(Cluster) if field.name not in _TABLES.values())
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Cluster)}
 _LEFT_OUT = (
     "slice_s",
     "crowding",
@@ -48,96 +45,112 @@ _LEFT_OUT = (
     "idle_s",
 )  # where they are the default: they say nothing, and older files lack them
 _WORKER = "[0-9]{1,12}"
-_KEYS = (*_FIELDS, *_TABLES)
 _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """`Cluster`'s arguments from a file."""
-    if path.suffix not in (".toml", ".json"):
+class ClusterFile:
+    """Reads and writes a cluster, of which this is the base."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a cluster file, TOML or JSON by its suffix.
+
+        Raises:
+            UsageError: the file cannot be read, or has an unknown name; the message suggests the closest match.
+        """
+        path = Path(path)
+        if path.suffix not in (".toml", ".json"):
+            raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
+        return cls.from_table(read_table(path, "The cluster file"), f"The cluster file {path}")
+
+    @classmethod
+    def from_table(cls, table: Any, where: str) -> Self:
+        """A cluster from a file's content; every message begins with `where`.
+
+        Raises:
+            UsageError: it has an unknown name, or a value that no cluster can have.
+        """
+        cls.check_names(table, where)
+        arguments = {key: value for key, value in table.items() if key not in _TABLES}
+        if "slow" in table:
+            arguments["slowness"] = _by_worker(
+                where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]"
+            )
+        if "idle" in table:
+            arguments["idleness"] = _by_worker(
+                where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]"
+            )
+        if "slow_link" in table:
+            arguments["link_factors"] = _link_factors(where, table["slow_link"])
+        if "codecs" in table:
+            arguments["codecs"] = _codecs(where, table["codecs"])
+        try:
+            if "sockets" in table:
+                arguments["sockets"] = _sockets(table["sockets"])
+            if "compute_s" in arguments:
+                arguments["compute_s"] = _compute_time(arguments["compute_s"])
+            return cls(**arguments)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+
+    @classmethod
+    def check_names(cls, table: Any, where: str) -> None:
+        """Rejects unknown names in a file's content, and an invalid number of workers."""
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{where} must hold names and values, as workers = 16.")
+        known = (*cls._defaults(), *_TABLES)
+        for key in table:
+            if key not in known:
+                raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key, known)}")
+        if "workers" in table:
+            SIMULATED_WORKERS.check(f"{where}: workers", table["workers"])
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        """By name, the defaults of the fields that a file has under the same name."""
+        fields: Any = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        return {one.name: one.default for one in fields if one.name not in _TABLES.values()}
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a cluster file, TOML or JSON by its suffix; `Cluster.load` reads it back."""
+        path = Path(path)
+        files.write_text(path, self.as_text(path))
+        return path
+
+    def as_text(self, path: Path) -> str:
+        """The text that `save` writes."""
+        table = self.as_table()
+        if path.suffix == ".json":
+            return json.dumps(table, indent=2) + "\n"
+        if path.suffix == ".toml":
+            return as_toml(table)
         raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
-    return from_table(read_table(path, "The cluster file"), f"The cluster file {path}")
 
-
-def from_table(table: Any, where: str) -> dict[str, Any]:
-    """`Cluster`'s arguments from a file's content; every message begins with `where`.
-
-    Raises:
-        UsageError: it has an unknown name, or a value that no cluster can have.
-    """
-    check_names(table, where)
-    arguments = {key: value for key, value in table.items() if key not in _TABLES}
-    if "slow" in table:
-        arguments["slowness"] = _by_worker(
-            where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]"
-        )
-    if "idle" in table:
-        arguments["idleness"] = _by_worker(
-            where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]"
-        )
-    if "slow_link" in table:
-        arguments["link_factors"] = _link_factors(where, table["slow_link"])
-    if "codecs" in table:
-        arguments["codecs"] = _codecs(where, table["codecs"])
-    try:
-        if "sockets" in table:
-            arguments["sockets"] = _sockets(table["sockets"])
-        if "compute_s" in arguments:
-            arguments["compute_s"] = _compute_time(arguments["compute_s"])
-        Cluster(**arguments)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-    return arguments
-
-
-def check_names(table: Any, where: str) -> None:
-    """Rejects unknown names in a file's content, and an invalid number of workers."""
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{where} must hold names and values, as workers = 16.")
-    for key in table:
-        if key not in _KEYS:
-            raise UsageError(f"{where} has an unknown name '{key}'.{_closest(key)}")
-    if "workers" in table:
-        SIMULATED_WORKERS.check(f"{where}: workers", table["workers"])
-
-
-def write(cluster: Cluster, path: Path) -> Path:
-    """Writes a cluster to a file atomically."""
-    files.write_text(path, as_text(cluster, path))
-    return path
-
-
-def as_text(cluster: Cluster, path: Path) -> str:
-    """The text that `write` writes: TOML or JSON, by the file's suffix."""
-    table = as_table(cluster)
-    if path.suffix == ".json":
-        return json.dumps(table, indent=2) + "\n"
-    if path.suffix == ".toml":
-        return as_toml(table)
-    raise UsageError(f"A cluster file is .toml or .json, not {path.name}.")
-
-
-def as_table(cluster: Cluster) -> dict[str, Any]:
-    """A cluster as plain data, with a file's keys; omits None."""
-    table = {key: value for key in _FIELDS if (value := getattr(cluster, key)) is not None}
-    table = {key: value for key, value in table.items() if key not in _LEFT_OUT or value != _DEFAULTS[key]}
-    compute = cluster.compute_s
-    if isinstance(compute, Recorded):
-        table["compute_s"] = list(compute.times_s)
-    elif isinstance(compute, ComputeTime):
-        table["compute_s"] = compute_registry.spec(compute)
-    if cluster.slowness:
-        table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
-    if cluster.idleness:
-        table["idle"] = {str(worker): idle_s for worker, idle_s in cluster.idleness}
-    if cluster.link_factors:
-        table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
-    if cluster.codecs:
-        table["codecs"] = {name: list(rates) for name, *rates in cluster.codecs}
-    if cluster.sockets is not None:
-        sockets = dataclasses.asdict(cluster.sockets)
-        table["sockets"] = {key: value for key, value in sockets.items() if value is not None}
-    return table
+    def as_table(self) -> dict[str, Any]:
+        """A cluster as plain data, with a file's keys; omits None."""
+        cluster: Any = self
+        table = {
+            key: value
+            for key, default in self._defaults().items()
+            if (value := getattr(self, key)) is not None and (key not in _LEFT_OUT or value != default)
+        }
+        compute = cluster.compute_s
+        if isinstance(compute, Recorded):
+            table["compute_s"] = list(compute.times_s)
+        elif isinstance(compute, ComputeTime):
+            table["compute_s"] = compute_registry.spec(compute)
+        if cluster.slowness:
+            table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
+        if cluster.idleness:
+            table["idle"] = {str(worker): idle_s for worker, idle_s in cluster.idleness}
+        if cluster.link_factors:
+            table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
+        if cluster.codecs:
+            table["codecs"] = {name: list(rates) for name, *rates in cluster.codecs}
+        if cluster.sockets is not None:
+            sockets = dataclasses.asdict(cluster.sockets)
+            table["sockets"] = {key: value for key, value in sockets.items() if value is not None}
+        return table
 
 
 def _compute_time(value: Any) -> Any:
@@ -176,7 +189,7 @@ def _codecs(where: str, table: Any) -> tuple[tuple[str, float, float], ...]:
     return tuple(sorted((str(name), coded, decoded) for name, (coded, decoded) in table.items()))
 
 
-def _closest(key: str, known: tuple[str, ...] = _KEYS) -> str:
+def _closest(key: str, known: tuple[str, ...]) -> str:
     """The known name that was probably meant; prefers one with the same words and another unit."""
     stem = key.rpartition("_")[0] or key
     same = [name for name in known if name.startswith(f"{stem}_")]

@@ -321,13 +321,12 @@ def _seeds(value: Any) -> tuple[int, ...]:
 def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:
     """A cluster file's content, whether named or written out."""
     from paceline.simulator.cluster import Cluster
-    from paceline.simulator.cluster_file import as_table, check_names
 
     if isinstance(value, Mapping):
-        check_names(value, where)
+        Cluster.check_names(value, where)
         return dict(value)
     try:
-        return as_table(Cluster.load(folder / str(value)))
+        return Cluster.load(folder / str(value)).as_table()
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 

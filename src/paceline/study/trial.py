@@ -19,7 +19,6 @@ from paceline.errors import UsageError
 from paceline.memory.placement import placement_registry
 from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
-from paceline.simulator.cluster_file import as_table, from_table
 from paceline.specs.registry import build_optimizer
 from paceline.specs.text import Spec, Value, closest, parse_spec
 from paceline.study.levels import Level
@@ -67,7 +66,7 @@ class Trial:
         }
         identity: dict[str, Any] = {"config": config}
         if self.cluster is not None:
-            identity["cluster"] = as_table(self.cluster)
+            identity["cluster"] = self.cluster.as_table()
         for name in ("timing_only", "parameters", "task_digest"):
             if getattr(self, name):
                 identity[name] = getattr(self, name)
@@ -197,7 +196,7 @@ class TrialMaker:
             if head == "cluster" and field:
                 part, _, rest = field.partition(".")
                 table[part] = {**table.get(part, {}), rest: value} if rest else value
-        return Cluster(**from_table({**table, "workers": workers}, "the cluster"))
+        return Cluster.from_table({**table, "workers": workers}, "the cluster")
 
     def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
         """Refuses now what a run would refuse when its turn has come."""

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 
 from paceline.algorithms import Algorithm
 from paceline.data.claims import WorkerClaims
+from paceline.data.ending_processes import ending_with_worker
 from paceline.data.loader_batches import LoaderBatches, cannot_be_cut, shared_batches
-from paceline.data.loader_processes import LoaderProcesses, ending_with_worker, until_stopped
+from paceline.data.loader_processes import LoaderProcesses, until_stopped
 from paceline.data.plan import length_of, samples_in
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END

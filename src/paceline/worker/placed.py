@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import Part
-from paceline.model_parallel.graph.measured import Recorder
+from paceline.model_parallel.graph.recorder import Recorder
 from paceline.optim.group_options import GroupOptions
 from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of

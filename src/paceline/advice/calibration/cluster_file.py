@@ -29,7 +29,6 @@ from paceline.advice.calibration.measurements import (
 )
 from paceline.errors import PacelineError, name_workers
 from paceline.simulator import Cluster
-from paceline.simulator.cluster_file import as_table
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.system.machine import versions
 
@@ -200,7 +199,7 @@ class MeasuredCluster:
             "file": str(out),
             "task": self.task,
             "batch_size": self.batch_size,
-            "cluster": as_table(cluster),
+            "cluster": cluster.as_table(),
             "workers": [
                 {
                     "worker": number,

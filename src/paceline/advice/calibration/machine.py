@@ -36,7 +36,6 @@ from paceline.advice.calibration.measurements import (
 from paceline.memory.shared_store import SharedStore
 from paceline.ports.ports import Mailbox
 from paceline.simulator import Cluster
-from paceline.simulator.cluster_file import as_table, as_text
 from paceline.storage import files
 from paceline.system.machine import machine, num_cores, versions
 from paceline.tasks.base import Task
@@ -298,7 +297,7 @@ def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
 def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
     """Writes a cluster file atomically, with comments at the top if it is TOML."""
     lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
-    files.write_text(out, "\n".join([*lines, as_text(cluster, out)]))
+    files.write_text(out, "\n".join([*lines, cluster.as_text(out)]))
     return out
 
 
@@ -308,7 +307,7 @@ def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any
         "file": str(out),
         "task": measured.task,
         "batch_size": measured.batch_size,
-        "cluster": as_table(cluster),
+        "cluster": cluster.as_table(),
         "measured": {name: in_seconds(spread) for name, spread in measured.spreads().items()},
         "codecs": {name: rate._asdict() for name, rate in measured.codecs.items()},
         "machine": machine(),

@@ -12,9 +12,10 @@ from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ring
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import Codec
 from paceline.compression.registry import codec_registry
+from paceline.errors import UsageError
 from paceline.specs.registry import Registry
 
-__all__ = ["apply_registry", "codec_registry", "delay_registry", "mode_registry", "nested"]
+__all__ = ["apply_registry", "codec_registry", "delay_registry", "delay_spec", "mode_registry", "nested"]
 
 delay_registry = Registry("delay")
 delay_registry.register("constant", ConstantDelay)
@@ -52,3 +53,22 @@ nested: dict[type, Registry] = {
     Delay: delay_registry,
     Mode: mode_registry,
 }
+
+
+def delay_spec(wanted: int | str) -> str:
+    """The canonical spec of a delay, given as a number of updates or as a spec.
+
+    >>> delay_spec("20")
+    'constant(updates_late=20)'
+
+    Raises:
+        UsageError: no such delay.
+    """
+    text = str(wanted).strip()
+    try:
+        updates_late = int(text)
+    except ValueError:
+        return delay_registry.spec(delay_registry.build(text))
+    if updates_late < 0:
+        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}: leave it out for none.")
+    return delay_registry.spec(ConstantDelay(updates_late=updates_late))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from paceline.errors import PeerLostError, WorkerLostError
-from paceline.model_parallel.graph.measured import Recorder
 from paceline.model_parallel.graph.problem import TensorInfo
+from paceline.model_parallel.graph.recorder import Recorder
 from paceline.model_parallel.graph.wire import from_wire, to_wire
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.system.torch_internals import call_after_backward

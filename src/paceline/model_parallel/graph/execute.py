@@ -20,7 +20,7 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
-from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
 
 __all__ = ["Part", "node_seed"]
@@ -58,7 +58,7 @@ class Part(nn.Module):
         calls: number of forward passes so far, including micro-batches.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, worker: int | None = None) -> None:
+    def __init__(self, plan: PlanData, model: nn.Module, worker: int | None = None) -> None:
         super().__init__()
         environment = current_environment()
         if worker is None:
@@ -273,7 +273,7 @@ class Part(nn.Module):
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
-def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
+def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
     mode = model.training
     try:
         model.train()
