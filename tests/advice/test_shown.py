@@ -90,7 +90,7 @@ def test_every_option_reaches_the_engine(engine, tmp_path):
 
 
 def test_options_may_come_first_and_workers_are_at_least_two(engine, monkeypatch):
-    monkeypatch.setattr("paceline.cli.advise_training._cores", lambda: 1)
+    monkeypatch.setattr("paceline.cli.advise_training.num_cores", lambda: 1)
     assert advised("--target-loss", "0.1", "train.py:train")[0] == 0
     assert (engine.asked.max_workers, engine.asked.algorithms, engine.asked.budget_s) == (2, None, 300.0)
     assert engine.asked.circumstances == Circumstances()

@@ -29,7 +29,7 @@ def test_algorithms_table_and_filter(run, training):
 
 def test_doctor_reports_every_check_even_if_one_fails(run, monkeypatch):
     monkeypatch.setattr(doctor, "_atomics", lambda: 1 / 0)
-    monkeypatch.setattr(doctor, "_fork_server", lambda: doctor.Check("starting workers", True, "Yes."))
+    monkeypatch.setattr(doctor, "_fork_server", lambda: "Yes.")
     result = run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(result.stdout)}
     assert result.exit_code == 1
@@ -45,9 +45,9 @@ def test_doctor_on_other_machines(monkeypatch, tmp_path):
     for name in ("node0", "node1"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(doctor, "_NODES", tmp_path)
-    assert doctor._nodes().finding.startswith("2;")
+    assert doctor._nodes().startswith("2;")
     monkeypatch.setattr(doctor, "_NODES", tmp_path / "missing")
-    assert "treated as 1" in doctor._nodes().finding
+    assert "treated as 1" in doctor._nodes()
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "simulate", "calibrate", "algorithms", "doctor"])

@@ -27,12 +27,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to train.
-
-    Args:
-        algorithm: canonical spec.
-        workers: m, from 1.
-    """
+    """One way to train."""
 
     algorithm: str
     workers: int
@@ -58,7 +53,6 @@ class Measured:
     """A short real run on this machine.
 
     Args:
-        candidate: what ran.
         samples_per_s: of all workers together, after the warm-up, with its interval.
         curve: pairs of seconds and of what the target is about (loss, or accuracy), in time's order.
     """
@@ -73,11 +67,9 @@ class Prediction:
     """What is expected of one candidate.
 
     Args:
-        candidate: of what.
         time_s: seconds to the target, with its interval; None: it is not reached.
         why_not: why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
         at_deadline: loss or accuracy at the deadline; None: no deadline, or nothing is known.
-        samples_per_s: of all workers together.
         samples_to_target: gradients' samples until then; None: never.
         simulated_s: seconds to the target in the simulations, one each; inf where one did not arrive.
         modelled_s: the same by Hemingway's convergence model, with Ernest's system model where it has not run itself.
@@ -104,7 +96,6 @@ class Fit:
     """How well one algorithm's models predict what they have not seen.
 
     Args:
-        algorithm: canonical spec.
         leave_one_out: root mean square error of log10 of the loss above its optimum, by the number of workers left out.
         step_error: largest share by which the system model misses a measured step time.
     """
@@ -120,16 +111,12 @@ class Advice:
 
     Args:
         program: what is trained, as the user named it.
-        target: what was asked for.
-        circumstances: under which.
         ranked: the best first; those that do not arrive at the end.
         measured: short runs that were made here.
-        fits: by algorithm.
         reasons: how sure the first is, and a sentence on codecs where they pay; one, where nothing arrives.
         not_tried: sentences: what was left out, and why.
         warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
         command: starts the first; "" where nothing arrives.
-        took_s: how long the advice took.
         machine: on which it was measured, as `paceline.system.machine.machine` says.
     """
 

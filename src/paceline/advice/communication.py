@@ -31,13 +31,6 @@ class Balance:
     """One step's mean of all gradients, as it is and through a codec; seconds.
 
     Args:
-        algorithm: spec.
-        workers: that take part.
-        num_bytes: of a gradient.
-        plain_s: that the mean's bytes take.
-        coded_s: that the coded ones take.
-        coding_s: that a worker codes and decodes.
-        step_s: of a worker's computing.
         over: what the bytes go over, in words.
     """
 

@@ -55,7 +55,6 @@ class Simulated:
         cluster: that it ran on, for further seeds.
         run: what was seen; virtual seconds.
         matched_samples_per_s: of the simulated workers where `samples_per_s` was to be met.
-        took_s: wall time of the simulation itself.
     """
 
     cluster: Cluster

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.advice.answer import Advice, Candidate, Prediction
 from paceline.advice.tables import ranking_unit
 from paceline.advice.words import INTERVAL, label, measure_name, seconds_in, span_in
-from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, method_colour, numbers, thin
+from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, method_colour, numbers, scatter, thin
 from paceline.observe.words import SECONDS_IN, capital, seconds_text
 from paceline.planner.estimate import Estimate
 
@@ -86,43 +86,40 @@ def _lines(advice: Advice, scale: float, percent: str) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     coloured_first = sorted(predicted, key=lambda pair: pair[1] is None)
     for one, colour in coloured_first[::-1]:
+        x, y = zip(*one.curve, strict=True)
         lines.append(
-            {
-                "type": "scatter", "mode": "lines", "meta": "predicted", "name": label(one.candidate),
-                "showlegend": colour is not None,
-                "x": numbers([at for at, _ in one.curve]), "y": numbers([scale * value for _, value in one.curve]),
-                "line": {"color": colour or "@line", "width": 2.4 if colour else 1.3},
-                "hovertemplate": f"%{{y:.4g}}{percent} at %{{x:,.4~g}} s",
-            }
+            scatter(
+                "lines", label(one.candidate), x, np.multiply(scale, y), meta="predicted", showlegend=colour is not None,
+                line={"color": colour or "@line", "width": 2.4 if colour else 1.3},
+                hovertemplate=f"%{{y:.4g}}{percent} at %{{x:,.4~g}} s",
+            )
         )  # fmt: skip
         if colour:
             lines[-1]["legendrank"] = 1 + coloured.index(one.candidate)
     if others := len(predicted) - len(coloured):
         name = "another candidate" if others == 1 else f"{others} other candidates"
-        lines.append(_legend_only(name, mode="lines", line={"color": "@line", "width": 1.3}))
+        lines.append(_legend_only("lines", name, line={"color": "@line", "width": 1.3}))
     return lines
 
 
-def _legend_only(name: str, **looks: Any) -> dict[str, Any]:
-    return {"type": "scatter", "name": name, "x": [None], "y": [None], "hoverinfo": "skip", "legendrank": 1100, **looks}
+def _legend_only(mode: str, name: str, **looks: Any) -> dict[str, Any]:
+    return scatter(mode, name, [math.nan], [math.nan], hoverinfo="skip", legendrank=1100, **looks)
 
 
 def _points(advice: Advice, scale: float, percent: str) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for one in advice.measured:
-        curve = [one.curve[at] for at in thin(len(one.curve), _MOST_POINTS)]
-        if curve:
+        if one.curve:
+            x, y = zip(*(one.curve[at] for at in thin(len(one.curve), _MOST_POINTS)), strict=True)
             points.append(
-                {
-                    "type": "scatter", "mode": "markers", "meta": "measured", "name": f"{label(one.candidate)}, measured",
-                    "showlegend": False,
-                    "x": numbers([at for at, _ in curve]), "y": numbers([scale * value for _, value in curve]),
-                    "marker": {"color": colour_of(advice, one.candidate) or "@soft", "size": 4.5},
-                    "opacity": 0.75, "hovertemplate": f"%{{y:.4g}}{percent} at %{{x:,.4~g}} s, measured",
-                }
+                scatter(
+                    "markers", f"{label(one.candidate)}, measured", x, np.multiply(scale, y), meta="measured",
+                    showlegend=False, marker={"color": colour_of(advice, one.candidate) or "@soft", "size": 4.5},
+                    opacity=0.75, hovertemplate=f"%{{y:.4g}}{percent} at %{{x:,.4~g}} s, measured",
+                )
             )  # fmt: skip
     if points:
-        points.append(_legend_only("measured here", mode="markers", marker={"color": "@soft", "size": 5}))
+        points.append(_legend_only("markers", "measured here", marker={"color": "@soft", "size": 5}))
     return points
 
 
@@ -130,13 +127,12 @@ def _bar(advice: Advice, one: Prediction, found: Estimate, wanted: float, until_
     """When the target is reached, on its line; an interval without upper end leaves the figure."""
     colour = colour_of(advice, one.candidate)
     high = found.high if math.isfinite(found.high) else max(until_s, found.value) * 10
-    return {
-        "type": "scatter", "mode": "markers", "meta": "reached", "name": label(one.candidate), "showlegend": False,
-        "x": numbers([found.value]), "y": [wanted],
-        "error_x": error_bars(found.value, found.low, high, colour, thickness=1.8, width=5),
-        "marker": {"color": colour, "size": 9, "symbol": "diamond"},
-        "hovertemplate": f"reached after %{{x:,.4~g}} s<br>{INTERVAL} {span_in('s', found)} s",
-    }  # fmt: skip
+    return scatter(
+        "markers", label(one.candidate), [found.value], [wanted], meta="reached", showlegend=False,
+        error_x=error_bars(found.value, found.low, high, colour, thickness=1.8, width=5),
+        marker={"color": colour, "size": 9, "symbol": "diamond"},
+        hovertemplate=f"reached after %{{x:,.4~g}} s<br>{INTERVAL} {span_in('s', found)} s",
+    )  # fmt: skip
 
 
 def _bar_at_deadline(
@@ -144,11 +140,11 @@ def _bar_at_deadline(
 ) -> dict[str, Any]:
     colour = colour_of(advice, one.candidate)
     value, low, high = (scale * end for end in (found.value, max(0.0, found.low), found.high))
-    return {
-        "type": "scatter", "mode": "markers", "meta": "by the deadline", "name": label(one.candidate), "showlegend": False,
-        "x": [deadline_s], "y": numbers([value]), "error_y": error_bars(value, low, high, colour, thickness=1.8, width=5),
-        "marker": {"color": colour, "size": 9, "symbol": "square"}, "hovertemplate": "%{y:.4g} by the deadline",
-    }  # fmt: skip
+    return scatter(
+        "markers", label(one.candidate), [deadline_s], [value], meta="by the deadline", showlegend=False,
+        error_y=error_bars(value, low, high, colour, thickness=1.8, width=5),
+        marker={"color": colour, "size": 9, "symbol": "square"}, hovertemplate="%{y:.4g} by the deadline",
+    )  # fmt: skip
 
 
 def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | None) -> dict[str, Any]:
@@ -208,24 +204,22 @@ def _arrivals(advice: Advice) -> Figure | None:
         colour = colour_of(advice, one.candidate) or "@soft"
         end = highs[row] if math.isfinite(highs[row]) else 10 * most
         traces.append(
-            {
-                "type": "scatter", "mode": "markers", "name": names[row], "showlegend": False,
-                "x": numbers([values[row]]), "y": [row],
-                "error_x": error_bars(values[row], lows[row], end, colour, thickness=2.2, width=5),
-                "marker": {"color": colour, "size": 10, "symbol": "diamond"},
-                "hovertemplate": f"{seconds_in(unit, found.value)} {unit}<br>{INTERVAL} {span_in(unit, found)} {unit}",
-            }
+            scatter(
+                "markers", names[row], [values[row]], [row], showlegend=False,
+                error_x=error_bars(values[row], lows[row], end, colour, thickness=2.2, width=5),
+                marker={"color": colour, "size": 10, "symbol": "diamond"},
+                hovertemplate=f"{seconds_in(unit, found.value)} {unit}<br>{INTERVAL} {span_in(unit, found)} {unit}",
+            )
         )  # fmt: skip
     for name, points, symbol in (("simulated", simulated, "circle"), ("by the models alone", modelled, "x-thin-open")):
         if points:
+            rows, x = zip(*points, strict=True)
             traces.append(
-                {
-                    "type": "scatter", "mode": "markers", "name": name,
-                    "x": numbers([value for _, value in points]), "y": [row + 0.26 for row, _ in points],
-                    "marker": {"color": "@soft", "size": 6, "symbol": symbol, "line": {"color": "@soft", "width": 1.6}},
-                    "customdata": [names[row] for row, _ in points],
-                    "hovertemplate": f"%{{x:,.4~g}} {unit} {name}<br>%{{customdata}}<extra></extra>",
-                }
+                scatter(
+                    "markers", name, x, np.add(rows, 0.26), customdata=[names[row] for row in rows],
+                    marker={"color": "@soft", "size": 6, "symbol": symbol, "line": {"color": "@soft", "width": 1.6}},
+                    hovertemplate=f"%{{x:,.4~g}} {unit} {name}<br>%{{customdata}}<extra></extra>",
+                )
             )  # fmt: skip
     layout: dict[str, Any] = {
         "xaxis": {

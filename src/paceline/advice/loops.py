@@ -30,7 +30,6 @@ class LoopProgram:
     """A user's own loop, `FILE.py:FUNCTION`, which calls `paceline.attach`.
 
     Args:
-        name: where it is.
         scratch: where its calls work; None: in the working folder, like any other.
     """
 

@@ -41,13 +41,10 @@ class Observed:
         wall_s: of training; virtual seconds in a simulation.
         reached_s: when the target was reached; None: it was not.
         reached_samples: samples until then.
-        outcome: converged, stopped, diverged or crashed.
         reason: why, if there is something to say.
         ended_itself: whether the program came to its own end, and would in a longer run, too.
         staleness: mean; None: the algorithm has none.
-        compute_s: mean seconds of a gradient.
         compute_deviation: standard deviation of a gradient's seconds over their mean, without outliers.
-        setup_s: what the run took besides training.
     """
 
     rates: tuple[float, ...] = ()

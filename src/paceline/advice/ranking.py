@@ -54,13 +54,9 @@ class Evidence:
     """The evidence on a candidate.
 
     Args:
-        candidate: which.
         rate: of all workers together; None: the cluster was given, not measured.
         runs: its simulations, in seconds of the machine that is asked about.
         modelled: seconds to the target by the fitted models; None: they cannot say.
-        modelled_samples: likewise.
-        modelled_at_deadline: loss or accuracy; likewise.
-        why_not: why there are no simulations.
     """
 
     candidate: Candidate

@@ -38,12 +38,6 @@ class Scratch:
     Files of the user's folder are there as links, and become copies as they are written to; folders are folders, but for large
     ones. Writing anywhere else is refused, unless it is allowed: temporary folders, caches and devices always are. Not seen
     are files that compiled code opens, but for `torch.save`.
-
-    Args:
-        folder: where those folders are made.
-        home: the user's working folder.
-        log: file that takes what loops print.
-        writes_elsewhere: whether they may write outside.
     """
 
     folder: Path

@@ -27,9 +27,7 @@ class Rate:
     """How fast a candidate is, and how sure that is.
 
     Args:
-        value: samples per second of all workers.
         deviation: standard deviation of the logarithm of one further run's rate over this.
-        freedom: degrees of freedom of that.
         extrapolation: in which respect it was not measured; "" if it was.
     """
 

@@ -78,12 +78,7 @@ def _measure(found: Estimate | None, target: Target) -> Cell:
 
 
 def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
-    """One candidate a row, the best first; below a time its interval, below what was simulated what is modelled.
-
-    Args:
-        advice: the answer.
-        shown: rows at most; a line says how many more there are.
-    """
+    """One candidate a row, the best first; below a time its interval, below what was simulated what is modelled."""
     target, ranked = advice.target, advice.ranked
     starred = any(one.extrapolation for one in ranked[:shown])
     heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}"]

@@ -17,6 +17,7 @@ from paceline.cli.simulate import described
 from paceline.errors import UsageError
 from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
 from paceline.storage.folder_lock import run_folder
+from paceline.system.machine import num_cores
 
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice
@@ -92,7 +93,7 @@ def training(
     machines = None if cluster is None else described(cluster, None, [], [])
     if machines is None and max_workers is not None:
         check_workers(max_workers, backend="processes")
-    most = max_workers or (max(2, _cores()) if machines is None else machines.workers)
+    most = max_workers or (max(2, num_cores()) if machines is None else machines.workers)
     factors = dict(described(None, most, slow, []).slowness) if slow else {}
     specs = _specs(algorithm)
 
@@ -153,12 +154,6 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
 
 
-def _cores() -> int:
-    from paceline.system.machine import num_cores
-
-    return num_cores()
-
-
 @contextlib.contextmanager
 def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
     """A bar on a terminal; elsewhere one line per stage. On stderr."""
@@ -183,7 +178,6 @@ def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
 
 
 def _write(advice: Advice, folder: Path) -> Path:
-    """Writes `advice.json` and `advice.html`, each atomically."""
     from paceline.advice.as_json import as_json
     from paceline.advice.report import write_report
     from paceline.records.run_data import write_json

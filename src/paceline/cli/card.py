@@ -42,16 +42,7 @@ _LONE = "There is one worker: where it dies the run ends, and goes on with `--re
 
 @dataclass(frozen=True)
 class Card:
-    """What a user should know about an algorithm before choosing it.
-
-    Args:
-        name: as in specs.
-        spec: with all defaults.
-        summary: one line.
-        about: how it works, in paragraphs.
-        parts: heading -> text.
-        arguments: argument -> what it means.
-    """
+    """What a user should know about an algorithm before choosing it."""
 
     name: str
     spec: str

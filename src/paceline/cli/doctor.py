@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,7 @@ __all__ = ["Check", "doctor", "examine"]
 
 _NODES = Path("/sys/devices/system/node")
 _START_LIMIT_S = 60.0
+_WRONG = "They gave wrong results.", "Report this with your processor's name."
 
 
 @dataclass(frozen=True)
@@ -55,105 +55,111 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON 
         raise typer.Exit(1)
 
 
+class _FailsError(Exception):
+    """Something does not work: the finding and the remedy."""
+
+
+_Found = str | tuple[str, str]  # a finding, or a finding and what could be better
+
+
 def examine() -> list[Check]:
     """Runs every check, in order; a check that raises is a finding."""
-    examinations: dict[str, Callable[[], Check]] = {
+    examinations: dict[str, Callable[[], _Found]] = {
         "cores": _cores,
         "NUMA nodes": _nodes,
         "memory": _memory,
         "python": _python,
         "torch": _torch,
         "numba": _numba,
-        "paceline": lambda: Check("paceline", True, f"{paceline.__version__}."),
+        "paceline": lambda: f"{paceline.__version__}.",
         "shared memory": _shared_memory,
         "atomic operations": _atomics,
         "sparse kernels": _sparse_kernels,
         "starting workers": _fork_server,
         "CUDA": _cuda,
     }
-    examinations |= {
-        name: partial(Check, name, True, *found) for name, found in integrations().items()
-    }  # missing ones are not a failure
-    return [_safely(name, examination) for name, examination in examinations.items()]
+    checks = [_checked(name, examination) for name, examination in examinations.items()]
+    return [
+        *checks,
+        *(Check(name, True, *found) for name, found in integrations().items()),
+    ]  # missing ones are no failure
 
 
-def _safely(name: str, examination: Callable[[], Check]) -> Check:
+def _checked(name: str, examination: Callable[[], _Found]) -> Check:
     try:
-        return examination()
+        found = examination()
+    except _FailsError as error:
+        return Check(name, False, *error.args)
     except Exception as error:
         finding = f"{type(error).__name__}: {error}."
         return Check(name, False, finding, "Reinstall Paceline; if that changes nothing, report this line.")
+    return Check(name, True, *([found] if isinstance(found, str) else found))
 
 
-def _cores() -> Check:
+def _cores() -> _Found:
     total = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
     remedy = "" if usable > 1 else "More workers than cores only take turns; give this process more cores."
     allowed = f" of {total}, the others are not given to this process" if usable < total else ""
-    quota = _quota_cores()
-    limited = f"; a quota allows the time of {quota:g}" if quota is not None and quota < usable else ""
-    return Check("cores", True, f"{usable}{allowed}{limited}.", remedy)
-
-
-def _quota_cores() -> float | None:
-    """A container's CPU limit in cores, if there is one."""
-    path = Path("/sys/fs/cgroup/cpu.max")
+    path = Path("/sys/fs/cgroup/cpu.max")  # of a container
     words = path.read_text().split() if path.is_file() else []
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
+    quota = int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else usable
+    limited = f"; a quota allows the time of {quota:g}" if quota < usable else ""
+    return f"{usable}{allowed}{limited}.", remedy
 
 
-def _nodes() -> Check:
-    nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
-    if len(nodes) > 1:
-        return Check("NUMA nodes", True, f"{len(nodes)}; --placement decides where the parameters lie.")
-    found = "1" if nodes else "none named by the system, so treated as 1"
-    return Check("NUMA nodes", True, f"{found}; --placement changes nothing here.")
+def _nodes() -> _Found:
+    number = len(list(_NODES.glob("node[0-9]*")))
+    if number > 1:
+        return f"{number}; --placement decides where the parameters lie."
+    found = "1" if number else "none named by the system, so treated as 1"
+    return f"{found}; --placement changes nothing here."
 
 
-def _memory() -> Check:
+def _memory() -> _Found:
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     if "MemAvailable" in kib:
         available, total = kib["MemAvailable"] / 2**20, kib["MemTotal"] / 2**20
         remedy = "Close something, or use fewer workers." if available < 1 else ""
-        return Check("memory", True, f"{available:.1f} GiB available of {total:.1f} GiB.", remedy)
+        return f"{available:.1f} GiB available of {total:.1f} GiB.", remedy
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return Check("memory", True, f"{total:.1f} GiB in all.")
+    return f"{total:.1f} GiB in all."
 
 
-def _python() -> Check:
-    version = platform.python_version()
-    supported = platform.python_version_tuple()[:2] in (("3", "11"), ("3", "12"), ("3", "13"))
-    finding = f"{version} on {platform.system()} {platform.machine()}."
+def _python() -> _Found:
+    finding = f"{platform.python_version()} on {platform.system()} {platform.machine()}."
     if platform.system() != "Linux":
-        return Check("python", False, finding, "Shared-memory training needs Linux.")
-    return Check("python", supported, finding, "" if supported else "Install Python 3.11, 3.12 or 3.13.")
+        raise _FailsError(finding, "Shared-memory training needs Linux.")
+    if platform.python_version_tuple()[:2] not in (("3", "11"), ("3", "12"), ("3", "13")):
+        raise _FailsError(finding, "Install Python 3.11, 3.12 or 3.13.")
+    return finding
 
 
-def _torch() -> Check:
+def _torch() -> _Found:
     import torch
 
-    return Check("torch", True, f"{torch.__version__}.")
+    return f"{torch.__version__}."
 
 
-def _numba() -> Check:
+def _numba() -> _Found:
     import numba
 
-    return Check("numba", True, f"{numba.__version__}, llvmlite {metadata.version('llvmlite')}.")
+    return f"{numba.__version__}, llvmlite {metadata.version('llvmlite')}."
 
 
-def _shared_memory() -> Check:
+def _shared_memory() -> _Found:
     if not hasattr(os, "memfd_create"):
-        return Check("shared memory", False, "The system has no memfd_create.", "Use Linux 3.17 or newer.")
+        raise _FailsError("The system has no memfd_create.", "Use Linux 3.17 or newer.")
     descriptor = os.memfd_create("paceline-doctor")
     try:
         os.ftruncate(descriptor, 2**20)
     finally:
         os.close(descriptor)
-    return Check("shared memory", True, "Anonymous files can be made; nothing is left behind in /dev/shm.")
+    return "Anonymous files can be made; nothing is left behind in /dev/shm."
 
 
-def _atomics() -> Check:
+def _atomics() -> _Found:
     import numpy as np
 
     from paceline.memory import atomics
@@ -163,11 +169,11 @@ def _atomics() -> Check:
     before = atomics.fetch_add(address, 5)
     swapped, refused = atomics.compare_and_swap(address, 5, 7), atomics.compare_and_swap(address, 5, 9)
     if (before, bool(swapped), bool(refused), atomics.load(address)) != (0, True, False, 7):
-        return Check("atomic operations", False, "They gave wrong results.", "Report this with your processor's name.")
-    return Check("atomic operations", True, "Compare-and-swap and fetch-and-add are compiled and right.")
+        raise _FailsError(*_WRONG)
+    return "Compare-and-swap and fetch-and-add are compiled and right."
 
 
-def _sparse_kernels() -> Check:
+def _sparse_kernels() -> _Found:
     import numpy as np
     from scipy import sparse
 
@@ -180,16 +186,12 @@ def _sparse_kernels() -> Check:
             model = HogwildClassifier(max_iter=5, tol=None, n_jobs=2, random_state=0)
             X = sparse.csr_matrix(np.eye(classes, dtype=kind))
             if model.fit(X[labels], labels).score(X, np.arange(classes)) != 1.0:
-                return Check(
-                    "sparse kernels", False, "They gave wrong results.", "Report this with your processor's name."
-                )
+                raise _FailsError(*_WRONG)
     took_s = time.monotonic() - started_s
-    return Check(
-        "sparse kernels", True, f"Compiled, or loaded from Numba's cache, in {took_s:.1f} s; cached from now on."
-    )
+    return f"Compiled, or loaded from Numba's cache, in {took_s:.1f} s; cached from now on."
 
 
-def _fork_server() -> Check:
+def _fork_server() -> _Found:
     context = multiprocessing.get_context("forkserver")
     started_s = time.monotonic()
     process = context.Process(target=os.getpid, daemon=True)
@@ -199,22 +201,16 @@ def _fork_server() -> Check:
     if process.exitcode is None:
         process.kill()
         why = f"A process did not start within {_START_LIMIT_S:.0f} s."
-        return Check(
-            "starting workers", False, why, "Look for a limit on processes (ulimit -u), or use --backend threads."
-        )
+        raise _FailsError(why, "Look for a limit on processes (ulimit -u), or use --backend threads.")
     if process.exitcode != 0:
         why = f"A process ended with code {process.exitcode}."
-        return Check("starting workers", False, why, "Use --backend threads, and report this line.")
-    return Check("starting workers", True, f"The fork server started and ended a process in {took_s:.1f} s.")
+        raise _FailsError(why, "Use --backend threads, and report this line.")
+    return f"The fork server started and ended a process in {took_s:.1f} s."
 
 
-def _cuda() -> Check:
+def _cuda() -> _Found:
     import torch
 
     if torch.cuda.is_available():
-        return Check(
-            "CUDA",
-            True,
-            f"{torch.cuda.device_count()} device(s), for loops of your own; shared-memory training uses the CPU.",
-        )
-    return Check("CUDA", True, "Not present, and not needed: shared-memory training uses the CPU.")
+        return f"{torch.cuda.device_count()} device(s), for loops of your own; shared-memory training uses the CPU."
+    return "Not present, and not needed: shared-memory training uses the CPU."

@@ -66,17 +66,14 @@ def compare(
         return
     for one in found:
         mark = "*" if one.found else " "
-        out().print(f"{mark} {one.sentence if one.ratio.pairs else _unpaired(one)}", soft_wrap=True)
+        unpaired = f"{one.other}: no trial of it differs from one of {one.base} in this alone."
+        out().print(f"{mark} {one.sentence if one.ratio.pairs else unpaired}", soft_wrap=True)
     note = "* a finding: the interval excludes 1, also among all that are compared here."
     out().print(
         note
         if any(one.found for one in found)
         else "No finding: no interval excludes 1 and holds among all that are compared here, or there are too few pairs."
     )
-
-
-def _unpaired(one: Comparison) -> str:
-    return f"{one.other}: no trial of it differs from one of {one.base} in this alone."
 
 
 def _percent(target: str, trials: Trials) -> str:

@@ -52,11 +52,7 @@ class Column:
     """A figure of every run, as a table's column.
 
     Args:
-        name: heading.
-        path: in the results.
         lower: whether lower is better; None: neither is.
-        scale: factor on the values.
-        unit: below the heading.
         group: above the headings of several columns; "" for a column that stands alone.
     """
 

@@ -27,12 +27,8 @@ class Cell:
     """A cell of a table.
 
     Args:
-        text: its content.
         below: small text below it: a unit, an interval.
-        kind: in the style sheet.
         colour: of a small square before it, such as `@method-0`.
-        columns: number of columns that it spans.
-        rows: number of rows that it spans.
     """
 
     text: str
@@ -48,8 +44,6 @@ class Table:
 
     Args:
         rows: cells; the first of each names it.
-        heads: a line of headings, or several.
-        kind: in the style sheet.
     """
 
     def __init__(self, rows: Iterable[Sequence[Cell | str]], *heads: Sequence[Cell | str], kind: str = "") -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.observe.palette import METHODS
 
 __all__ = [
-    "Figure", "Panels", "add_rule", "error_bars", "log_axis", "method_colour", "numbers", "rows_axis", "thin",
+    "Figure", "Panels", "add_rule", "error_bars", "log_axis", "method_colour", "numbers", "rows_axis", "scatter", "thin",
 ]  # fmt: skip
 
 
@@ -23,16 +23,12 @@ class Figure:
 
     Args:
         name: its id and the name of downloaded files.
-        title: what is shown.
         note: how to read it.
-        traces: plotly traces.
         layout: plotly layout without colours, fonts and margins, which the page sets.
         columns: of the CSV file: headers.
         rows: of the CSV file: its lines; alternatively
         keys: each column's key in the traces, if they list the values.
         table: the figure as a table for screen readers: headings, then rows of cells.
-        height_px: height.
-        legend: whether it has one.
     """
 
     name: str
@@ -105,6 +101,11 @@ def numbers(values: Any, digits: int = 6) -> list[float | None]:
     return [
         float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()
     ]
+
+
+def scatter(mode: str, name: str, x: Any, y: Any, **looks: Any) -> dict[str, Any]:
+    """A trace of points, lines, texts, or several of these."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": numbers(x), "y": numbers(y), **looks}
 
 
 def thin(size: int, limit: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.compare import failed, figure, group_runs, run_labels
-from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, numbers, thin
+from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, scatter, thin
 from paceline.observe.panels import lanes, shares, sizes_of_batches, staleness
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, LossCurve, loss_curve
@@ -70,22 +70,15 @@ def _loss(
             clipped = clipped or float(finite.max()) > highs[-1]
         for values, raw in ((curve.loss, True), (curve.average, False)):
             kept = thin(len(values), 500 if raw else _MAX_POINTS)
+            mode, series = ("markers", f"{label}, single batches") if raw else ("lines", label)
+            hover = {"hoverinfo": "skip"} if raw else {"hovertemplate": f"%{{y:.4g}} at %{{x:,.4~g}} {unit}"}
             traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers" if raw else "lines",
-                    "name": f"{label}, single batches" if raw else label,
-                    "legendgroup": label,
-                    "showlegend": not raw,
-                    "x": numbers(x_of(curve)[kept]),
-                    "y": numbers(values[kept]),
-                    "opacity": 0.16 if raw else 1,
-                    "marker": {"color": colour, "size": 3},
-                    "line": {"color": colour, "width": 2.2},
-                    "hoverinfo": "skip" if raw else "all",
-                    "hovertemplate": None if raw else f"%{{y:.4g}} at %{{x:,.4~g}} {unit}",
-                }
-            )
+                scatter(
+                    mode, series, x_of(curve)[kept], values[kept], legendgroup=label, showlegend=not raw,
+                    opacity=0.16 if raw else 1, marker={"color": colour, "size": 3},
+                    line={"color": colour, "width": 2.2}, **hover,
+                )
+            )  # fmt: skip
     if not traces:
         return None
     traces.sort(key=lambda trace: trace["mode"] == "lines")  # the averages above the points
@@ -129,19 +122,14 @@ def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
         ]
         if not points:
             continue
-        kept = [points[at] for at in thin(len(points), _MAX_POINTS)]
+        x, y = zip(*(points[at] for at in thin(len(points), _MAX_POINTS)), strict=True)
+        marker = {"color": colour, "size": 7, "symbol": symbols[index % len(symbols)]}
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(kept) <= 60 else "lines",
-                "name": label,
-                "x": numbers([x for x, _ in kept]),
-                "y": numbers([y for _, y in kept]),
-                "marker": {"color": colour, "size": 7, "symbol": symbols[index % len(symbols)]},
-                "line": {"color": colour, "width": 2},
-                "hovertemplate": "%{y:.2f} % at %{x:,.4~g} s",
-            }
-        )
+            scatter(
+                "lines+markers" if len(x) <= 60 else "lines", label, x, y, marker=marker, line={"color": colour, "width": 2},
+                hovertemplate="%{y:.2f} % at %{x:,.4~g} s",
+            )
+        )  # fmt: skip
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "time (s)"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "test accuracy (%)"}},

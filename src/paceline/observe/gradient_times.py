@@ -23,7 +23,6 @@ class GradientTimes:
         as_they_came: each row is a step of the run; otherwise rows combine each worker's own times, which is right as
             long as workers are slow independently of each other.
         rest_s: the part of these times from the last needed gradient to the next step.
-        updates: number of updates of the run.
         gradients_per_update: number of gradients in its mean.
     """
 

@@ -18,8 +18,6 @@ class Segments:
 
     Args:
         kind: index into `KINDS`.
-        start_s: beginning, seconds from the run's start.
-        end_s: end; always after `start_s`.
         row: index of the record that the interval belongs to, into `ordered`.
         ordered: the worker's records by the time they started.
     """

@@ -93,8 +93,8 @@ def _slices(records: np.ndarray) -> Iterator[dict[str, Any]]:
     lane = segments(records)
     start_ns = np.rint(lane.start_s * 1e9)
     durations = _us((np.rint(lane.end_s * 1e9) - start_ns) / 1e9)
-    names = ("step", "batch", "read_version", "applied_version")
-    rows = lane.ordered[list(names)][lane.row].tolist()
+    names = ["step", "batch", "read_version", "applied_version"]
+    rows = lane.ordered[names][lane.row].tolist()
     for kind, start, duration, row in zip(lane.kind.tolist(), _us(start_ns / 1e9), durations, rows, strict=True):
         name = KINDS[kind]
         yield {

@@ -36,7 +36,6 @@ class BackupOption:
         gradients: k, which a step averages.
         step_s: expected time of a step, with the interval of the recorded times; no interval if times are a formula.
         steps_low_s: 5 % of the steps are shorter.
-        steps_high_s: 5 % are longer.
         throughput: gradients used per second, relative to b = 0.
         steps: to the target, relative to b = 0.
         time: to the target, relative to b = 0, with the interval that follows from `step_s`.

@@ -29,8 +29,6 @@ class Candidate:
     """One layer of the chain.
 
     Args:
-        layer: its sizes.
-        can_cut: whether it may be cut.
         follows: whether only element-wise modules lie between it and the previous layer, which can be cut, too.
     """
 
@@ -44,9 +42,7 @@ class CutChoice:
     """How one layer is trained.
 
     Args:
-        name: the layer's.
         how: "whole", "by outputs" or "by inputs".
-        sent_bytes: of one worker in a step.
         exposed_s: communication time that no computation hides.
         compute_s: forward, backward and weight gradient at the local shape.
     """
@@ -70,7 +66,6 @@ class LayoutChoice:
     Args:
         groups: G; if it equals the number of workers, nothing is cut.
         pairing: between two cut layers.
-        layers: the choice for each layer.
     """
 
     groups: int

@@ -154,9 +154,7 @@ class StepTime:
     """The duration of steps that end with the k-th of n gradients.
 
     Args:
-        mean_s: E[T_(k)].
         low_s: 5 % of the steps are shorter.
-        high_s: 5 % are longer.
     """
 
     mean_s: float

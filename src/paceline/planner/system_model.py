@@ -49,9 +49,6 @@ class SystemModel:
 
     Attributes:
         theta: (4,) coefficients of `FEATURES`, in seconds, none below zero.
-        workers: (points,) measured numbers of workers.
-        sizes: (points,) measured sizes.
-        times_s: (points,) measured times.
         relative: whether errors are relative to the times.
     """
 

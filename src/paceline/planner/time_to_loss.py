@@ -27,12 +27,7 @@ class StepTimeModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One number of workers, and its estimate: seconds to a loss, or the loss at a deadline.
-
-    Args:
-        workers: m.
-        estimate: None: the loss is not reached.
-    """
+    """One number of workers, and its estimate: seconds to a loss, or the loss at a deadline."""
 
     workers: int
     estimate: Estimate | None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
 from paceline.study.runner import Pace
 from paceline.study.study_file import Study
-from paceline.study.trial import Trial
+from paceline.study.trial import Trial, TrialMaker
 from paceline.system.machine import num_cores
-from paceline.tasks.base import Task, keep_data
+from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
 
 __all__ = ["Forecast", "estimate"]
@@ -33,10 +35,7 @@ class Forecast:
 
     Args:
         trials: in order; of a search, none are known before.
-        total: how many there will be.
         done: hashes of those that have been run.
-        remaining_s: how long the others will take.
-        reason: what that was estimated from.
         notes: sentences on what was changed so that trials can run.
     """
 
@@ -55,21 +54,19 @@ def estimate(study: Study, folder: Path) -> Forecast:
     """
     store = StudyFolder(folder)
     store.check()
-    searched = study.design.kind == "optuna"
-    if searched:
-        from paceline.study.trial import TrialMaker
-
+    if study.design.kind == "optuna":
         trials, notes = (), ()
         example = TrialMaker(study).make(study.centre, study.seeds[0])
         total = (study.design.trials or 0) * len(study.seeds)
     else:
         plan = plan_trials(study)
         trials, notes, example, total = plan.trials, plan.notes, plan.trials[0], len(plan.trials)
-    done = [trial for trial in trials if store.done(trial.hash)]
-    waiting = [trial for trial in trials if not store.done(trial.hash)]
+    done = {trial.hash for trial in trials if store.done(trial.hash)}
+    waiting = [trial for trial in trials if trial.hash not in done]
     pace = Pace()
-    for trial in done:
-        pace.took(trial, store.trial(trial.hash).get("host_s"))
+    for trial in trials:
+        if trial.hash in done:
+            pace.took(trial, store.trial(trial.hash).get("host_s"))
     remaining_s, reason = pace.remaining_s(waiting, len(waiting)), "from the trials that have been run"
     if remaining_s is None:
         with keep_data():
@@ -80,7 +77,7 @@ def estimate(study: Study, folder: Path) -> Forecast:
     return Forecast(
         trials=trials,
         total=total,
-        done=frozenset(trial.hash for trial in done),
+        done=frozenset(done),
         remaining_s=remaining_s,
         reason=reason,
         notes=notes,
@@ -91,11 +88,9 @@ class _Costs:
     """The time of a trial, from the time of steps on this machine."""
 
     def __init__(self, study: Study) -> None:
-        self._study = study
-        self._task: Task = load_task(study.task)
-        self._cores = num_cores()
-        self._gradient_s: dict[int, float] = {}
-        self._num_samples: int | None = None
+        self._task = load_task(study.task)
+        self._train_set: Callable[[], Any] = functools.cache(lambda: self._task.load(study.data)[0])
+        self._gradient_s = functools.cache(self._measured_s)
 
     def seconds(self, trial: Trial) -> float:
         config = trial.config
@@ -104,24 +99,17 @@ class _Costs:
             gradients = config.steps * config.workers
         else:
             assert config.epochs is not None
-            gradients = config.epochs * self._samples / config.batch_size
+            gradients = config.epochs * len(self._train_set()) / config.batch_size
         if trial.timing_only:
             return _SIMULATED_START_S + gradients * _SIMULATED_STEP_S
+        gradient_s = self._gradient_s(config.batch_size)
         if config.backend == "simulator":
-            return _SIMULATED_START_S + gradients * (self._gradient(config.batch_size) + _SIMULATED_STEP_S)
-        training_s = gradients * self._gradient(config.batch_size) / min(config.workers, self._cores)
+            return _SIMULATED_START_S + gradients * (gradient_s + _SIMULATED_STEP_S)
+        training_s = gradients * gradient_s / min(config.workers, num_cores())
         return _START_S + min(training_s, config.limit_s if config.limit_s is not None else training_s)
 
-    @property
-    def _samples(self) -> int:
-        if self._num_samples is None:
-            self._num_samples = len(self._task.load(self._study.data)[0])  # type: ignore[arg-type]
-        return self._num_samples
-
-    def _gradient(self, batch_size: int) -> float:
+    def _measured_s(self, batch_size: int) -> float:
         """Seconds of a step with one thread."""
-        if batch_size not in self._gradient_s:
-            train_set: Any = self._task.load(self._study.data)[0]
-            rows = steps(self._task, train_set, min(batch_size, len(train_set)), at_least=_GRADIENTS, for_s=0.0)
-            self._gradient_s[batch_size] = float(np.median(rows["ended_s"] - rows["started_s"]))
-        return self._gradient_s[batch_size]
+        train_set = self._train_set()
+        rows = steps(self._task, train_set, min(batch_size, len(train_set)), at_least=_GRADIENTS, for_s=0.0)
+        return float(np.median(rows["ended_s"] - rows["started_s"]))

@@ -25,8 +25,6 @@ class Facets:
     """A study laid out.
 
     Args:
-        trials: the study.
-        measure: what trials are compared by.
         across: the factor along the x axis; None if only the method varies.
         down: the factor that panels are made of; None if there is none, or too many levels of it.
         pooled: other factors, whose levels are shown together.

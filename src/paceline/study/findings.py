@@ -36,8 +36,6 @@ class Comparison:
         base: the level that the other is compared with.
         other: the other level; a ratio above 1 means that this one was sooner.
         where: levels of other factors that the pairs have; empty: all there are.
-        measure: what is compared.
-        ratio: by how much.
         adjusted_p: its p-value among all comparisons made at once.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, axis_name, error_bars, log_axis, numbers
+from paceline.observe.drawing import Figure, Panels, axis_name, error_bars, log_axis, numbers, scatter
 from paceline.observe.words import number_text, workers_text
 from paceline.study.facets import Facets, level_name, together
 from paceline.study.findings import interval_text, times_text
@@ -37,11 +37,10 @@ def efficiency_figure(facets: Facets) -> Figure | None:
         rows = facets.rows(method)
         rows, colour = rows[known[rows]], facets.colour(method)
         runs.append(
-            {
-                "type": "scatter", "mode": "markers", "name": f"{method}, runs", "legendgroup": method, "showlegend": False,
-                "x": numbers(steps[rows]), "y": numbers(per_step_ms[rows]), "opacity": 0.22, "hoverinfo": "skip",
-                "marker": {"color": colour, "size": 4},
-            }
+            scatter(
+                "markers", f"{method}, runs", steps[rows], per_step_ms[rows], legendgroup=method, showlegend=False,
+                opacity=0.22, hoverinfo="skip", marker={"color": colour, "size": 4},
+            )
         )  # fmt: skip
         points: dict[str, list[Any]] = {name: [] for name in ("x", "y", "text", "symbol", "customdata")}
         for one, across, down, cell in facets.cells():
@@ -51,19 +50,19 @@ def efficiency_figure(facets: Facets) -> Figure | None:
             x, y, time_s = (float(np.median(values[mine])) for values in (steps, per_step_ms, times))
             names = facets.names(method, across, down)
             headed = [f"{head} {name}" for head, name in zip(facets.head()[1:], names[1:], strict=True)]
-            points["x"] += numbers([x])
-            points["y"] += numbers([y])
+            points["x"].append(x)
+            points["y"].append(y)
             points["text"].append(level_name(across) if facets.across else "")
             points["symbol"].append(_SYMBOLS[facets.down_levels.index(down) % len(_SYMBOLS)])
             points["customdata"].append(f"{', '.join(headed)}<br>{number_text(time_s)} s, {len(mine)} runs")
             table.append([*names, *map(number_text, (x, y, time_s))])
         marker = {"color": colour, "size": 9, "symbol": points.pop("symbol")}
         medians.append(
-            {
-                "type": "scatter", "mode": "markers+text", "name": method, "legendgroup": method, **points,
-                "textposition": "top right", "textfont": {"color": colour, "size": 10.5}, "marker": marker,
-                "hovertemplate": "%{x:,.4~g} updates of %{y:.3~g} ms<br>%{customdata}",
-            }
+            scatter(
+                "markers+text", method, **points, legendgroup=method, marker=marker,
+                textposition="top right", textfont={"color": colour, "size": 10.5},
+                hovertemplate="%{x:,.4~g} updates of %{y:.3~g} ms<br>%{customdata}",
+            )
         )  # fmt: skip
     (x_low, x_high), (y_low, y_high) = ((float(v[known].min()), float(v[known].max())) for v in (steps, per_step_ms))
     layout: dict[str, Any] = {

@@ -127,10 +127,7 @@ class ArrivalCurve:
         at: the times at which runs arrived.
         share: of runs that had arrived by then.
         low: lower limit of it, by the log-log formula.
-        high: upper limit.
         median: when half of the runs had arrived; infinite where fewer than half did.
-        count: how many runs.
-        arrived: how many of them arrived.
     """
 
     at: np.ndarray
@@ -195,12 +192,10 @@ class Ratio:
 
     Args:
         at_least: lower bound of the median ratio; equal to `at_most` unless pairs without an arrival hide it.
-        at_most: upper bound of it.
         low: lower limit of the 95 % interval; 0 where there is none.
         high: upper limit; infinite where there is none.
         p_value: that both are equally soon.
-        pairs: how many pairs.
-        complete: in how many of them both arrived.
+        complete: in how many pairs both arrived.
         method: how the interval was found: `order statistics`, `t` or `none`.
     """
 

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.data.plan import partition_registry
 from paceline.errors import UsageError
 from paceline.memory.placement import placement_registry
 from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
-from paceline.specs.registry import build_optimizer
+from paceline.specs.registry import check_optimizer
 from paceline.specs.text import Spec, Value, closest, parse_spec
 from paceline.study.levels import Level
 from paceline.study.study_file import Study
@@ -41,7 +39,6 @@ class Trial:
         factors: name -> level, `seed` last; None where the algorithm has no such field.
         config: with all defaults filled in.
         cluster: None: real workers.
-        timing_only: whether no gradients are computed.
         parameters: for timing only: length of the vectors.
         task_digest: of the file that the task is from; empty for a built-in one.
     """
@@ -201,9 +198,9 @@ class TrialMaker:
     def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
         """Refuses now what a run would refuse when its turn has come."""
         algorithm.check(config.workers)
-        self._built(_check_optimizer, config.optimizer, config.learning_rate, config.momentum)
+        self._built(check_optimizer, config.optimizer, config.learning_rate, config.momentum)
         if self._study.backend != "simulator":
-            self._built(_check_place, config.backend, config.placement)
+            check_launch(num_workers=1, backend=config.backend, placement=config.placement)
         elif config.optimizer_state == "shared":
             raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
         elif config.restarts:
@@ -217,14 +214,6 @@ def _plain(value: Any) -> Any:
 
 def _built(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
-
-
-def _check_optimizer(spec: str, learning_rate: float | None, momentum: float | None) -> None:
-    build_optimizer(spec, [torch.nn.Parameter(torch.zeros(2, 2))], learning_rate, momentum)
-
-
-def _check_place(backend: str, placement: str) -> None:
-    check_launch(num_workers=1, backend=backend, placement=placement)
 
 
 def _text(name: str, value: Any) -> str:

@@ -66,10 +66,7 @@ class MeasuredCluster:
     """The measurements of all workers.
 
     Attributes:
-        task: the measured task.
         batch_size: of the step that the cluster describes.
-        vector_bytes: size of the task's parameters.
-        workers: by worker id.
         round_trips_s: by pair of workers, by message bytes; lacks pairs that were not measured.
     """
 

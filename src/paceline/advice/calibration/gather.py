@@ -27,9 +27,6 @@ class WorkerGroup:
     the error names the sender.
 
     Args:
-        mailbox: connected to all others.
-        worker_id: this worker.
-        num_workers: the number of workers.
         deadline_s: how long worker 0 waits for an answer, and the others for worker 0.
         what: the current activity, for messages; may be changed between calls.
 

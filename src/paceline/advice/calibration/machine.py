@@ -57,15 +57,12 @@ class Calibration:
     """Measurements; times in seconds.
 
     Attributes:
-        task: the measured task.
         batch_size: of the step that the cluster describes.
-        vector_bytes: size of the task's parameters.
         compute_s: by batch size, a step without its update: input, forward, backward.
         update_s: one plain SGD step of the optimizer.
         memory: times of copies, atomic additions and wake-ups.
         round_trips_s: by message bytes, between two processes of this machine.
         handed_copy_s: copying the vector after another process has written it and before that process reads it.
-        cores: that processes may use.
         lone_step_s: a full step on a few samples, in one process.
         crowded_steps_s: the same in as many processes as there are cores, concurrently.
         spin_s: how long a process spins on a word before it sleeps, if each worker has a core.

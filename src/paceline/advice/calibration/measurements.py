@@ -94,9 +94,7 @@ class Steps:
     """Steps of a task on this machine.
 
     Attributes:
-        task: its name.
         batch_size: of the step that the cluster describes.
-        vector_bytes: size of its parameters.
         compute_s: by batch size, every step's time without its update, in order.
         update_s: one plain SGD step of the optimizer, each.
     """
