@@ -38,11 +38,9 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """From 0 to 1, and more."""
         return (time.monotonic() - self.began_s) / self.total_s
 
     def at(self, share: float) -> float:
-        """The time at which this share will be spent."""
         return self.began_s + share * self.total_s
 
     def left_s(self, share: float) -> float:
@@ -139,7 +137,6 @@ class Campaign:
         return min((self.time_s(one) for one in self.found), default=math.inf)
 
     def time_s(self, candidate: Candidate) -> float:
-        """The median of its simulated times."""
         times = [run.reached_s if run.reached_s is not None else math.inf for run in self.runs(candidate)]
         return float(np.median(times)) if times else math.inf
 

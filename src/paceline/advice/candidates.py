@@ -103,9 +103,6 @@ def candidates(
         said += [f"Not tried: {name}, as {why}." for name, why in OMITTED.items()]
     between = sorted(set(range(2, max_workers + 1)) - set(tried))
     if between:
-        said.append(f"Not tried: {_listed(between)} workers, as those between them were.")
+        listed = ", ".join(map(str, between)) if len(between) < 8 else f"{len(between)} other numbers of"
+        said.append(f"Not tried: {listed} workers, as those between them were.")
     return found, said
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) if len(numbers) < 8 else f"{len(numbers)} other numbers of"

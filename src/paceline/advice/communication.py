@@ -45,7 +45,6 @@ class Balance:
 
     @property
     def pays(self) -> bool:
-        """Whether coding takes less than the bytes that it saves."""
         return self.coding_s < self.plain_s - self.coded_s
 
 

@@ -136,6 +136,5 @@ def _simulated_system(algorithm: str, campaign: Campaign) -> SystemModel | None:
 
 
 def _turned(target: Target, one: Estimate) -> Estimate:
-    """An error rate's estimate as an accuracy."""
     value, low, high = (of_gap(target, end) for end in (one.value, one.low, one.high))
     return Estimate(value=value, low=min(low, high), high=max(low, high), extrapolation=one.extrapolation)

@@ -77,7 +77,6 @@ class LoopProgram:
         return observed(run, target, real=True, setup_s=took_s)
 
     def shape(self) -> Shape:
-        """By a simulation of one worker's first batches."""
         from paceline.run.simulate import simulate
 
         with self._simulated() as loop:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import PacelineError
@@ -31,9 +30,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for line, _ in self._all:
             line.close()  # the end of a process's line is its own
         for _, process in self._all:

@@ -135,9 +135,9 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
     gossip = bool(run.result.get("gossip"))
     records = {worker: rows for worker, rows in run.records.items() if len(rows)}
     rows = np.concatenate(list(records.values())) if records else None
-    curve = _accuracies(run) if target.accuracy is not None else _losses(run, gossip=gossip)
-    wanted = target.accuracy if target.accuracy is not None else target.loss
     above = target.accuracy is not None
+    curve = _accuracies(run) if above else _losses(run, gossip=gossip)
+    wanted = target.accuracy if above else target.loss
     hits = [one for one in curve if wanted is not None and ((one[2] >= wanted) if above else (one[2] <= wanted))]
     wall_s, samples = float(run.result.get("wall_s") or 0.0), int(run.result.get("samples") or 0)
     computing_s = rows["gradient_ended_s"] - rows["gradient_started_s"] if rows is not None else np.empty(0)

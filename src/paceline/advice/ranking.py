@@ -236,16 +236,13 @@ def _why_not(evidence: Evidence, target: Target) -> str:
         return evidence.why_not or "it was not simulated: the budget was spent"
     if not runs:
         return ""
-    come_to = f"at {_best_text(target, runs)} after {max(run.samples for run in runs):,} samples"
+    best = _best(target, (value for run in runs for _, _, value in run.curve))
+    at = "an unknown value" if best is None else value_text(target, best)
+    come_to = f"at {at} after {max(run.samples for run in runs):,} samples"
     if any(run.ended_itself and run.reached_s is None for run in runs):
         return f"the program itself ends before, {come_to}"
     within = f"not within the {max(run.wall_s for run in runs):.3g} s that were simulated"
     return "" if evidence.modelled is not None else f"{within}, {come_to}"
-
-
-def _best_text(target: Target, runs: Sequence[Observed]) -> str:
-    best = _best(target, (value for run in runs for _, _, value in run.curve))
-    return "an unknown value" if best is None else value_text(target, best)
 
 
 def value_text(target: Target, value: float) -> str:

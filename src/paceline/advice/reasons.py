@@ -60,8 +60,7 @@ def _is_asynchronous(candidate: Candidate) -> bool:
 
 def how_sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None) -> str:
     """What the interval of the first is made of."""
-    said = []
-    said.append(f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}")
+    said = [f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}"]
     if seeds is not None:
         said.append(f"seeds differ by {whole_percent_text(math.expm1(seeds.deviation))}")
     if models is not None:

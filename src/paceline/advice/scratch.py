@@ -57,7 +57,6 @@ class Scratch:
 
     @contextlib.contextmanager
     def inside(self, own: Path) -> Iterator[None]:
-        """Work in this folder."""
         before = Path.cwd()
         with self.log.open("a", buffering=1) as log, contextlib.redirect_stdout(log):
             os.chdir(own)
@@ -86,7 +85,6 @@ class Confined:
 
 
 def _mirror(home: Path, own: Path, depth: int) -> None:
-    """Recreate folders, and link to files."""
     with os.scandir(home) as entries:
         for entry in list(entries):
             place = own / entry.name

@@ -77,10 +77,10 @@ def _measure(found: Estimate | None, target: Target) -> Cell:
     return Cell(measure_text(target, found.value), f"{low} to {high}")
 
 
-def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
+def ranking_table(advice: Advice) -> Table:
     """One candidate a row, the best first; below a time its interval, below what was simulated what is modelled."""
     target, ranked = advice.target, advice.ranked
-    starred = any(one.extrapolation for one in ranked[:shown])
+    starred = any(one.extrapolation for one in ranked[:_SHOWN])
     heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}"]
     if target.deadline_s is not None:
         short = "accuracy" if target.accuracy is not None else "loss"
@@ -88,7 +88,7 @@ def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
     else:
         heads += ["times\nbest", "samples\nneeded"]
     table = figures_table("candidate", [*heads, "samples\n/s", "simulated\nmodelled", "stale-\nness"])
-    for place, row in zip(range(shown), ranked_rows(advice), strict=False):
+    for place, row in zip(range(_SHOWN), ranked_rows(advice), strict=False):
         one = row.one
         star = "*" if one.extrapolation else " " if starred else ""
         asked = [row.time, row.times_best, row.samples] if target.deadline_s is None else [row.at_deadline, row.time]
@@ -101,8 +101,8 @@ def ranking_table(advice: Advice, *, shown: int = _SHOWN) -> Table:
             ABSENT if one.staleness is None else f"{one.staleness:.1f}",
             style=BEST if place == 0 and advice.best is not None else None,
         )
-    if len(ranked) > shown:
-        table.caption = f"and {len(ranked) - shown} more, in advice.json and in the report"
+    if len(ranked) > _SHOWN:
+        table.caption = f"and {len(ranked) - _SHOWN} more, in advice.json and in the report"
     return table
 
 

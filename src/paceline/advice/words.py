@@ -70,7 +70,6 @@ def measure_text(target: Target, value: float) -> str:
 
 
 def _target_text(target: Target) -> str:
-    """The target: `a test accuracy of 96.0 %`."""
     wanted = target.loss if target.accuracy is None else target.accuracy
     if wanted is None:
         return f"the best {measure_name(target)}"

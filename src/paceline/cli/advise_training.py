@@ -145,7 +145,6 @@ def _check_program(program: str) -> None:
 
 
 def _specs(texts: list[str] | None) -> list[str] | None:
-    """The requested algorithms, checked; None: all."""
     if texts is None:
         return None
     from paceline.algorithms import registry

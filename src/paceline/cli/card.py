@@ -53,7 +53,6 @@ class Card:
 
     @property
     def text(self) -> str:
-        """The card for a terminal that wraps lines."""
         blocks = [f"{self.name}: {self.summary}", *self.about]
         blocks += [f"{heading}: {text}" for heading, text in self.parts.items() if heading != "Reference"]
         blocks.append(f"Spec, with every default: {self.spec}")

@@ -106,7 +106,6 @@ def simulate(
 
 
 def _faults(kills: list[str]) -> Faults:
-    """The faults given on the command line."""
     from paceline.simulator import Faults
 
     faults = Faults()

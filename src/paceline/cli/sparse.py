@@ -67,7 +67,8 @@ def fit(
     PASSES.check("--passes", passes)
     if n_jobs > 0:
         PROCESSORS.check("--n-jobs", n_jobs)
-    given = {name for name in context.params if _typed(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if strange := sorted(given & (_LINEAR if data.suffix == ".csv" else _RATINGS)):
         kind, other = ("linear models", "ratings") if data.suffix == ".csv" else ("ratings", "linear models")
         raise UsageError(f"--{strange[0].replace('_', '-')} is for {kind}, and {data} is for {other}; leave it out.")
@@ -126,11 +127,6 @@ def predict(
         print_json(measures)
     elif measures:
         say(", ".join(f"{name} {value:.5g}" for name, value in measures.items() if name != "examples"))
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class Group:
 
     @property
     def failed(self) -> bool:
-        """Whether most of its runs diverged or crashed."""
         return sum(map(failed, self.results)) * 2 > len(self.results)
 
     def median(self, *path: str) -> float | None:

@@ -70,7 +70,6 @@ class Panels:
             top -= size
 
     def y(self, panel: int, **settings: Any) -> None:
-        """Update the panel's y axis."""
         self.layout[f"yaxis{_number(panel)}"] |= settings
 
     def add(self, panel: int, *, legend: str | None = None, **trace: Any) -> None:

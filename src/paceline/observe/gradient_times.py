@@ -38,15 +38,11 @@ class GradientTimes:
         return self.times_s.shape[1]
 
 
-def gradient_times(records: Mapping[int, np.ndarray], *, seed: int = 0) -> GradientTimes | None:
+def gradient_times(records: Mapping[int, np.ndarray]) -> GradientTimes | None:
     """The times of a run's workers; None if no worker has computed a gradient.
 
     If all workers took part in (nearly) all steps, uses these steps. Otherwise, as in a run with backup workers or without
     steps, draws from each worker's own times.
-
-    Args:
-        records: worker_id -> `RECORD_DTYPE` array.
-        seed: of the draws.
     """
     workers = [rows[1:] if len(rows) > _WARM_UP_ROWS else rows for rows in records.values() if len(rows)]
     if not workers:
@@ -55,15 +51,13 @@ def gradient_times(records: Mapping[int, np.ndarray], *, seed: int = 0) -> Gradi
     applied = rows[rows["applied_version"] >= 1]
     _, update, sizes = np.unique(applied["applied_version"], return_inverse=True, return_counts=True)
     rest_s = _rest_s(applied, update, len(sizes))
-    steps = _whole_steps(workers)
-    if steps is None:
-        draws = np.random.default_rng(seed)
+    steps = times_s = _whole_steps(workers)
+    if times_s is None:
+        draws = np.random.default_rng(0)
         own = [one["input_s"] + one["gradient_ended_s"] - one["gradient_started_s"] for one in workers]
         times_s = np.stack([draws.choice(times, _DRAWS) for times in own], axis=1)
-    else:
-        times_s = steps
-    all_rows = np.concatenate(list(records.values()))
-    versions = all_rows["applied_version"][all_rows["applied_version"] >= 1]
+    versions = np.concatenate([one["applied_version"] for one in records.values()])
+    versions = versions[versions >= 1]
     updates = len(np.unique(versions))
     return GradientTimes(times_s + rest_s, steps is not None, rest_s, updates, len(versions) / max(1, updates))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -109,9 +108,7 @@ class LiveTable:
             self._line(self._title)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -141,14 +138,8 @@ class LiveTable:
 def plain_line(progress: Progress) -> str:
     """The same content as one line, for output that is not a terminal."""
     parts = [f"{progress.elapsed_s:7.1f} s", f"{progress.share_done:4.0%}".replace("%", " %")]
-    if progress.epoch is not None:
-        parts.append(f"epoch {progress.epoch}")
-    parts.append(f"{progress.version:,} updates")
-    parts.append(f"{number_text(progress.samples_per_s)} samples/s")
-    if progress.loss is not None:
-        parts.append(f"loss {number_text(progress.loss)}")
-    if progress.accuracy is not None:
-        parts.append(f"accuracy {percent_text(progress.accuracy)}")
+    figures = [(name, text) for name, text in _overall(progress) if name not in ("time", "left")]
+    parts += [f"{text} {name}" if name in ("updates", "samples/s") else f"{name} {text}" for name, text in figures]
     known = [worker.mean_staleness for worker in progress.workers if worker.mean_staleness is not None]
     if known:
         parts.append(f"staleness {sum(known) / len(known):.1f}")

@@ -30,11 +30,8 @@ def write_report(
         path: the HTML file.
         title: heading; by default the task and the methods.
         command: the exact command that made the runs; by default each run's own.
-
-    Returns:
-        The path.
     """
-    runs = [_complete(run) for run in runs]
+    runs = [RunData(one.config, {**one.config, **one.result}, one.records, one.evaluations) for one in runs]
     results = [run.result for run in runs]
     own = dict.fromkeys(str(result["command"]) for result in results if result.get("command"))
     return write_page(
@@ -47,11 +44,6 @@ def write_report(
         command=command or "\n".join(own),
         settings=_settings(runs),
     )
-
-
-def _complete(run: RunData) -> RunData:
-    """The run, with its configuration added to its result."""
-    return RunData(run.config, {**run.config, **run.result}, run.records, run.evaluations)
 
 
 def _title(results: Sequence[dict[str, Any]]) -> str:

@@ -6,7 +6,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from paceline.observe.progress import Progress
@@ -26,9 +25,7 @@ class Throttled(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._show_last()
 
     def update(self, progress: Progress) -> None:

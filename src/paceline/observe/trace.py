@@ -111,7 +111,6 @@ def _dropped(records: np.ndarray) -> Iterator[dict[str, Any]]:
 
 
 def _batch_sizes(worker_id: int, records: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Batch sizes that differ from the previous step's."""
     rows = records[np.flatnonzero(np.diff(records["samples"], prepend=-1))]
     return _counter(f"batch size, worker {worker_id} (samples)", rows["started_s"], samples=rows["samples"])
 

@@ -25,22 +25,22 @@ ABSENT = "\N{EN DASH}"  # in place of a missing figure
 SECONDS_IN = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def joined(parts: Sequence[str], last: str = " and ") -> str:
+def joined(parts: Sequence[str]) -> str:
     """A list in a sentence.
 
     >>> joined(["a"]), joined(["a", "b", "c"])
     ('a', 'a, b and c')
     """
-    return last.join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of many in a sentence.
+def few(names: Sequence[str]) -> str:
+    """The first three of many in a sentence.
 
     >>> few(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
-    return joined([*names[:most], f"{len(names) - most} more"] if len(names) > most else names)
+    return joined([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names)
 
 
 def counted(number: int, noun: str) -> str:

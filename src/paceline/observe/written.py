@@ -31,13 +31,13 @@ def write_run(
     """Write the folder of a finished run.
 
     Args:
-        run: the run, for its trace and report.
+        run: for the trace and the report.
         folder: created if missing.
         title: of the report.
-        command: the command line, for the report.
+        command: for the report.
         recorded: the records to save, if they are not the run's.
         max_traced_steps: of each worker.
-        max_traced_workers: the number of workers to trace, from the first.
+        max_traced_workers: the first ones.
         host: for `host.json`, of a simulation: facts that depend on where and when it ran.
 
     Raises:

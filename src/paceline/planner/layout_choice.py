@@ -55,7 +55,6 @@ class CutChoice:
 
     @property
     def time_s(self) -> float:
-        """The layer's time in a step."""
         return self.exposed_s + self.compute_s
 
 
@@ -74,22 +73,18 @@ class LayoutChoice:
 
     @property
     def cut(self) -> tuple[str, ...]:
-        """Names of the layers that are cut."""
         return tuple(one.name for one in self.layers if one.how != "whole")
 
     @property
     def sent_bytes(self) -> float:
-        """Of one worker in a step."""
         return sum(one.sent_bytes for one in self.layers)
 
     @property
     def exposed_s(self) -> float:
-        """Communication time that is waited for."""
         return sum(one.exposed_s for one in self.layers)
 
     @property
     def time_s(self) -> float:
-        """Of a step."""
         return sum(one.time_s for one in self.layers)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from random import Random
+from typing import NamedTuple
 
 from paceline.errors import UsageError
 from paceline.specs.bounds import COMBINATIONS, TRIALS
@@ -20,12 +20,11 @@ __all__ = ["StudyPlan", "plan_trials"]
 _DRAWS_PER_TRIAL = 100
 
 
-@dataclass(frozen=True)
-class StudyPlan:
-    """A study's trials."""
+class StudyPlan(NamedTuple):
+    """The trials of a study, and notes on what was changed in them."""
 
     trials: tuple[Trial, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def plan_trials(study: Study) -> StudyPlan:
@@ -63,7 +62,9 @@ def check_all_used(study: Study, maker: TrialMaker) -> None:
 def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
     """The distinct combinations with the first seed; fields that an algorithm lacks make no difference."""
     found: dict[str, Trial] = {}
-    wanted, possible = study.design.trials, _num_possible(study)
+    wanted = study.design.trials
+    # Combinations, some of which can be the same trial.
+    possible = math.prod(math.inf if isinstance(one, Range) else len(one) for one in study.factors.values())
     if study.design.kind == "grid":
         COMBINATIONS.check("The number of combinations of all levels", possible)
     seen: set[tuple[Level, ...]] = set()
@@ -81,11 +82,6 @@ def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
     return list(found.values())
 
 
-def _num_possible(study: Study) -> float:
-    """Number of combinations, some of which can be the same trial."""
-    return math.prod(math.inf if isinstance(one, Range) else len(one) for one in study.factors.values())
-
-
 def _combinations(study: Study) -> Iterator[dict[str, Level]]:
     match study.design.kind:
         case "grid":
@@ -94,7 +90,8 @@ def _combinations(study: Study) -> Iterator[dict[str, Level]]:
         case "one-at-a-time":
             yield study.centre
             for name, levels in study.factors.items():
-                yield from ({**study.centre, name: level} for level in _listed(levels) if level != study.centre[name])
+                if not isinstance(levels, Range):
+                    yield from ({**study.centre, name: level} for level in levels if level != study.centre[name])
         case _:
             random = Random(study.design.seed)
             while True:
@@ -102,7 +99,3 @@ def _combinations(study: Study) -> Iterator[dict[str, Level]]:
                     name: levels.draw(random) if isinstance(levels, Range) else random.choice(levels)
                     for name, levels in study.factors.items()
                 }
-
-
-def _listed(levels: tuple[Level, ...] | Range) -> Iterable[Level]:
-    return () if isinstance(levels, Range) else levels

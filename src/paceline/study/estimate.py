@@ -59,8 +59,8 @@ def estimate(study: Study, folder: Path) -> Forecast:
         example = TrialMaker(study).make(study.centre, study.seeds[0])
         total = (study.design.trials or 0) * len(study.seeds)
     else:
-        plan = plan_trials(study)
-        trials, notes, example, total = plan.trials, plan.notes, plan.trials[0], len(plan.trials)
+        trials, notes = plan_trials(study)
+        example, total = trials[0], len(trials)
     done = {trial.hash for trial in trials if store.done(trial.hash)}
     waiting = [trial for trial in trials if trial.hash not in done]
     pace = Pace()
@@ -109,7 +109,6 @@ class _Costs:
         return _START_S + min(training_s, config.limit_s if config.limit_s is not None else training_s)
 
     def _measured_s(self, batch_size: int) -> float:
-        """Seconds of a step with one thread."""
         train_set = self._train_set()
         rows = steps(self._task, train_set, min(batch_size, len(train_set)), at_least=_GRADIENTS, for_s=0.0)
         return float(np.median(rows["ended_s"] - rows["started_s"]))

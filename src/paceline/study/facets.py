@@ -38,22 +38,18 @@ class Facets:
 
     @property
     def across_levels(self) -> list[Any]:
-        """Levels along the axis; one without a name if there is no such factor."""
         return self.trials.factors[self.across] if self.across else [None]
 
     @property
     def down_levels(self) -> list[Any]:
-        """Levels of the panels."""
         return self.trials.factors[self.down] if self.down else [None]
 
     @property
     def across_title(self) -> str:
-        """Of the x axis."""
         return factor_text(self.across) if self.across else ""
 
     @property
     def pooled_note(self) -> str:
-        """Which factors are shown together, as a sentence to append."""
         return together(self.pooled)
 
     def colour(self, method: str) -> str:
@@ -77,7 +73,6 @@ class Facets:
                 yield method, across, down, rows
 
     def head(self) -> list[str]:
-        """Headings of a table by `names`."""
         return ["method", *(factor_text(factor) for factor in (self.across, self.down) if factor)]
 
     def names(self, method: str, across: Any, down: Any) -> list[str]:
@@ -85,7 +80,6 @@ class Facets:
         return [method, *(level_name(level) for level, factor in ((across, self.across), (down, self.down)) if factor)]
 
     def panel_title(self, down: Any) -> str:
-        """The heading of a panel."""
         return level_text(self.down, down) if self.down else ""
 
     def _trial_cells(self, row: int) -> list[Any]:

@@ -71,7 +71,6 @@ class Comparison:
 
     @property
     def flipped(self) -> Comparison:
-        """The same with the sides exchanged."""
         ratio = replace(
             self.ratio, at_least=_inverse(self.ratio.at_most), at_most=_inverse(self.ratio.at_least),
             low=_inverse(self.ratio.high), high=_inverse(self.ratio.low),
@@ -155,7 +154,8 @@ def _of_methods(trials: Trials) -> Iterator[tuple[str, Any, Any, tuple[tuple[str
     places += [((name, level),) for name, known in levels.items() for level in known]
     if len(levels) > 1 and math.prod(map(len, levels.values())) <= _MOST_CELLS:
         places += [tuple(zip(levels, cell, strict=True)) for cell in itertools.product(*levels.values())]
-    for base, other in itertools.combinations(_baseline_first(trials), 2):
+    baseline_first = sorted(trials.methods, key=lambda method: method != trials.baseline)
+    for base, other in itertools.combinations(baseline_first, 2):
         for where in places:
             yield METHOD, base, other, where
 
@@ -176,10 +176,6 @@ def _with_first(
         yield factor, base, other, ()
         for level in held:
             yield factor, base, other, ((holder, level),)
-
-
-def _baseline_first(trials: Trials) -> list[str]:
-    return [trials.baseline, *(method for method in trials.methods if method != trials.baseline)]
 
 
 def times_text(ratio: Ratio) -> str:

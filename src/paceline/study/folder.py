@@ -91,7 +91,6 @@ class StudyFolder:
         return plan
 
     def done(self, name: str) -> bool:
-        """Whether a trial has been run."""
         return (self.trials / name).is_dir()
 
     def finished(self) -> list[str]:
@@ -137,7 +136,9 @@ class StudyFolder:
 def _read(path: Path) -> Any:
     """What a trial's JSON file holds; None where there is none, and never was."""
     try:
-        sums = dict(line.split("  ")[::-1] for line in _lines(path.with_name(_SUMS)))
+        listed = path.with_name(_SUMS)
+        lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
+        sums = dict(line.split("  ")[::-1] for line in lines)
         if sums and sums.get(path.name) != files.digest_of(path):
             raise ValueError(f"its checksum is not the one in {_SUMS}")
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +151,3 @@ def _read(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); {_REMEDY}.") from error
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.observe.words import counted, few, joined
 from paceline.study.findings import AS_PRINTED, Comparison, interval_text, times_text
+from paceline.study.limits import is_number
 from paceline.study.statistics import MIN_PAIRS
 from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_text
 
@@ -147,7 +148,7 @@ def _best_at_edges(trials: Trials, leader: str) -> list[str]:
         levels = trials.factors[factor]
         if factor.startswith("cluster"):  # what a machine is like is no choice
             continue
-        if not all(isinstance(level, int | float) and not isinstance(level, bool) for level in levels):
+        if not all(map(is_number, levels)):
             continue
         mine = {level: times.high[trials.rows({METHOD: leader, factor: level})] for level in levels}
         # A method may lack levels: `sequential` runs with one worker at most.

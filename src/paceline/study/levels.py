@@ -40,11 +40,9 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether its numbers are whole."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, random: Random) -> Level:
-        """One of its numbers."""
         if self.whole and not self.log:
             return random.randint(int(self.low), int(self.high))
         if not self.log:
@@ -55,7 +53,6 @@ class Range:
         return min(max(round(value), int(self.low)), int(self.high)) if self.whole else value
 
     def as_table(self) -> dict[str, Any]:
-        """As it is written in a study file."""
         return {"from": self.low, "to": self.high, **({"log": True} if self.log else {})}
 
 

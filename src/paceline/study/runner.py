@@ -145,10 +145,9 @@ class _Running:
 
             assert self.study.design.trials is not None
             return search(self.study, self._measure), self.study.design.trials * len(self.study.seeds)
-        plan = plan_trials(self.study)
-        self.planned = {trial.hash: trial for trial in plan.trials}
-        self.end.notes = plan.notes
-        return plan.trials, len(plan.trials)
+        trials, self.end.notes = plan_trials(self.study)
+        self.planned = {trial.hash: trial for trial in trials}
+        return trials, len(trials)
 
     def _load_data(self) -> None:
         """Data that are missing are missing before the first trial, and not in each of them."""

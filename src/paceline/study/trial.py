@@ -71,7 +71,6 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
 
     def with_seed(self, seed: int) -> Trial:
-        """The same combination with another seed."""
         return dataclasses.replace(
             self, factors={**self.factors, "seed": seed}, config=dataclasses.replace(self.config, seed=seed)
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.observe.words import workers_text
+from paceline.study.limits import is_number
 from paceline.study.statistics import Times
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ METHOD = "method"  # the factor compared, with the fields that only some of its 
 NOT_SET = "not set"
 _PREFIX = "factor."
 _SEED = "seed"
-_FRACTION_COLUMN = re.compile(r"time_to_(\d+(?:[._]\d+)?)_s")
+_FRACTION_COLUMN = re.compile(r"time_to_(\d+(?:\.\d+)?)_s")
 _MOST_LEVELS = 24  # a factor with more, as random designs have, is no list of settings to compare one by one
 
 
@@ -44,17 +45,14 @@ class Measure:
 
     @property
     def goal(self) -> str:
-        """The target in words."""
         return f"{self.percent} % of the initial loss"
 
     @property
     def unit(self) -> str:
-        """Of the values."""
         return {"time": "s", "steps": "updates", "throughput": "samples/s"}[self.kind]
 
     @property
     def title(self) -> str:
-        """For headings and axes."""
         return {"time": f"time to {self.goal}", "steps": f"updates to {self.goal}", "throughput": "throughput"}[
             self.kind
         ]
@@ -102,7 +100,7 @@ class Trials:
     def levels(self, factor: str) -> list[Any]:
         """A factor's levels: numbers by size, words in the order given, then as they first occur."""
         levels = list(dict.fromkeys(self.column_of[factor].tolist()))
-        if all(_is_number(level) for level in levels):
+        if all(map(is_number, levels)):
             return sorted(levels)
         places = {level: place for place, level in enumerate(self._order.get(factor, ()))}
         return sorted(levels, key=lambda level: places.get(str(level), len(places)))
@@ -126,27 +124,21 @@ class Trials:
 
     @cached_property
     def outcomes(self) -> np.ndarray:
-        """How each trial ended."""
         return np.array(self.frame["outcome"].tolist(), dtype=object)
 
     @cached_property
     def failed(self) -> np.ndarray:
-        """Which trials diverged or crashed."""
         return np.isin(self.outcomes.astype(str), ("diverged", "crashed"))
 
     @cached_property
     def fractions(self) -> list[str]:
         """Fractions of the initial loss that the table has times for, in percent, the largest first."""
-        found = [
-            match[1].replace("_", ".") for name in self.frame.columns if (match := _FRACTION_COLUMN.fullmatch(name))
-        ]
+        found = [match[1] for name in self.frame.columns if (match := _FRACTION_COLUMN.fullmatch(name))]
         return sorted(found, key=float, reverse=True)
 
     def measure(self, kind: Literal["time", "steps"], percent: str) -> Measure:
-        """Time or updates to a fraction, whichever way the table spells its column."""
-        suffix = "_s" if kind == "time" else ""
-        names = (f"{kind}_to_{percent}{suffix}", f"{kind}_to_{percent.replace('.', '_')}{suffix}")
-        return Measure(kind, percent, next((name for name in names if name in self.frame.columns), names[0]))
+        """Time or updates to a fraction."""
+        return Measure(kind, percent, f"{kind}_to_{percent}{'_s' if kind == 'time' else ''}")
 
     @cached_property
     def primary(self) -> Measure:
@@ -247,10 +239,6 @@ class Trials:
         raise UsageError(
             f"No trial of this study has the baseline '{wanted}'; choose one of: {', '.join(self.methods)}."
         )
-
-
-def _is_number(level: Any) -> bool:
-    return isinstance(level, int | float) and not isinstance(level, bool)
 
 
 def _plain(value: Any) -> Any:

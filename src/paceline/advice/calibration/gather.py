@@ -120,7 +120,6 @@ class WorkerGroup:
             raise
 
     def lost(self, worker: int, why: str) -> WorkerLostError:
-        """The error for a worker that has left."""
         how = "it has ended" if why == "ended" else why
         return WorkerLostError(f"While {self.what}: worker {worker} left ({how}). {_ADVICE}")
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -158,9 +157,7 @@ class ProcessTeam:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for line in self._lines:
             line.close()  # the process closes its own end of the line
         for process in self._processes:
