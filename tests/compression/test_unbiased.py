@@ -10,7 +10,6 @@ from compression.worlds import gaussian, means, vectors
 from paceline.compression.codec import NoCodec, key_of
 from paceline.compression.dq import DQ
 from paceline.compression.qsgd import QSGD, error_size
-from paceline.compression.registry import codec_registry
 from paceline.compression.ternary import Ternary
 
 BUCKETS = (8, 512, None)
@@ -67,13 +66,6 @@ def check_random_rounding(draws, x, unit):
     spread = (len(found) * (fourth - (chance * (1 - chance)).square())).sum().clamp_min(0).sqrt()
     expected = len(found) * (chance * (1 - chance)).sum()
     assert (squares.sum() - expected).abs() <= SIGMAS * spread + SELDOM + len(found) * (6 * rounding).sum(), "variance"
-
-
-def test_every_codec_that_claims_it_is_tried():
-    claimed = {name for name, cls in codec_registry.items() if cls().is_unbiased}
-    assert claimed == {codec_registry.name_of(type(codec)) for codec in CODECS}
-    assert all(codec.is_unbiased for codec in CODECS)
-    assert not Ternary(clip=2.5).is_unbiased
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

@@ -10,8 +10,8 @@ import paceline as pl
 from paceline.simulator import Cluster, ExponentialTail, Faults, Normal
 from paceline.simulator.program import ProgramError
 from paceline.topology import BipartiteExponential, Complete, Exponential, OnePeerExponential, Ring, Star, Torus
-from paceline.topology.mixing import mixing_matrix
 from simulator.programs import drive
+from topology.mixing_analysis import mixing_matrix
 
 P = 7
 VARIED = ExponentialTail(least_s=0.002, tail_s=0.008)

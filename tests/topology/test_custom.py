@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.topology import Custom, check_doubly_stochastic, mixing_matrix, spectral_gap, topology_registry
+from paceline.topology import Custom, topology_registry
+from topology.mixing_analysis import check_doubly_stochastic, mixing_matrix, spectral_gap
 
 
 @st.composite

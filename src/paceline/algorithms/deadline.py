@@ -25,7 +25,6 @@ class MeasuredDeadline:
     def __init__(self, *, spread: float = 20.0, least_s: float = 1.0, first_s: float = 10.0) -> None:
         self._spread = spread
         self._least_s = least_s
-        self._first_s = first_s
         self._waits_s: deque[float] = deque(maxlen=_WINDOW)
         self._value_s = first_s
         self._num_new = 0

@@ -26,7 +26,6 @@ class Partners:
 
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
         assert ports.mailbox is not None
-        self._topology = topology
         self._rotates = peers == "rotate"
         self._worker_id, self._num_workers = ports.worker_id, ports.num_workers
         self._mailbox = ports.mailbox

@@ -52,11 +52,6 @@ class Codec:
         return 0.0
 
     @property
-    def is_unbiased(self) -> bool:
-        """Whether the decoded vector, averaged over all keys, is the gradient itself, up to the rounding of its type."""
-        return False
-
-    @property
     def remembers(self) -> bool:
         """Whether the sender uses error feedback: adds what it has not sent to later vectors."""
         return False
@@ -148,10 +143,6 @@ class Tuner:
 @dataclass(frozen=True, kw_only=True)
 class NoCodec(Codec):
     """The unchanged gradient; costs nothing, not even a copy."""
-
-    @property
-    def is_unbiased(self) -> bool:
-        return True
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         return Encoded(gradient)

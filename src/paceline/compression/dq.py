@@ -80,10 +80,6 @@ class DQ(Codec):
         self.at(self.min_bits)  # checks the bucket
 
     @property
-    def is_unbiased(self) -> bool:
-        return True
-
-    @property
     def _target_bits(self) -> float:
         return self.target_bits if self.target_bits is not None else min(self.max_bits, max(self.min_bits, 4))
 

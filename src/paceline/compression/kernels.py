@@ -16,7 +16,7 @@ from paceline.system.compilation import compiled
 
 __all__ = [
     "add_products", "decode_levels", "decode_signs", "decode_trits", "encode_levels", "encode_signs", "encode_trits",
-    "euclidean_norms", "largest", "mean_magnitudes", "orthonormalize", "packed_bytes", "sum_of_peaks",
+    "euclidean_norms", "largest", "mean_magnitudes", "orthonormalize", "sum_of_peaks",
 ]  # fmt: skip
 
 _DEAD = 64  # times the rounding of one number: as much of a column may be rounding errors of the product it comes from
@@ -29,15 +29,6 @@ _SMALL, _LIFT = (
     np.float32(2.0**-60),
     np.float32(2.0**64),
 )  # smaller scales are lifted: levels divided by one may be infinite
-
-
-def packed_bytes(num_elements: int, bits: int) -> int:
-    """Bytes of so many codes: eight of them in `bits` bytes.
-
-    >>> packed_bytes(512, 4), packed_bytes(9, 3)
-    (256, 6)
-    """
-    return -(-num_elements // 8) * bits
 
 
 @partial(compiled, nogil=True)

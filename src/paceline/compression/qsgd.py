@@ -45,10 +45,6 @@ class QSGD(BucketCodec):
     bucket: Annotated[int, BUCKET] | None = 512
 
     @property
-    def is_unbiased(self) -> bool:
-        return True
-
-    @property
     def levels(self) -> int:
         """s, on each side of zero."""
         return 2 ** (self.bits - 1) - 1

@@ -45,10 +45,6 @@ class Ternary(BucketCodec):
     bucket: Annotated[int, BUCKET] | None = 512
 
     @property
-    def is_unbiased(self) -> bool:
-        return self.clip is None
-
-    @property
     def encoding_moves(self) -> float:
         """As measured (`benchmarks/codecs.py`): a copy moves 2."""
         return 8.0

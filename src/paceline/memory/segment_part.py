@@ -59,7 +59,6 @@ class SegmentPart(Generic[Plan]):
         self._mapping = segment.mapping  # as long as addresses in it are used
         self._segment = segment
         self._plan = plan
-        self._participant_id = participant_id
         self._incarnation = incarnation
         self._abort = abort_address
 

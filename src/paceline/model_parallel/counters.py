@@ -24,7 +24,7 @@ def uniform_part(
     whole: Sequence[int],
     first: Sequence[int],
     shape: Sequence[int],
-    device: torch.device | None = None,
+    device: torch.device,
 ) -> Tensor:
     """Part of a tensor of numbers in [0, 1), in float64.
 
@@ -43,10 +43,9 @@ def normal_part(
     whole: Sequence[int],
     first: Sequence[int],
     shape: Sequence[int],
-    device: torch.device | None = None,
 ) -> Tensor:
     """Part of a tensor of standard normal numbers, in float64, by Box and Muller's formula; arguments as `uniform_part`."""
-    places = 2 * _places(whole, first, shape, device)
+    places = 2 * _places(whole, first, shape, None)
     length = (-2 * torch.log1p(-_uniform(places, seed))).sqrt()
     return length * torch.cos(2 * math.pi * _uniform(places + 1, seed))
 

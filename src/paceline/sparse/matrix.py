@@ -50,15 +50,15 @@ def _writable(array: np.ndarray) -> np.ndarray:
     return array if array.flags.writeable or not array.size else np.asarray(_Alias(array))
 
 
-def sample_rows(rows: Rows, limit: int = SAMPLE) -> np.ndarray:
+def sample_rows(rows: Rows, limit: int) -> np.ndarray:
     """Evenly spaced row numbers, so that results are deterministic; all rows if there are few."""
     count = rows.begins.size - 1
     return np.unique(np.linspace(0, count - 1, min(count, limit)).astype(np.int64)) if count else np.zeros(0, np.int64)
 
 
-def frequencies(rows: Rows, features: int, limit: int = SAMPLE) -> np.ndarray:
+def frequencies(rows: Rows, features: int) -> np.ndarray:
     """The fraction of rows that have each feature, from a sample of the rows."""
-    chosen = sample_rows(rows, limit)
+    chosen = sample_rows(rows, SAMPLE)
     if rows.dense:
         return np.ones(features, np.float32)
     return np.divide(count_rows_with(rows, chosen, features), max(1, chosen.size), dtype=np.float32)

@@ -22,6 +22,7 @@ from paceline.sparse.team import Team
 __all__ = ["Sparsity", "measure_speed_up", "sparsity_of", "sparsity_of_ratings", "verdict"]
 
 _PROBES = 200
+_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -97,18 +98,17 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
     return fractions / max(1, chosen.size)
 
 
-def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int, *, pairs: int = 3) -> float:
-    """Speed of `threads` threads relative to one: the median over pairs of alternating passes.
+def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int) -> float:
+    """Speed of `threads` threads relative to one: the median over three pairs of alternating passes.
 
     Args:
         begin: creates a model to train with a team, and returns a function that makes a pass.
         threads: of the larger team.
-        pairs: number of pairs to measure.
     """
     with Team(1) as one, Team(threads) as many:
         passes = begin(one), begin(many)
         # The first pass warms caches and threads.
-        times = [[make_pass().seconds for make_pass in passes] for _ in range(pairs + 1)][1:]
+        times = [[make_pass().seconds for make_pass in passes] for _ in range(_PAIRS + 1)][1:]
     return statistics.median(alone / together for alone, together in times)
 
 

@@ -27,9 +27,9 @@ def check_fits(found: Any, like: Any, what: str, *, sizes: bool = True) -> None:
         raise unfit(what, difference)
 
 
-def fits(found: Any, like: Any, *, sizes: bool = True) -> bool:
+def fits(found: Any, like: Any) -> bool:
     """Whether `check_fits` accepts it."""
-    return not _difference(found, like, sizes)
+    return not _difference(found, like, sizes=True)
 
 
 def unfit(what: str, difference: str) -> UsageError:

@@ -21,20 +21,7 @@ from paceline.topology.graph import (
     Topology,
     Torus,
 )
-from paceline.topology.mixing import (
-    MeasuredContraction,
-    check_doubly_stochastic,
-    expected_contraction,
-    measure_contraction,
-    metropolis_weights,
-    mixing_matrix,
-    pair_matrix,
-    pair_probabilities,
-    period_matrix,
-    run_pairwise_averaging,
-    spectral_gap,
-    uniform_weights,
-)
+from paceline.topology.mixing import metropolis_weights
 
 __all__ = [
     "BipartiteExponential",
@@ -42,25 +29,14 @@ __all__ = [
     "Complete",
     "Custom",
     "Exponential",
-    "MeasuredContraction",
     "OnePeerExponential",
     "Ring",
     "Roles",
     "Star",
     "Topology",
     "Torus",
-    "check_doubly_stochastic",
-    "expected_contraction",
-    "measure_contraction",
     "metropolis_weights",
-    "mixing_matrix",
-    "pair_matrix",
-    "pair_probabilities",
-    "period_matrix",
-    "run_pairwise_averaging",
-    "spectral_gap",
     "topology_registry",
-    "uniform_weights",
 ]
 
 topology_registry = Registry("topology")

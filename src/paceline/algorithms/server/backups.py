@@ -10,6 +10,8 @@ from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT, arrived_step
 
 __all__ = ["BackupController"]
 
+_NUM_DRAWS = 400
+
 
 class BackupController:
     """`backups=auto`: chooses b every few steps from the reported round trips.
@@ -23,7 +25,6 @@ class BackupController:
         every_steps: steps between two choices.
         window: round trips remembered per worker.
         max_backups: maximum b; None: M / 4, or 1.
-        seed: of the draws.
 
     Attributes:
         backups: the current b.
@@ -36,13 +37,12 @@ class BackupController:
         every_steps: int = 50,
         window: int = 200,
         max_backups: int | None = None,
-        seed: int = 0,
     ) -> None:
         if num_workers < 1 or every_steps < 1 or window < 1:
             raise ValueError("num_workers, every_steps and window must be 1 or more")
         self.backups = 0
         self._num_workers, self._every, self._window = num_workers, every_steps, window
-        self._max, self._seed = max_backups, seed
+        self._max = max_backups
         self._round_trips: dict[int, deque[float]] = {}
 
     def arrived(self, worker_id: int, round_trip_s: float) -> None:
@@ -64,11 +64,11 @@ class BackupController:
             self.backups = int(np.argmin(self.times_to_target()))
         return self.backups
 
-    def times_to_target(self, num_draws: int = 400) -> np.ndarray:
+    def times_to_target(self) -> np.ndarray:
         """(B,) relative times to the target with b = 0, 1, ... backups, over the workers that have sent gradients."""
-        draws = np.random.default_rng(self._seed)
+        draws = np.random.default_rng(0)
         times = [np.array(self._round_trips[worker]) for worker in sorted(self._round_trips)]
-        arrivals_s = np.stack([draws.choice(one, num_draws) for one in times], axis=1) if times else np.empty((0, 0))
+        arrivals_s = np.stack([draws.choice(one, _NUM_DRAWS) for one in times], axis=1) if times else np.empty((0, 0))
         step_s = arrived_step_s(arrivals_s, self._most())
         return time_to_target(step_s, [len(times) - b for b in range(len(step_s))], PUBLISHED_HALF_EFFICIENT)
 

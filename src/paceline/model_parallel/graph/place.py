@@ -127,7 +127,7 @@ PLACERS: dict[str, Callable[[Problem], tuple[int, ...] | None]] = {
 }
 
 
-def candidates(problem: Problem, *, exact: bool = True) -> tuple[list[Placement], Bounds]:
+def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
     """All placers' placements, the shortest simulated step first, and the lower bounds.
 
     Costs: milliseconds; up to some seconds if the exact placer tries all placements of at most 14 groups on at most 4
@@ -144,7 +144,7 @@ def candidates(problem: Problem, *, exact: bool = True) -> tuple[list[Placement]
         if device_of is not None and problem.fits(device_of):
             found.append(_placement(problem, name, device_of))
     is_small = len(problem.members) <= _MOST_EXACT_GROUPS and len(problem.groups) <= 2 * _MOST_EXACT_GROUPS
-    if exact and is_small and len(problem.devices) <= _MOST_EXACT_DEVICES:
+    if is_small and len(problem.devices) <= _MOST_EXACT_DEVICES:
         placed = _exact(problem, min(found, key=lambda one: one.makespan_s, default=None))
         if placed is not None:
             certain_s = placed.makespan_s / _BETTER
@@ -159,13 +159,12 @@ def candidates(problem: Problem, *, exact: bool = True) -> tuple[list[Placement]
     return found, below
 
 
-def best_of(problem: Problem, device_of: Sequence[int], *, records: bool = False) -> tuple[Schedule, tuple[int, ...]]:
+def best_of(problem: Problem, device_of: Sequence[int]) -> tuple[Schedule, tuple[int, ...]]:
     """A placement's step in the better of two orders: the model's own, and longest remaining path first."""
     orders = (tuple(range(len(problem.groups))), longest_remaining(problem))
     runs = [simulate(problem, device_of, order) for order in orders]
     chosen = min(range(2), key=lambda one: (runs[one].makespan_s, one))
-    run = simulate(problem, device_of, orders[chosen], records=True) if records else runs[chosen]
-    return run, orders[chosen]
+    return runs[chosen], orders[chosen]
 
 
 def _placement(problem: Problem, name: str, device_of: Sequence[int], *, is_certain: bool = False) -> Placement:
@@ -215,7 +214,7 @@ class _Partial:
             ready_s = max(ready_s, moved_s)
         return ready_s
 
-    def start_s(self, group: int, device: int, *, fills_gaps: bool = False) -> float:
+    def start_s(self, group: int, device: int, *, fills_gaps: bool) -> float:
         ready_s, busy = self.arrival_s(group, device), self._busy[device]
         if not fills_gaps:
             return max(ready_s, self.free_s(device))

@@ -21,7 +21,6 @@ from paceline.system.torch_internals import is_assert
 __all__ = ["Node", "Traced", "arguments_of", "digest", "replace_constants", "tensors_in", "trace", "trace_graph"]
 
 _OURS, _TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
-_FX = fx.Interpreter
 _SHAPE_METHODS = ("size", "dim", "numel", "ndimension", "stride")
 _SHAPE_ATTRIBUTES = ("shape", "dtype", "device", "ndim")
 _PLAIN = (int, float, bool, torch.dtype, torch.device, type(None))

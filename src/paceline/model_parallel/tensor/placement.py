@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.model_parallel.tensor.axes import Axis
 
-__all__ = ["REPLICATED", "Placement", "part_of"]
+__all__ = ["Placement", "part_of"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,6 @@ class Placement:
         """Whether this worker is the one that counts, among those that have the same part."""
         cut_along = {axis for _, axis in self.cuts}
         return all(axis.index == 0 for name, axis in axes.items() if name not in cut_along)
-
-
-REPLICATED = Placement()
 
 
 def part_of(whole: Tensor, axis: Axis, dimension: int) -> Tensor:

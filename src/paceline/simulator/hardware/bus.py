@@ -29,11 +29,6 @@ class MemoryBus:
         self._plan_number = 0  # of the current planned completion
         self._planned_rate = 0.0  # at which it was planned
 
-    @property
-    def num_transfers(self) -> int:
-        """The number of transfers in progress."""
-        return len(self._transfers)
-
     def move(self, num_bytes: float) -> None:
         """Waits while `num_bytes` are moved."""
         if num_bytes <= 0:
