@@ -78,7 +78,8 @@ if TYPE_CHECKING:
         Topology,
         Torus,
     )
-    from paceline.worker.attach import Worker, attach
+    from paceline.worker.attach import attach
+    from paceline.worker.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -161,7 +162,7 @@ _ELSEWHERE = {
     "TensorParallel": "model_parallel.tensor.layout",
     "TrainConfig": "run.config",
     "UsageError": "errors",
-    "Worker": "worker.attach",
+    "Worker": "worker.worker",
     "WorkerLostError": "errors",
     "attach": "worker.attach",
     "launch": "run.launch",

@@ -241,7 +241,7 @@ def test_what_cannot_be_is_one_sentence():
         PacelineStrategy("no such algorithm")
 
 
-# Raised by calls that no module makes: layouts, placed parts, worker.sum and worker.follow, optimizers in a list.
+# Raised by calls that no module makes: worker.sum and worker.follow, optimizers in a list.
 NOT_REACHED = (
     "algorithms/shares.py",
     "loop/schedules.py",
@@ -249,10 +249,8 @@ NOT_REACHED = (
     "run",
     "simulator",
     "worker/arguments.py",
-    "worker/cut_worker.py",
     "worker/gathering.py",
     "worker/lone.py",
-    "worker/placed.py",
     "worker/whole_run.py",
 )
 ROOMS = (

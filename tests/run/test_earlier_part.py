@@ -10,9 +10,10 @@ import pytest
 
 import paceline as pl
 from contracts.test_stops import train
-from paceline.algorithms import Hogwild, Placed
+from paceline.algorithms import Hogwild
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import OverrideWarning
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
 from rewritten import rewrite, rewrite_json, write_checked
@@ -231,7 +232,7 @@ def test_waiting_gradients_of_a_killed_loop_are_not_lost(tmp_path):
 
 @pytest.mark.parametrize("algorithm", [None, Hogwild()])
 def test_a_placed_run_needs_its_plan(algorithm, made):
-    earlier = dataclasses.replace(EarlierPart.of(made("leashed")), algorithm=Placed())
+    earlier = dataclasses.replace(EarlierPart.of(made("leashed")), algorithm=PlacedProgram())
     with pytest.raises(pl.UsageError, match=r"started with a plan: resume it with launch\(plan=\.\.\.\)"):
         earlier.change_to(algorithm, 2)
 

@@ -1,6 +1,6 @@
 import contextlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -60,15 +60,16 @@ def registries():
     return algorithms
 
 
-def test_what_is_not_listed_is_for_programs_alone():
+def test_a_class_that_users_cannot_choose_has_a_spec_and_is_not_built():
+    @dataclass(frozen=True)
+    class Internal:
+        unlisted_name: ClassVar[str] = "internal"
+
     backoffs = Registry("back-off")
-    backoffs.register("linear", Linear, listed=False)
-    assert backoffs.build(backoffs.spec(Linear(start_s=3.0)), unlisted=True) == Linear(start_s=3.0)
-    assert "linear" not in backoffs
-    assert not [*backoffs, *backoffs.names(), *backoffs.items()]
-    for chosen in (backoffs.build, backoffs.template, backoffs.__getitem__):
-        with pytest.raises(UsageError, match=r"Unknown back-off 'linear'.* Known: none yet\."):
-            chosen("linear")
+    assert backoffs.spec(Internal()) == "internal"
+    with pytest.raises(UsageError, match=r"Unknown back-off 'internal'.* Known: none yet\."):
+        backoffs.build("internal")
+    backoffs.register("linear", Linear)
     with pytest.raises(ValueError, match="already registered"):
         backoffs.register("linear", NoBackoff)
 

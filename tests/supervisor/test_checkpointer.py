@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.algorithms import Hogwild, Lockstep, Placed
+from paceline.algorithms import Hogwild, Lockstep
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.checkpoint.contents import Parameters
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.supervisor.checkpointer import Checkpointer
 from paceline.worker.supervised import Outcome
 
@@ -75,7 +76,7 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     assert look()
 
 
-@pytest.mark.parametrize("algorithm", [Lockstep(), Placed()])
+@pytest.mark.parametrize("algorithm", [Lockstep(), PlacedProgram()])
 def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path):
     """The survivors' parts alone would make a checkpoint that only so many workers could go on from.
 

@@ -17,7 +17,6 @@ from paceline.algorithms.local_sgd import LocalSGD
 from paceline.algorithms.locked import Locked
 from paceline.algorithms.lockstep import Lockstep
 from paceline.algorithms.parameter_server import ParameterServer
-from paceline.algorithms.placed import Placed
 from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
@@ -55,7 +54,6 @@ __all__ = [
     "NoBackoff",
     "OuterSGD",
     "ParameterServer",
-    "Placed",
     "Rennala",
     "Ringleader",
     "Ringmaster",
@@ -108,7 +106,6 @@ registry.register("ad-psgd", ADPSGD)
 registry.register("parameter-server", ParameterServer)
 registry.register("downpour", Downpour)
 registry.register("adaptive-revision", AdaptiveRevision)
-registry.register("placed", Placed, listed=False)  # what launch does with a plan
 
 
 def parse(text: str) -> Algorithm:

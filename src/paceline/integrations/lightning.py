@@ -28,8 +28,9 @@ from paceline.integrations.lightning_parts import RunSchedule, SharedLoader, bri
 from paceline.integrations.lightning_words import in_lightnings_words
 from paceline.membership.environment import WorkerEnvironment, current_environment
 from paceline.system.torch_internals import SCALES_IN_STEP
-from paceline.worker.attach import Worker, attach
+from paceline.worker.attach import attach
 from paceline.worker.memberships.entry import meeting_beside
+from paceline.worker.worker import Worker
 
 try:
     from lightning.pytorch.callbacks import ModelCheckpoint  # pyright: ignore[reportMissingImports]

@@ -12,8 +12,8 @@ import torch
 
 from paceline.errors import RunStopped, UsageError
 from paceline.loop.schedules import FollowedScheduler
-from paceline.worker.attach import Worker
 from paceline.worker.gathering import Call, Gatherer, total_of
+from paceline.worker.worker import Worker
 
 __all__ = ["RunSchedule", "SharedLoader", "bring_together", "reduced"]
 

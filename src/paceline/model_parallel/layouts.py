@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from functools import partial
 
-import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
@@ -13,14 +11,10 @@ from paceline.model_parallel.hybrid import worker_part as hybrid
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.tensor import worker_part as tensor
 from paceline.model_parallel.tensor.layout import TensorParallel
-from paceline.ports.ports import Ports
-from paceline.ports.rooted import RootedCollectives
-from paceline.replica.buckets import PendingGradients
 from paceline.specs.registry import Registry
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import AxisShape, Sharding
+from paceline.worker.memberships.layout_part import Division, LayoutPart
 
-__all__ = ["AnyLayout", "LayoutPart", "check_layout", "layout_of", "layout_registry", "part_of"]
+__all__ = ["AnyLayout", "check_layout", "division_of", "layout_of", "layout_registry"]
 
 AnyLayout = HybridParallel | TensorParallel
 
@@ -38,82 +32,6 @@ def layout_of(layout: AnyLayout | str) -> AnyLayout:
     return layout_registry.build(layout) if isinstance(layout, str) else layout
 
 
-class LayoutPart(Protocol):
-    """A layout's state in a worker's membership.
-
-    Attributes:
-        binding: of the worker's own vector.
-        sharding: how that vector is part of the whole model's; None: it is all of it.
-        whole: the whole model's initial flat vector (W,); released by `begin`.
-        axes: along which workers are related, by name.
-        dealt: this worker's index among those that share the batches, and their number.
-        without_batch: takes part in the others' passes, in a round without a batch; None: they do not need it.
-        repeats: tells whether the loop repeats its last batch, which gets no weight; set by `attach`.
-        is_recorded: whether its records have samples and batches; otherwise another worker's records have the same.
-        keeps_random_alike: whether workers with the same batches draw the same random numbers.
-    """
-
-    binding: FlatBinding
-    repeats: Callable[[], bool]
-    sharding: Sharding | None
-    whole: torch.Tensor | None
-    axes: Mapping[str, AxisShape]
-    dealt: tuple[int, int]
-    is_recorded: bool
-    keeps_random_alike: bool
-
-    @property
-    def pending(self) -> PendingGradients | None:
-        """Gradients to be summed over several workers once these have sent theirs; None: there are none."""
-        ...
-
-    @property
-    def without_batch(self) -> Callable[..., None] | None:
-        """See the class's attributes."""
-        ...
-
-    def begin(
-        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
-    ) -> Ports[Any]:
-        """Connects to the others; returns the program's ports.
-
-        Args:
-            ports: as they would be without a layout.
-            axes: collectives along the axes along which the worker is not alone.
-            algorithm: the program's.
-            carrier_counts: whether the carrier itself counts messages and bytes.
-        """
-        ...
-
-    def clip(self, max_norm: float) -> float:
-        """Clips the gradients to a norm of at most `max_norm`, over the whole model; returns the norm before."""
-        ...
-
-    def has_changed_gradients(self) -> bool:
-        """Whether the loop has changed gradients between backward and step that the replica has not handed out."""
-        ...
-
-    def remove(self) -> None:
-        """Restores the original behaviour of the model's layers; its parameters stay sharded."""
-        ...
-
-    def whole_of(self, x: torch.Tensor) -> torch.Tensor:
-        """The whole model's vector (W,) from every worker's `x` (P,); all workers that share its model call it."""
-        ...
-
-    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gathers the optimizer's full state; all workers call it."""
-        ...
-
-    def make_whole(self) -> None:
-        """Gathers the full parameters from the other workers, which call it at the same time."""
-        ...
-
-    def take_whole(self, x: torch.Tensor) -> None:
-        """Sets the full parameters from the whole model's vector (W,)."""
-        ...
-
-
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
     """Rejects an algorithm that does not work with a layout."""
     if isinstance(layout, HybridParallel):
@@ -122,12 +40,12 @@ def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
         tensor.check_algorithm(algorithm)
 
 
-def part_of(model: nn.Module, layout: AnyLayout, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
-    """Cuts a model, which is whole and the same on all workers, and keeps what restoring it needs.
+def division_of(layout: AnyLayout) -> Division:
+    """Divides a model by a layout."""
+    return Division(layout_registry.spec(layout), partial(_part_of, layout))
 
-    Raises:
-        UsageError: the layout cannot cut this model.
-    """
+
+def _part_of(layout: AnyLayout, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
     if isinstance(layout, HybridParallel):
         return hybrid.WorkerPart(model, layout, worker_id, num_workers, seed)
     return tensor.WorkerPart(model, layout, worker_id, num_workers, seed)

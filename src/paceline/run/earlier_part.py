@@ -19,6 +19,7 @@ from paceline.algorithms.server.registries import apply_registry
 from paceline.checkpoint import contents as checkpoint
 from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError, UsageError
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records.event_counts import Groups, num_missing, versions_of
 from paceline.records.run_data import RunData, check_records, save_events, write_config
 from paceline.records.step_record import RECORD_DTYPE
@@ -210,8 +211,10 @@ def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     named = config.get("algorithm")
     if named is None:
         return None
+    if named == PlacedProgram.unlisted_name:
+        return PlacedProgram()
     try:
-        return registry.build(named, unlisted=True) if isinstance(named, str) else _refuse(f"{named!r} is none")
+        return registry.build(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
     except UsageError as error:
         raise UsageError(f"{path} names no algorithm that there is: {error}") from error
 

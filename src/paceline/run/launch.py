@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.algorithms import Algorithm, Placed
+from paceline.algorithms import Algorithm
 from paceline.errors import UsageError, shown
 from paceline.evaluation.goal import Goal
 from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.observe.progress import Progress
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
@@ -145,7 +146,7 @@ def launch(
 
 
 def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:
-    """The algorithm for the workers of a placed model.
+    """The program of the workers of a placed model.
 
     Raises:
         UsageError: the plan does not fit the launch.
@@ -160,4 +161,4 @@ def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> 
         )
     if backend != "processes":
         raise UsageError("The parts of a placed model wait for each other: launch them as processes.")
-    return Placed()
+    return PlacedProgram()

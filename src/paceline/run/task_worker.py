@@ -14,7 +14,7 @@ from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import RunStopped
 from paceline.membership.environment import SupervisedEnvironment, current_environment
-from paceline.model_parallel.layouts import layout_of
+from paceline.model_parallel.layouts import division_of, layout_of
 from paceline.optim.shared_state import shared_state_of
 from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
@@ -59,7 +59,7 @@ class TaskWorker:
             algorithm,
             shared_state=state,
             is_evaluated_elsewhere=True,
-            layout=layout_of(config.layout) if config.layout else None,
+            layout=division_of(layout_of(config.layout)) if config.layout else None,
         )
         run.tell_epoch(self.plan.num_samples)
         with contextlib.closing(run):

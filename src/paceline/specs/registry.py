@@ -37,24 +37,17 @@ class Registry:
         self.kind = kind
         self._nested = dict(nested or {})
         self._classes: dict[str, type] = {}
-        self._unlisted: dict[str, type] = {}
 
-    def register(self, name: str, cls: type, *, listed: bool = True) -> type:
-        """Add a frozen dataclass under a name and return it; names and classes are registered once.
-
-        Users cannot choose a class that is not `listed`: only `spec` and `build(..., unlisted=True)` know it.
-        """
+    def register(self, name: str, cls: type) -> type:
+        """Add a frozen dataclass under a name and return it; names and classes are registered once."""
         if not NAME.fullmatch(name):
             raise ValueError(f"'{name}' cannot be a spec's name: letters, digits, '-', '_' and '.' only")
         if not dataclasses.is_dataclass(cls):
             raise ValueError(f"{cls.__name__} must be a dataclass to be registered as '{name}'")
-        if name in self._all() or cls in self._all().values():
+        if name in self._classes or cls in self._classes.values():
             raise ValueError(f"{self.kind} '{name}' or its class {cls.__name__} is already registered")
-        (self._classes if listed else self._unlisted)[name] = cls
+        self._classes[name] = cls
         return cls
-
-    def _all(self) -> dict[str, type]:
-        return self._classes | self._unlisted
 
     def names(self) -> list[str]:
         return list(self._classes)
@@ -73,30 +66,29 @@ class Registry:
         return len(self._classes)
 
     def __getitem__(self, name: str) -> type:
-        """The listed class of this name; UsageError names the closest match."""
+        """The class of this name; UsageError names the closest match."""
         if name not in self._classes:
             known = ", ".join(self._classes) or "none yet"
             raise UsageError(f"Unknown {self.kind} '{name}'.{closest(name, self._classes)} Known: {known}.")
         return self._classes[name]
 
     def name_of(self, cls: type) -> str:
-        for name, registered in self._all().items():
+        """The name of a class; of one that users cannot choose, its own `unlisted_name`."""
+        for name, registered in self._classes.items():
             if registered is cls:
                 return name
+        if name := getattr(cls, "unlisted_name", ""):
+            return name
         raise UsageError(f"{cls.__name__} is no registered {self.kind}; register it first.")
 
-    def build(self, text_or_spec: str | Spec, *, unlisted: bool = False) -> Any:
+    def build(self, text_or_spec: str | Spec) -> Any:
         """Build the instance that a spec describes.
-
-        Args:
-            text_or_spec: the spec.
-            unlisted: whether the spec may name a class that is not listed, as specs that Paceline wrote may.
 
         Raises:
             UsageError: unknown name or argument, or a value of the wrong type or out of range.
         """
         spec = parse_spec(text_or_spec) if isinstance(text_or_spec, str) else text_or_spec
-        cls = (unlisted and self._unlisted.get(spec.name)) or self[spec.name]
+        cls = self[spec.name]
         fields, hints = _init_fields(cls), get_type_hints(cls)
         arguments = {}
         for key, value in spec.arguments.items():
@@ -189,7 +181,7 @@ class Registry:
     def _text(self, where: str, hint: Any, value: Any, *, defaults: bool) -> str:
         members = _members(hint)
         for registry in map(self._nested_registry, members):
-            if registry is not None and type(value) in registry._all().values():
+            if registry is not None and type(value) in registry._classes.values():
                 text = registry.spec(value, defaults=defaults)
                 return f"{text}()" if text == "none" and type(None) in members else text
         text = value_text(value) if isinstance(value, int | float | str | None) else ""

@@ -133,13 +133,15 @@ class Handshake:
 
     def _open(self, hello: Hello) -> str:
         """Decides the algorithm and makes the memory; returns why that is impossible, or an empty string."""
-        algorithm = registry.build(hello.algorithm, unlisted=True)
-        if self.algorithm is not None and algorithm != self.algorithm:
+        if self.algorithm is None:
+            self.algorithm = registry.build(hello.algorithm)
+        elif hello.algorithm != (named := registry.spec(self.algorithm)):
+            if self.algorithm.same_batches:
+                return "launch was given a plan: attach plan.part(model), and name no algorithm."
             return (
-                f"The launcher runs {registry.spec(self.algorithm)} but attach names {hello.algorithm}: name the algorithm in"
-                " one place only."
+                f"The launcher runs {named} but attach names {hello.algorithm}: name the algorithm in one place only."
             )
-        self.algorithm = algorithm
+        algorithm = self.algorithm
         servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)

@@ -230,7 +230,7 @@ class Supervisor:
             num_workers=self.num_workers,
             incarnation=worker.incarnation,
             taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
-            algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+            algorithm=registry.spec(self.algorithm) if self.algorithm and environment.plan is None else None,
         )
         if self._backend == "threads":
             start_thread(worker, target, environment, handles, theirs)

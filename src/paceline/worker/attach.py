@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm, Placed
-from paceline.errors import DivergedError, RunStopped, UsageError, exits_in_order
+from paceline.algorithms import Algorithm
+from paceline.errors import UsageError
 from paceline.evaluation.user import Evaluate
-from paceline.loop.gradient_watch import watch_gradients
-from paceline.loop.held_by_one import hold
-from paceline.loop.hidden_hooks import leave_out_of_copies
-from paceline.loop.loaded_weights import Loads, Places, left_weights
-from paceline.loop.never_stepped import StepsAwaited
-from paceline.loop.outside_changes import watch_outside
-from paceline.loop.random_numbers import alike, common_randomness, digests_of_states, go_apart
-from paceline.loop.same_inputs import SameInputs
-from paceline.membership.environment import WorkerEnvironment, current_environment
-from paceline.membership.final_mean import FinalMean, LeftWeights
-from paceline.model_parallel.graph.execute import Part
-from paceline.model_parallel.layouts import AnyLayout
-from paceline.optim.several_optimizers import SeveralOptimizers, members_of
-from paceline.records.summary import own_figures
-from paceline.replica.grad_scaler import ask_for_every_step
-from paceline.system.torch_internals import mark_as_stepped
+from paceline.membership.environment import current_environment
 from paceline.worker.arguments import as_one_model, as_one_optimizer
-from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.chosen_algorithm import chosen_algorithm
-from paceline.worker.initial_states import check_states
-from paceline.worker.memberships.entry import Entry, enter, is_plain
-from paceline.worker.memberships.membership import Membership
-from paceline.worker.whole_run import WholeRun
+from paceline.worker.lone import LoneWorker
+from paceline.worker.memberships.entry import is_plain
+from paceline.worker.worker import Worker
 
-__all__ = ["Worker", "attach"]
-
-_LOCK_DEADLINE_S = 20.0  # less than a supervisor waits for its workers to end
-_BETWEEN_TRIES_S = 1e-3
+__all__ = ["attach"]
 
 
 def attach(
@@ -53,7 +29,7 @@ def attach(
     *,
     evaluate: Evaluate | None = None,
     same_random: bool = False,
-    layout: AnyLayout | str | None = None,
+    layout: Any = None,
     example_inputs: torch.Tensor | None = None,
 ) -> Worker:
     """Runs a training loop as one worker of a run: `with paceline.attach(model, optimizer) as worker:`.
@@ -63,26 +39,15 @@ def attach(
     those that worker 0's loop loaded into its model after its last step. Without a launcher the loop is plain PyTorch: nothing
     is replaced, hooked or flattened under any algorithm except `sequential(delay=...)`.
 
-    Workers that torchrun, Ray Train or TorchDistributor started, or Slurm or Open MPI with MASTER_ADDR and MASTER_PORT set,
-    meet at that address. All start with worker 0's model; each worker then keeps its own buffers, and worker 0's are the
-    run's. With PACELINE_CHECKPOINT=FOLDER, on storage that all workers reach, lockstep methods save at every epoch's
-    beginning, and start from the newest complete checkpoint if there is one, so that `torchrun --max-restarts` resumes. The
-    loop then passes through the finished epochs again, and repeats their output. A worker that hangs is given up after
-    PACELINE_DEADLINE_S (600).
-
-    Workers that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; see
-    `paceline.membership.elastic`. They need an `algorithm` such as `ad-psgd`, and a process joins once.
+    Workers that torchrun, Ray Train, TorchDistributor, Slurm or Open MPI started meet at MASTER_ADDR and MASTER_PORT. Workers
+    that find an address in PACELINE_JOIN, which `paceline launch` sets, join the run there and outlive each other; they need
+    an `algorithm` such as `ad-psgd`. All start with worker 0's model; each worker then keeps its own buffers, and worker 0's
+    are the run's.
 
     With `all-reduce`, gradients are the mean of all workers when `backward` returns, and clipping acts on the mean. Otherwise
     it acts on the worker's own gradient; if an update is the mean of several, a `ClippingWarning` says so once. If one
     worker's scaled gradients overflow, all skip that step if they make one update together; else only this worker does.
     A parameter without a gradient on any worker that takes part in the update makes no step: no weight decay, no state.
-    A loop may fetch its own batches. Its samples are then counted by the inputs of the model, or of its first part.
-
-    Workers with equal seeds would draw the same batches. So a global generator (Python's, NumPy's, PyTorch's on the CPU and on
-    the model's GPU) with the same state on all workers gets a different one on each worker but 0, and on replaced workers.
-    Threads share one generator, which stays. Other generators are up to the loop: equal first inputs on all workers cause a
-    warning.
 
     Costs per step: 20 to 60 us by processor, besides the algorithm's own cost; without a launcher nothing.
 
@@ -100,7 +65,8 @@ def attach(
             `launch` and `simulate` call it, if the run has a target or a limit, or is written to a folder; it decides whether
             a target accuracy is reached. It gets a copy of the model, in evaluation mode and without gradients, with the run's
             newest parameters (the mean of all workers' models if each has its own).
-        same_random: keeps all generators as they are, so that workers can draw the same.
+        same_random: keeps all generators as they are. By default, a global generator (Python's, NumPy's, PyTorch's) with the
+            same state on all workers gets a different one on each worker but 0.
         layout: how the model is divided, as `hybrid(groups=2)` or `tensor(line=4)`; None: every worker has all of it.
         example_inputs: the model's inputs for a worker's batch (samples, ...), equally long on all workers; used to choose a
             layout's `groups=auto`.
@@ -108,291 +74,20 @@ def attach(
     Raises:
         UsageError: the launcher and the loop name different algorithms, or the model cannot be shared.
     """
+    others: dict[str, Any] = {"same_random": same_random}
+    if isinstance(layout, str):  # loaded by name, as `worker_kind` is: their folder imports this one
+        layout = resolve_name("paceline.model_parallel.layouts:layout_of")(layout)
+    if layout is not None:
+        others |= {"layout": layout, "example_inputs": example_inputs}
+    elif example_inputs is not None:
+        raise UsageError("example_inputs are what a layout is chosen by: give attach a layout, too, or leave them out.")
+    own_kind = getattr(model, "worker_kind", None) or getattr(layout, "worker_kind", None)
+    kind: Any = resolve_name(own_kind) if own_kind else Worker
     environment = current_environment()
-    chosen = chosen_algorithm(Placed() if algorithm is None and isinstance(model, Part) else algorithm, environment)
+    chosen = chosen_algorithm(kind.program if algorithm is None else algorithm, environment)
     plain = is_plain(environment, chosen)
-    if isinstance(model, Part) or isinstance(chosen, Placed):
-        from paceline.worker.placed import worker_of_part
-
-        worker = worker_of_part(model, optimizer, chosen, environment, evaluate)
-    else:
-        in_turn = not isinstance(model, nn.Module)
-        optimizer = as_one_optimizer(optimizer, None if plain else chosen, environment, in_turn=in_turn)
-        module, evaluate = as_one_model(model, evaluate)
-        kind: Any = Worker
-        if layout is not None or example_inputs is not None:
-            from paceline.worker.cut_worker import CutWorker
-
-            kind = partial(CutWorker, layout=layout, example_inputs=example_inputs)
-        worker = kind(module, optimizer, chosen, environment, evaluate, same_random=same_random)
-    if plain:
-        from paceline.worker.lone import LoneWorker
-
-        return LoneWorker(worker)
-    return worker
-
-
-class Worker(WholeRun):
-    """One worker of a run, as the user's loop sees it; a context manager.
-
-    Attributes:
-        worker_id: 0 to num_workers - 1; if workers join a run, known only inside the `with`, like `num_workers`.
-        num_workers: workers of the run.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        algorithm: Algorithm,
-        environment: WorkerEnvironment | None,
-        evaluate: Evaluate | None = None,
-        *,
-        same_random: bool = False,
-    ) -> None:
-        place = environment or WorkerEnvironment()
-        self.worker_id, self.num_workers = place.worker_id, place.num_workers
-        self.algorithm = algorithm
-        self._model = self._held = model
-        self._optimizer = optimizer
-        self._environment = environment
-        self._evaluate = evaluate
-        self._same_random = same_random
-        self._undo: list[Callable[[], None]] = []
-        self._copy: torch.Tensor | None = None
-        self._replica: Any = None  # an AttachedReplica, once the `with` is entered
-        self._consensus_distance: float | None = None
-
-    def __enter__(self) -> Worker:
-        entry = enter(self._environment, self._model, self.algorithm)
-        self.worker_id, self.num_workers = entry.worker_id, entry.num_workers
-        device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
-        states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
-        self._undo.append(hold(self._held, members_of(self._optimizer), self.worker_id, self.num_workers))
-        try:
-            self._membership = self._join(entry, states)
-        except BaseException:
-            self._undo.pop()()
-            raise
-        try:
-            self._draw_apart(device)
-            self._begin()
-        except BaseException:  # such as the run's end, while this worker waited to see the parameters
-            self._leave(failed=True)
-            raise
-        return self
-
-    def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
-        return entry.join(self._model, self.algorithm, states, self._evaluate)
-
-    def _draw_apart(self, device: torch.device) -> None:
-        """Reseeds random generators that start in the same state on every worker, except for the first worker 0's."""
-        run = self._membership
-        rows = run.tables.random_states() if run.random_states else None
-        self._randomness = common_randomness(device, rows, run.random_states)
-        if run.random_states and (run.draws_as or run.incarnation):
-            equal = alike(rows, run.random_states)
-            go_apart(device, run.random_states, equal, run.draws_as, run.incarnation, run.resumed_from)
-
-    def _begin(self) -> None:
-        run, members = self._membership, members_of(self._optimizer)
-        parameters = run.binding.parameters
-        taken = self._restore(run)
-        check_states(run, self.algorithm, self._optimizer, self._held)
-        self._replica = replica = run.replica(self._optimizer)
-        if run.part is None and len(members) == 1:
-            replica.evaluates = self.algorithm.closures(self.num_workers)
-        if self.worker_id == 0 and not run.incarnation:
-            self.algorithm.warn(self.num_workers, stacklevel=4)
-            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                replica.look, undo = watch_gradients(parameters, members)
-                self._undo.append(undo)
-        if isinstance(self._optimizer, SeveralOptimizers):
-            self._undo.append(self._optimizer.watch(parameters))
-        self._undo += [ask_for_every_step(one) for one in members]
-        replica.start(lambda: self.algorithm.work(replica, run.ports))
-        for one in members:
-            self._undo.append(one.register_step_pre_hook(replica.before_step).remove)
-            self._undo.append(one.register_step_post_hook(replica.after_step).remove)
-        inputs = None
-        if self.num_workers > 1 and not self._same_random and run.dealt[1] == self.num_workers:
-            inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
-        replica.watch(self._model, inputs)
-        progress = self._begin_progress()
-        self._places, self._loads = Places(self._model, parameters, members), Loads(self._model)
-        if self.algorithm.needs.kind == "slots" and self.num_workers > 1:
-            replica.rest, self._loads.before = self._bind_newest, replica.leave_published
-        replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
-        self._undo += [self._loads.close, self._places.close, leave_out_of_copies(self._model)]
-        self._batches = WorkerBatches(
-            membership=run,
-            algorithm=self.algorithm,
-            replica=replica,
-            optimizer=self._optimizer,
-            taken=taken,
-            progress=progress,
-            bind_newest=self._bind_newest,
-            randomness=self._randomness,
-        )
-        self._undo.append(self._batches.close)
-        self._bind_newest()
-        if self.num_workers > 1 and self.algorithm.averages_in_backward:
-            self._undo.append(replica.run_ahead())
-        replica.awaited = StepsAwaited(parameters)
-        if run.deals_batches or self.num_workers > 1:
-            for one in members:
-                mark_as_stepped(one)
-
-    def _restore(self, run: Membership) -> int:
-        """Restores optimizer and model from the checkpoint, if any; returns the batches taken so far."""
-        return run.restore(self._optimizer)
-
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
-        """Leaves the run. If the run ended while the loop waited, execution continues after the `with`."""
-        is_cut = kind is not None and issubclass(kind, RunStopped)
-        failed = kind is not None and not (is_cut or exits_in_order(details[0]))
-        if not (failed or is_cut) and isinstance(self._optimizer, SeveralOptimizers):
-            try:
-                self._optimizer.check_whole()
-            except UsageError:
-                self._leave(failed=True)
-                raise
-        self._leave(failed=failed, is_cut=is_cut)
-        return is_cut
-
-    def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
-        left = self._left_by_loop() if not (failed or is_cut) else None
-        never_stepped = self._never_stepped() if not (failed or is_cut) else None
-        while self._undo:
-            self._undo.pop(0)()
-        self._leave_sums()
-        try:
-            if self._replica is not None:
-                self._replica.end(failed=failed or is_cut)
-            if not failed:
-                if not self._saves_model_as_left():
-                    self._save_end(is_cut=is_cut)
-                if self._replica is not None and not self._membership.stopped():
-                    self._replica.make_state_whole(self._membership.ports.collectives)
-                self._load_final(left)
-                if self._saves_model_as_left():
-                    self._save_end(is_cut=is_cut)
-                if never_stepped is not None and not self._membership.has_updates():
-                    raise never_stepped
-        finally:
-            self._membership.close(failed=failed)
-
-    def _never_stepped(self) -> UsageError | None:
-        replica = self._replica
-        if replica is None or replica.awaited is None or self._membership.stopped():
-            return None
-        return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
-
-    def _save_end(self, *, is_cut: bool) -> None:
-        """Saves the worker's part of the run's last checkpoint, if there are any."""
-        self._membership.save_end(self._optimizer, self._batches.taken_at_end(is_cut=is_cut))
-
-    def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
-        """This worker's batches; an epoch is shared: each sample goes to one worker, once.
-
-        Asynchronous algorithms give the next batch to any free worker; lockstep ones deal in rounds. Each iteration is the
-        next epoch; other workers get what is left after a `break`. All workers need the same loader: a `DataLoader`, a
-        sequence of batches, or another iterable, which each worker reads as a whole. With `own`, the worker gets all of the
-        loader's batches, as is right if ranks have divided the data.
-
-        Raises:
-            UsageError: when iterated: the workers' data differ, or cannot be shared.
-        """
-        return Batches(loader, self._batches, self._replica.takes_batches, own=own)
-
-    def _defer_steps(self) -> deque[tuple[int, Callable[[], None]]]:
-        self._batches.deferred = deferred = deque()
-        return deferred
-
-    def report(self, loss: torch.Tensor | float, samples: int | None = None) -> None:
-        """Reports this step's loss, for curves and targets; ends the run as diverged if the loss is not finite.
-
-        Call it before or after `optimizer.step()`, but before the next batch is fetched or the model is called again.
-
-        Args:
-            loss: of this step.
-            samples: of this step, if the model's inputs do not show them. If told before `step()` (under all-reduce before
-                `backward()`), they are also the step's weight in means.
-
-        Raises:
-            DivergedError: the loss is not finite.
-        """
-        value = loss.item() if isinstance(loss, torch.Tensor) else loss
-        step = self._note_loss(value, samples)
-        if not math.isfinite(value):
-            raise DivergedError(f"The loss became {value} at step {step}.")
-
-    def _note_loss(self, loss: float, samples: int | None) -> int:
-        return self._replica.report(loss, samples)
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        """Marks micro-batches whose backward pass only adds to the gradients: `with worker.accumulate(): loss.backward()`.
-
-        Methods that average gradients send them during backward; without this they do so in every pass, which is correct but
-        costs more communication. A step whose passes were all marked sends everything when the optimizer steps.
-        """
-        self._replica.accumulates = True
-        try:
-            yield
-        finally:
-            self._replica.accumulates = False
-
-    def summary(self) -> dict[str, Any]:
-        """This worker's own figures once the `with` has ended, as `result.json` names them, and `consensus_distance`.
-
-        Empty if a supervisor records the run (`launch`): its result has the figures of all workers.
-        """
-        records = self._membership.own_records()
-        if records is None:
-            return {}
-        figures = own_figures(records, self._membership.ports.counts.unresolved_exchanges, gossip=self.algorithm.gossip)
-        figures |= self.algorithm.figures(self._membership.ports.counts.delay, self.num_workers)
-        return {**figures, "consensus_distance": self._consensus_distance}
-
-    # Parameters at the beginning and at the end
-
-    def _newest(self) -> torch.Tensor:
-        x = self._copy if self._copy is not None else self._membership.binding.zeros()
-        self._copy = x
-        self._membership.snapshot(x)
-        return x
-
-    def _bind_newest(self) -> None:
-        self._replica.settle_outside()
-        self._membership.binding.bind(self._newest())
-        if self._replica.outside is not None:
-            self._replica.outside.take(idle=True, whole=True)
-
-    def _left_by_loop(self) -> LeftWeights | None:
-        """The weights that worker 0's loop has loaded into its model after its last step; None: none."""
-        if self.worker_id or self._replica is None:
-            return None
-        has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
-        return left_weights(self._membership.binding, self._places, self._loads, has_changed=has_changed)
-
-    def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
-        """The run's model (P,). Retries when a lock is taken: after the run's end waits for locks raise `RunStopped`."""
-        until_s = time.monotonic() + _LOCK_DEADLINE_S
-        while True:
-            try:
-                final = self._newest()
-                if self.num_workers == 1 and left is not None and torch.equal(left.x, final):
-                    left = None
-                return final, self._membership.final_model(final, self._batches.given, left)
-            except RunStopped:
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(_BETWEEN_TRIES_S)
-
-    def _load_final(self, left: LeftWeights | None) -> None:
-        final, mean = self._final_model(left)
-        self._consensus_distance = mean.consensus_distance if mean is not None else None
-        self._membership.binding.rebind(final)
-        self._places.write_back()
-        self._membership.write_end(self._model, mean)
+    in_turn = not isinstance(model, nn.Module)
+    optimizer = as_one_optimizer(optimizer, None if plain else chosen, environment, in_turn=in_turn)
+    module, evaluate = as_one_model(model, evaluate)
+    worker = kind(module, optimizer, chosen, environment, evaluate, **others)
+    return LoneWorker(worker) if plain else worker

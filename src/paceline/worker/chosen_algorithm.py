@@ -30,7 +30,7 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
     """
     named = given_algorithm(algorithm)
     launched = environment.algorithm if environment is not None else None
-    given = registry.build(launched, unlisted=True) if launched else None
+    given = registry.build(launched) if launched else None
     if given is None and (variable := named_algorithm()) is not None:
         given = registry.build(variable)
     if named is not None and given is not None and named != given:

@@ -20,8 +20,8 @@ from paceline.loop.hidden_hooks import leave_out_of_copies
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.several_optimizers import members_of
-from paceline.worker.attach import Worker
 from paceline.worker.batches import Batches
+from paceline.worker.worker import Worker
 
 __all__ = ["LoneWorker"]
 

@@ -23,7 +23,7 @@ from paceline.model_parallel.graph.partition import MOST_READERS, Operation, pro
 from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
 
-__all__ = ["Part", "node_seed"]
+__all__ = ["PlacedPart", "node_seed"]
 
 _ONES = 2**63 - 1
 
@@ -41,7 +41,7 @@ def node_seed(seed: int, call: int, index: int) -> int:
     return (mixed * 0xD6E8FEB86659FD93) & _ONES
 
 
-class Part(nn.Module):
+class PlacedPart(nn.Module):
     """One worker's part of a placed model. Call it like the model, with the same inputs on every worker.
 
     Every worker gets the model's output and computes the loss; gradients flow from the loss of the worker that has produced
@@ -57,6 +57,8 @@ class Part(nn.Module):
         worker: whose part this is.
         calls: number of forward passes so far, including micro-batches.
     """
+
+    worker_kind = "paceline.model_parallel.graph.placed_worker:PlacedWorker"
 
     def __init__(self, plan: PlanData, model: nn.Module, worker: int | None = None) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class Part(nn.Module):
         """Its own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
         return {name: one.detach() for name, one in (*self.named_parameters(), *self.named_buffers())}
 
-    def train(self, mode: bool = True) -> Part:
+    def train(self, mode: bool = True) -> PlacedPart:
         self.training = mode
         self.whole.train(mode)
         return self

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.model_parallel.graph.execute import Part
+from paceline.model_parallel.graph.execute import PlacedPart
 from paceline.model_parallel.graph.explain import explain
 from paceline.model_parallel.graph.plan_data import PlanData
 
@@ -37,7 +37,7 @@ class Plan(PlanData):
         seed: of the operations that draw random numbers.
     """
 
-    def part(self, model: nn.Module, worker: int | None = None) -> Part:
+    def part(self, model: nn.Module, worker: int | None = None) -> PlacedPart:
         """One worker's part of the model; call it like the model.
 
         Args:
@@ -47,7 +47,7 @@ class Plan(PlanData):
         Raises:
             UsageError: it is another model, or there is no such worker.
         """
-        return Part(self, model, worker)
+        return PlacedPart(self, model, worker)
 
     def explain(self) -> str:
         """The plan as text and a table."""

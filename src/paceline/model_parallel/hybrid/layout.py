@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT
@@ -48,6 +48,8 @@ class HybridParallel:
     pairing: Literal["gather", "column-row"] = "gather"
     layers: str = ""
     min_weights: Annotated[int, COUNT] = 65_536
+
+    worker_kind: ClassVar[str] = "paceline.model_parallel.sharded_worker:ShardedWorker"
 
     def __post_init__(self) -> None:
         check_fields(self)

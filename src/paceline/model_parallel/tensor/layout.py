@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from paceline.errors import UsageError
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode
@@ -37,6 +37,8 @@ class TensorParallel:
     q: Annotated[int, COUNT_FROM_0] = 0
     depth: Annotated[int, COUNT] = 1
     mode: Mode = "allgather"
+
+    worker_kind: ClassVar[str] = "paceline.model_parallel.sharded_worker:ShardedWorker"
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,12 +19,12 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
-from paceline.model_parallel.layouts import AnyLayout, layout_registry, part_of
 from paceline.records.step_record import PackedRecords
 from paceline.vectors.flat import FlatBinding, model_words
 from paceline.vectors.model_state import dense_buffers, state_of
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
+from paceline.worker.memberships.layout_part import Division
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
@@ -57,7 +57,7 @@ class LaunchedMembership(Membership):
         algorithm: Algorithm,
         random_states: tuple[int, ...] = (),
         *_: Any,
-        layout: AnyLayout | None = None,
+        layout: Division | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -87,7 +87,7 @@ class LaunchedMembership(Membership):
             "model": model_words(model),
             "checkpoint": self.resumed_from or "none",
             "kind of device": self.binding.device.type,
-            "layout": layout_registry.spec(layout) if layout is not None else "none",
+            "layout": layout.spec if layout is not None else "none",
         }
         self._run = run = LaunchedRun(environment, words, gpu, random_states, list(state_of(model).values()))
         self.tables = run.tables
@@ -99,7 +99,7 @@ class LaunchedMembership(Membership):
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         self._records = records = PackedRecords()
         if layout is not None:
-            self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
+            self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self._memory = memory = self._make_memory(buffers, copies, records)
         if self.part is not None:

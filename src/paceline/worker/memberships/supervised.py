@@ -20,7 +20,6 @@ from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
 from paceline.memory.collectives import SharedMemoryCollectives
-from paceline.model_parallel.layouts import AnyLayout, LayoutPart, part_of
 from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
 from paceline.records.accruals import WithoutSamples
@@ -33,6 +32,7 @@ from paceline.vectors.model_state import dense_buffers, digest, from_bytes, to_b
 from paceline.vectors.sharding import REPLICAS
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
+from paceline.worker.memberships.layout_part import Division, LayoutPart
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory
 from paceline.worker.process import Hello, join_run
@@ -77,7 +77,7 @@ class SupervisedMembership(Membership):
         evaluate: Evaluate | None = None,
         shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
         is_evaluated_elsewhere: bool = False,
-        layout: AnyLayout | None = None,
+        layout: Division | None = None,
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -102,7 +102,7 @@ class SupervisedMembership(Membership):
         is_evaluated = is_evaluated_elsewhere or (goal is not None and evaluate is not None)
         self._untrained = untrained(model)  # before a layout divides the model
         if layout is not None:
-            self.part = part_of(model, layout, self.worker_id, self.num_workers, self.seed)
+            self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self._shared_state = shared_state or {}
         self._buffers = dense_buffers(model)

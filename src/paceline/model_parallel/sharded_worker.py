@@ -14,22 +14,23 @@ from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped, UsageError
 from paceline.evaluation.user import Evaluate
 from paceline.loop.replica import SEES_A_PART
-from paceline.membership.environment import Invitation, LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
+from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
-from paceline.model_parallel.layouts import AnyLayout, LayoutPart, check_layout, layout_of
+from paceline.model_parallel.layouts import AnyLayout, check_layout, division_of
 from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
-from paceline.worker.attach import Worker
 from paceline.worker.memberships.entry import Entry
+from paceline.worker.memberships.layout_part import LayoutPart
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.worker import Worker
 
-__all__ = ["CutWorker"]
+__all__ = ["ShardedWorker"]
 
 _CHANGED = (
     "Under a layout each worker has the gradients of its own shards, so that what a loop does to them between backward and"
@@ -37,16 +38,11 @@ _CHANGED = (
 )
 
 
-class CutWorker(Worker):
+class ShardedWorker(Worker):
     """One worker of a run whose model is cut, as its loop sees it.
 
     Inside the `with`, cut layers' parameters have the shapes of the worker's shards; afterwards model and optimizer are whole
     again on all workers. Weights that worker 0's loop loads after its last step do not become the run's result here.
-
-    Args:
-        layout: how the model is cut.
-        example_inputs: of a worker's batch; used to choose `groups=auto`, and to try the model before it is cut.
-        others: as in `Worker`.
 
     Attributes:
         layout: with its groups chosen.
@@ -60,23 +56,16 @@ class CutWorker(Worker):
         environment: WorkerEnvironment | None,
         evaluate: Evaluate | None = None,
         *,
-        layout: AnyLayout | str | None,
+        layout: AnyLayout,
         example_inputs: torch.Tensor | None = None,
         **others: Any,
     ) -> None:
         super().__init__(model, optimizer, algorithm, environment, evaluate, **others)
-        if layout is None:
-            raise UsageError(
-                "example_inputs are what a layout is chosen by: give attach a layout, too, or leave them out."
-            )
-        layout = layout_of(layout)
         check_layout(layout, algorithm)
         if isinstance(optimizer, SeveralOptimizers):
             raise UsageError("A layout takes one optimizer: make one with several groups of parameters.")
         check_optimizer_of(optimizer)
-        if isinstance(environment, Invitation) or not isinstance(
-            environment, SupervisedEnvironment | LaunchedEnvironment | None
-        ):
+        if not isinstance(environment, SupervisedEnvironment | LaunchedEnvironment | None):
             raise UsageError(
                 "A layout needs all of its workers from the first step to the last: start them with paceline.launch or"
                 " torchrun, not with --join or in a simulation."
@@ -111,7 +100,7 @@ class CutWorker(Worker):
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
         join: Any = entry.join  # each of the remaining memberships takes a layout
-        run: Membership = join(self._model, self.algorithm, states, self._evaluate, layout=self.layout)
+        run: Membership = join(self._model, self.algorithm, states, self._evaluate, layout=division_of(self.layout))
         self._undo.append(self._part_of(run).remove)
         return run
 

@@ -1,20 +1,20 @@
-"""The algorithm of a placed model: each worker steps on its own part. It is a layout; parameters need no synchronization."""
+"""The program of a placed model's workers: each steps on its own part, and parameters need no synchronization."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms import Algorithm
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, RacingParameters
 
-__all__ = ["Placed"]
+__all__ = ["PlacedProgram"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed(Algorithm):
+class PlacedProgram(Algorithm):
     """Every worker computes and trains a part of one model; only `launch(plan=...)` can choose it.
 
     All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of its
@@ -23,6 +23,7 @@ class Placed(Algorithm):
     Costs per step: the plan's transfers.
     """
 
+    unlisted_name: ClassVar[str] = "placed"  # in records and messages; no registry has it
     same_batches: ClassVar[bool] = True
 
     @property

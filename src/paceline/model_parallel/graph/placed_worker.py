@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.algorithms.placed import Placed
 from paceline.checkpoint import contents as checkpoint
 from paceline.errors import UsageError
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.model_parallel.graph.exchange import Exchange
-from paceline.model_parallel.graph.execute import Part
+from paceline.model_parallel.graph.execute import PlacedPart
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.model_parallel.graph.recorder import Recorder
 from paceline.optim.group_options import GroupOptions
 from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of
 from paceline.replica.noted_gradients import NotedGradients
 from paceline.storage.saved_state import fits
-from paceline.worker.arguments import as_one_optimizer
-from paceline.worker.attach import Worker
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.worker import Worker
 
-__all__ = ["PlacedWorker", "worker_of_part"]
+__all__ = ["PlacedWorker"]
 
 _CHANGED = (
     "Each worker of a placed model has the gradients of its own part, so that clipping by their norm, GradScaler and other"
@@ -36,41 +35,28 @@ _CHANGED = (
 _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
-def worker_of_part(
-    part: Any, optimizer: Any, chosen: Algorithm, environment: WorkerEnvironment | None, evaluate: Any
-) -> PlacedWorker:
-    """The worker that `attach` returns if it gets a part of a placed model, or the launcher a plan.
-
-    Raises:
-        UsageError: only one of the two is given.
-    """
-    if not isinstance(part, Part) or not isinstance(chosen, Placed):
-        raise UsageError(
-            "launch was given a plan: attach plan.part(model), and name no algorithm."
-            if isinstance(chosen, Placed)
-            else "A part of a placed model takes no algorithm: leave it out of attach and launch."
-        )
-    return PlacedWorker(part, as_one_optimizer(optimizer, chosen, environment, in_turn=False), environment, evaluate)
-
-
 class PlacedWorker(Worker):
     """One worker of a placed model, as its loop sees it.
 
     Checkpoints go by parameter names: each worker saves its part with its optimizer's state, and a resumed run may divide the
     model by another plan and among other workers.
-
-    Args:
-        part: of the model, held by this worker.
-        optimizer: of the part's parameters.
-        environment: this worker's; None: it was not launched.
-        evaluate: as in `attach`; called with the whole model.
     """
 
+    program: ClassVar[Algorithm | None] = PlacedProgram()
+
     def __init__(
-        self, part: Part, optimizer: torch.optim.Optimizer, environment: WorkerEnvironment | None, evaluate: Any = None
+        self,
+        part: PlacedPart,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        environment: WorkerEnvironment | None,
+        evaluate: Any = None,
+        **_: Any,
     ) -> None:
+        if algorithm is not self.program:
+            raise UsageError("A part of a placed model takes no algorithm: leave it out of attach and launch.")
         _check(part, environment)
-        super().__init__(part.whole, optimizer, Placed(), environment, evaluate, same_random=True)
+        super().__init__(part.whole, optimizer, algorithm, environment, evaluate, same_random=True)
         self._part = self._held = part
         self._resume = environment.resume if isinstance(environment, SupervisedEnvironment) else None
 
@@ -156,7 +142,7 @@ def _check_gradients(noted: NotedGradients, optimizer: torch.optim.Optimizer, *_
         raise UsageError(_CHANGED)
 
 
-def _check(part: Part, environment: WorkerEnvironment | None) -> None:
+def _check(part: PlacedPart, environment: WorkerEnvironment | None) -> None:
     plan = part.plan
     if environment is None:
         if plan.workers > 1:
@@ -174,7 +160,7 @@ def _check(part: Part, environment: WorkerEnvironment | None) -> None:
         )
 
 
-def _is_sound(program: dict[str, Any], part: Part) -> bool:
+def _is_sound(program: dict[str, Any], part: PlacedPart) -> bool:
     """Whether a worker's part of a checkpoint holds this model's tensors by name, and valid counts."""
     values, trained, calls = program.get("values"), program.get("trained"), program.get("calls")
     began = program.get("options_began", [])
@@ -199,7 +185,7 @@ def _settings(saved: dict[str, Any]) -> _Settings:
 
 
 def _load_part(
-    resume: Path, part: Part, optimizer: torch.optim.Optimizer, run: Membership
+    resume: Path, part: PlacedPart, optimizer: torch.optim.Optimizer, run: Membership
 ) -> tuple[int, int, _Settings]:
     """Batches taken, forward passes made, and the settings of all parameters' groups."""
     values: dict[str, torch.Tensor] = {}

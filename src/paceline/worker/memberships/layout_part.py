@@ -1,0 +1,96 @@
+"""What a membership knows of a layout: how the model is divided, and this worker's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.ports.ports import Ports
+from paceline.ports.rooted import RootedCollectives
+from paceline.replica.buckets import PendingGradients
+from paceline.vectors.flat import FlatBinding
+from paceline.vectors.sharding import AxisShape, Sharding
+
+__all__ = ["Division", "LayoutPart"]
+
+
+class LayoutPart(Protocol):
+    """A layout's state in a worker's membership.
+
+    Attributes:
+        binding: of the worker's own vector.
+        sharding: how that vector is part of the whole model's; None: it is all of it.
+        whole: the whole model's initial flat vector (W,); released by `begin`.
+        axes: along which workers are related, by name.
+        dealt: this worker's index among those that share the batches, and their number.
+        pending: gradients to be summed over several workers once these have sent theirs; None: there are none.
+        without_batch: takes part in the others' passes, in a round without a batch; None: they do not need it.
+        repeats: tells whether the loop repeats its last batch, which gets no weight; set by `attach`.
+        is_recorded: whether its records have samples and batches; otherwise another worker's records have the same.
+        keeps_random_alike: whether workers with the same batches draw the same random numbers.
+    """
+
+    binding: FlatBinding
+    repeats: Callable[[], bool]
+    sharding: Sharding | None
+    whole: torch.Tensor | None
+    axes: Mapping[str, AxisShape]
+    dealt: tuple[int, int]
+    is_recorded: bool
+    keeps_random_alike: bool
+
+    @property
+    def pending(self) -> PendingGradients | None: ...
+
+    @property
+    def without_batch(self) -> Callable[..., None] | None: ...
+
+    def begin(
+        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
+    ) -> Ports[Any]:
+        """Connects to the others; returns the program's ports.
+
+        Args:
+            ports: as they would be without a layout.
+            axes: collectives along the axes along which the worker is not alone.
+            algorithm: the program's.
+            carrier_counts: whether the carrier itself counts messages and bytes.
+        """
+        ...
+
+    def clip(self, max_norm: float) -> float:
+        """Clips the gradients to a norm of at most `max_norm`, over the whole model; returns the norm before."""
+        ...
+
+    def has_changed_gradients(self) -> bool:
+        """Whether the loop has changed gradients between backward and step that the replica has not handed out."""
+        ...
+
+    def remove(self) -> None:
+        """Restores the original behaviour of the model's layers; its parameters stay sharded."""
+
+    def whole_of(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole model's vector (W,) from every worker's `x` (P,); all workers that share its model call it."""
+        ...
+
+    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gathers the optimizer's full state; all workers call it."""
+
+    def make_whole(self) -> None:
+        """Gathers the full parameters from the other workers, which call it at the same time."""
+
+    def take_whole(self, x: torch.Tensor) -> None:
+        """Sets the full parameters from the whole model's vector (W,)."""
+
+
+class Division(NamedTuple):
+    """How a layout divides a model among workers."""
+
+    spec: str  # of the layout, the same on all workers
+    part: Callable[
+        [nn.Module, int, int, int], LayoutPart
+    ]  # of a whole model, worker_id, num_workers, and the run's seed
