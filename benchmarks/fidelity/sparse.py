@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ import numpy as np
 from scipy import sparse
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from disciplines import OTHER, ComparedLearning
 from rcv1_like import FEATURES, split
 from second_core import Pair
 
 from paceline.sparse.completion import Completion
 from paceline.sparse.cuts import GraphCut
-from paceline.sparse.disciplines import DISCIPLINES
 from paceline.sparse.linear import LinearModel
 from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
@@ -57,11 +58,12 @@ def svm(rows: int) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     serial = 0.0
-    for discipline in ("shared", *(name for name in DISCIPLINES if name != "shared")):
+    for discipline in ("shared", "copies", *OTHER):
         for threads in THREADS:
             model = LinearModel(FEATURES, 1, X.dtype)
             with Team(threads) as team:
-                learning = model.learn(view, y, plan, team, discipline=discipline)
+                learn = partial(ComparedLearning, model) if discipline in OTHER else model.learn
+                learning = learn(view, y, plan, team, discipline=discipline)
                 seconds = time_passes(lambda eta, learning=learning: learning.make_pass(eta=eta), plan.eta)
                 learning.settle()
             serial = serial or seconds

@@ -154,7 +154,7 @@ def test_a_test_file_must_have_the_data_s_labels_and_features(run, data, tmp_pat
 
 def test_options_of_linear_models_are_refused_for_ratings(run, tmp_path):
     (tmp_path / "ratings.csv").write_text("1,2,3\n")
-    for option in ("--loss hinge", "--penalty l1", "--learning-rate constant", "--discipline atomic"):
+    for option in ("--loss hinge", "--penalty l1", "--learning-rate constant", "--discipline shared"):
         refused = run("fit", tmp_path / "ratings.csv", *option.split())
         assert refused.exit_code == 2
         assert f"{option.split()[0]} is for linear models" in refused.stderr

@@ -47,7 +47,7 @@ def fit(
         bool, typer.Option("--deterministic", help="Same bits for any --n-jobs; no speed-up.")
     ] = False,
     discipline: Annotated[
-        str, typer.Option(help="To compare: copies, shared; for one output atomic, locks, round-robin, replicas")
+        str, typer.Option(help="How threads share the weights: copies, or shared as in the paper")
     ] = "copies",
     test: Annotated[Path | None, typer.Option(help="Data to measure on, in place of the data itself.")] = None,
     model: Annotated[Path | None, typer.Option(help="Where to write the model, as .npz")] = None,

@@ -71,9 +71,8 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         class_weight: dictionary, or "balanced".
         warm_start: go on from the last fit's coefficients.
         deterministic: the same bits for a seed and any `n_jobs`, without a speed-up.
-        discipline: how threads share the weights: "copies", merged now and then; "shared", one vector that all write, which is
-            the Hogwild! paper's; or for comparison "atomic", "locks", "round-robin", "replicas"
-            (`paceline.sparse.disciplines`).
+        discipline: how threads share the weights: "copies", merged now and then; or "shared", one vector that all write, which
+            is the Hogwild! paper's.
 
     Attributes:
         coef_: (1 or classes, features).

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from paceline.system import compilation
 
-__all__ = ["FAST", "add_atomically", "compiled", "give_way", "prefetch", "prefetch_to_write"]
+__all__ = ["FAST", "add_atomically", "compiled", "prefetch", "prefetch_to_write"]
 
 FAST = {"contract", "reassoc", "nsz"}
 """Sums may be reordered and multiply-adds fused. NaN and infinity stay what they are: divergence must be seen."""
@@ -71,14 +71,3 @@ def add_atomically(typing_context, array, index, value):  # noqa: ANN001, ANN201
         return builder.atomic_rmw("fadd", place, arguments[2], "monotonic")
 
     return array.dtype(array, types.uint64, array.dtype), generate
-
-
-@intrinsic
-def give_way(typing_context):  # noqa: ANN001, ANN201
-    """Yields this core to another thread, like `os.sched_yield`."""
-
-    def generate(context, builder, signature, arguments):  # noqa: ANN001, ANN202
-        kind = ir.FunctionType(ir.IntType(32), [])
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
-
-    return types.int32(), generate

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import PacelineError
-from paceline.sparse.disciplines import RACING, average, check_discipline, resources_for, walk_by_discipline
+from paceline.errors import PacelineError, UsageError
 from paceline.sparse.hot import collect, fill_exchange, thread_copies, tiers_for
 from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
@@ -25,6 +24,7 @@ from paceline.system import compilation
 
 __all__ = ["DivergedError", "LinearModel", "Pass"]
 
+DISCIPLINES = ("copies", "shared")
 CHUNK = 256
 LARGEST_COPY = 2**26
 """Bytes of weights that threads still have copies of. Larger vectors do not fit into any cache, and threads seldom
@@ -98,7 +98,7 @@ class LinearModel:
             subset: numbers of the rows to train on; all by default.
             seed: of the order of examples; None visits them in their order.
             discipline: "copies" gives each thread a copy of the weights, merged periodically (`hot.py`); with "shared" all
-                write to one vector; `disciplines.py` has others for comparison.
+                write to one vector.
         """
         kind = np.int32 if rows.begins.size < 2**31 else np.int64
         order = np.arange(len(targets), dtype=kind) if subset is None else subset.astype(kind)
@@ -134,9 +134,9 @@ class Learning:
     ) -> None:
         self.model, self.rows, self.examples, self.team, self._seed = model, rows, examples, team, seed
         count = examples.order.size
-        check_discipline(discipline, outputs=model.outputs, plan=plan, own_loss=loss is not None)
-        in_turn = discipline == "round-robin"
-        self.plan = plan._replace(chunk=1 if in_turn else max(1, min(CHUNK, count // (4 * team.threads))))
+        if discipline not in DISCIPLINES:
+            raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
+        self.plan = plan._replace(chunk=max(1, min(CHUNK, count // (4 * team.threads))))
         shared = model.coordinates.reshape(-1)
         # Adagrad and L1 keep further numbers per weight, which threads share; so they share the weight, too.
         copying = (
@@ -149,17 +149,12 @@ class Learning:
         part = count // team.threads
         self.tiers = tiers_for(frequencies(rows, model.features), part, team.threads) if copying else None
         self.discipline = "shared" if discipline == "copies" and team.threads > 1 and not copying else discipline
-        self._racing = discipline in RACING
-        self._own: list[Any] = (
-            thread_copies(team.threads, shared, model.outputs, self.tiers)
-            if self._racing
-            else resources_for(discipline, team.threads, rows, shared)
-        )
+        self._own: list[Any] = thread_copies(team.threads, shared, model.outputs, self.tiers)
         if plan.adagrad and not model.squares.size:
             model.squares = np.full(model.coordinates.size, 1e-10, model.dtype)
         l1_applied = np.zeros(shared.size if plan.l1 > 0 else 0, model.dtype)
         self._shared = Model(shared, l1_applied, model.squares, model.intercepts)
-        self._walk = _kernel(model.outputs > 1, loss) if self._racing else walk_by_discipline
+        self._walk = _kernel(model.outputs > 1, loss)
         self._scale, self._l1_due = 1.0, 0.0
         self.passes: list[Pass] = []
 
@@ -182,18 +177,14 @@ class Learning:
             step = self.model.steps
             count = schedule_penalties(plan, step, order.size - first, self._scale, self._l1_due, scales, l1_dues)
             span = (first, first + count, step)
-            if self._racing:
-                fill_exchange(self._own, self._shared.weights)
+            self._begin_walks()
             self.team.run(
                 lambda thread, span=span: self._walk(
                     self.rows, self.examples, plan, self._shared, self._own[thread], span, scales, l1_dues,
                     self.team.clock, report[thread],
                 )
             )  # fmt: skip
-            if self._racing and self.team.threads > 1:
-                collect(self._own, self._shared.weights, self._shared.intercepts)
-            elif not self._racing and self._own[0].replicas.size:
-                average(self._own[0], self._shared.weights, self._shared.intercepts)
+            self._end_walks()
             end = -(-count // plan.chunk)
             self._scale, self._l1_due = float(scales[end]), float(l1_dues[end])
             self.model.steps += count
@@ -207,6 +198,13 @@ class Learning:
         self.passes.append(done)
         self._check(len(self.passes))
         return done
+
+    def _begin_walks(self) -> None:
+        fill_exchange(self._own, self._shared.weights)
+
+    def _end_walks(self) -> None:
+        if self.team.threads > 1:
+            collect(self._own, self._shared.weights, self._shared.intercepts)
 
     def settle(self) -> None:
         """Applies all penalties to the weights, so that their scale is one; call it before they are used or read."""

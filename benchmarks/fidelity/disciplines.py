@@ -1,4 +1,4 @@
-"""Other ways for threads to share one vector, from the literature, for comparison; all are slower.
+"""Other ways for threads to share one vector, from the literature, with which Hogwild! is compared; all are slower.
 
 * "atomic": every coordinate's addition is atomic. No update is lost.
 * "locks": AIG of the Hogwild! paper. A thread locks all coordinates of its example while it updates them. Locks are
@@ -7,8 +7,8 @@
 * "replicas": HogWild++. Each thread has a replica, and a token circulates: the thread that has held it for `DELAY` updates
   mixes its replica with the next one's, and passes it on. (In its paper the threads of one processor socket share a replica.)
 
-Restricted to one output, built-in losses, L2 and the same steps for all coordinates. With one thread, all
-are plain SGD.
+Only for one output, built-in losses, L2 and the same steps for all coordinates; "locks" needs rows with rising indices.
+With one thread, all are plain SGD.
 
 References: Niu, Recht, Ré, Wright, "Hogwild!", 2011, arXiv:1106.5730, section 6 (AIG, RR). Langford, Smola, Zinkevich,
 "Slow Learners are Fast", 2009 (RR). Zhang, Hsieh, Akella, "HogWild++: A New Mechanism for Decentralized Asynchronous
@@ -20,23 +20,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from scipy.optimize import root_scalar
 
-from paceline.errors import UsageError
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, pause, store
 from paceline.sparse.hot import LINE
-from paceline.sparse.instructions import add_atomically, compiled, give_way
+from paceline.sparse.instructions import add_atomically, compiled
+from paceline.sparse.linear import Learning, LinearModel
 from paceline.sparse.losses import slope_of, value_of
 from paceline.sparse.rows import Rows, add, dot, prefetch_rows
 from paceline.sparse.steps import PassPlan, step_size
+from paceline.sparse.team import Team
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, STEEPEST, Examples, Model
 
-__all__ = ["DISCIPLINES", "RACING", "Resources", "average", "check_discipline", "resources_for", "walk_by_discipline"]
-
-RACING = ("copies", "shared")
-"""Hogwild! itself: with a copy of the weights per thread (hot.py), or on one vector."""
 OTHER = ("atomic", "locks", "round-robin", "replicas")
-DISCIPLINES = (*RACING, *OTHER)
 ATOMIC, LOCKS, ROUND_ROBIN, REPLICAS = range(len(OTHER))
 
 U = np.uint64
@@ -45,6 +45,17 @@ DELAY = 256
 TOLERANCE = 1e-2
 PATIENCE = 200
 """Looks at a word before a thread gives way: with more threads than cores, the one it waits for may not be running."""
+
+
+@intrinsic
+def give_way(typing_context):
+    """Yields this core to another thread, like `os.sched_yield`."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate
 
 
 class Resources(NamedTuple):
@@ -61,27 +72,44 @@ class Resources(NamedTuple):
     push: float  # beta: the share of a replica's change that the next one gets
 
 
-def check_discipline(discipline: str, *, outputs: int, plan: PassPlan, own_loss: bool) -> None:
-    """Rejects an unknown discipline, and combinations that it does not support."""
-    if discipline not in DISCIPLINES:
-        raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
-    if discipline in OTHER and (outputs > 1 or plan.l1 > 0.0 or plan.adagrad or own_loss):
-        raise UsageError(
-            f"discipline {discipline!r} is there to compare with: for two classes or a regression, a loss by name, penalty "
-            "'l2' or None, and no Adagrad; use 'copies' or 'shared' for everything else."
-        )
+class ComparedLearning(Learning):
+    """Passes of a model over a matrix, with one of these disciplines; as `LinearModel.learn` begins them."""
+
+    def __init__(
+        self,
+        model: LinearModel,
+        rows: Rows,
+        targets: np.ndarray,
+        plan: PassPlan,
+        team: Team,
+        *,
+        discipline: str,
+        weights: np.ndarray | None = None,
+        balance: np.ndarray | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        none, alike = np.zeros(0, model.dtype), np.ones((1, 2))
+        order = np.arange(len(targets), dtype=np.int32)
+        examples = Examples(order, targets, none if weights is None else weights, alike if balance is None else balance)
+        super().__init__(model, rows, examples, plan, team, None, seed, "shared")
+        if discipline == "round-robin":
+            self.plan = self.plan._replace(chunk=1)
+        self.discipline = discipline
+        self._own = resources_for(discipline, team.threads, self._shared.weights)
+        self._walk = walk_by_discipline
+
+    def _begin_walks(self) -> None:
+        pass
+
+    def _end_walks(self) -> None:
+        if self._own[0].replicas.size:
+            average(self._own[0], self._shared.weights, self._shared.intercepts)
 
 
-def resources_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray) -> list[Resources]:
-    """Each thread's resources; locks and replicas are shared by all.
-
-    Raises:
-        UsageError: locks were requested, and a row's indices are not ascending.
-    """
+def resources_for(discipline: str, threads: int, shared: np.ndarray) -> list[Resources]:
+    """Each thread's resources; locks and replicas are shared by all."""
     kind = OTHER.index(discipline)
     width = -(-shared.size // STRIPES)
-    if kind == LOCKS and not rows.dense and not _rising(rows):
-        raise UsageError("discipline 'locks' needs rows with rising indices; call X.sort_indices() first.")
     locks = np.zeros(-(-shared.size // width) + 1 if kind == LOCKS else 0, np.int64)
     replicas = np.zeros((threads, shared.size + 1) if kind == REPLICAS else (0, 0), shared.dtype)
     push = _push(threads)
@@ -95,15 +123,6 @@ def resources_for(discipline: str, threads: int, rows: Rows, shared: np.ndarray)
 def _push(threads: int) -> float:
     """Beta of HogWild++: beta**n + beta = 1, so that a change counts once after a full round."""
     return root_scalar(lambda beta: beta**threads + beta - 1, bracket=(0.0, 1.0)).root
-
-
-@compiled
-def _rising(rows: Rows) -> bool:
-    for row in range(rows.begins.size - 1):
-        for k in range(rows.begins[row] + 1, rows.begins[row + 1]):
-            if rows.indices[k] < rows.indices[k - 1]:
-                return False
-    return True
 
 
 @compiled

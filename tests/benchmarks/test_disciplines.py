@@ -1,20 +1,28 @@
 """The disciplines that Hogwild! is compared with: plain SGD on one thread, and what each promises on several."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import sparse
 
-from paceline.errors import UsageError
-from paceline.sklearn import HogwildClassifier
 from paceline.sparse import losses
-from paceline.sparse.disciplines import DISCIPLINES, _exchange, _push, resources_for
-from paceline.sparse.linear import LinearModel, Loss
+from paceline.sparse.linear import DISCIPLINES, LinearModel
 from paceline.sparse.losses import CODES
 from paceline.sparse.matrix import rows_of
 from paceline.sparse.steps import CONSTANT, OPTIMAL, PassPlan
 from paceline.sparse.team import Team
 from sparse_problems.reference import Account, sgd
 from sparse_problems.test_threads import text_like
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "fidelity"))
+from disciplines import OTHER, ComparedLearning, _exchange, _push, resources_for
+
+
+def learn(model, rows, targets, plan, team, *, discipline, **how):
+    begin = model.learn if discipline in DISCIPLINES else lambda *of, **named: ComparedLearning(model, *of, **named)
+    return begin(rows, targets, plan, team, discipline=discipline, **how)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +36,7 @@ def plan_of(loss, schedule=CONSTANT, *, eta=1.0, l2=0.0, epsilon=0.1):
     return PassPlan(CODES[loss], epsilon, schedule, eta, 0.5, 3.0, 0.0, l2, False, True, 0.7, 5)
 
 
-@pytest.mark.parametrize("discipline", DISCIPLINES)
+@pytest.mark.parametrize("discipline", [*DISCIPLINES, *OTHER])
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize(
     ("loss", "schedule", "l2"), [("log_loss", CONSTANT, 0.0), ("hinge", OPTIMAL, 0.03), ("huber", CONSTANT, 30.0)]
@@ -41,7 +49,7 @@ def test_one_thread_equals_numpy(discipline, dense, loss, schedule, l2):
     model = LinearModel(9, 1, np.dtype("f8"))
     with Team(1) as team:
         rows = rows_of(X if dense else sparse.csr_matrix(X))
-        learning = model.learn(rows, y, plan, team, weights=weights, balance=balance, seed=None, discipline=discipline)
+        learning = learn(model, rows, y, plan, team, weights=weights, balance=balance, seed=None, discipline=discipline)
         for _ in range(2):
             learning.make_pass()
         learning.settle()
@@ -60,8 +68,14 @@ def rise(X, discipline, threads, passes=2):
     """Targets out of reach: every slope is -1, and each pass adds the sum of the rows."""
     model = LinearModel(X.shape[1], 1, np.dtype("f8"))
     with Team(threads) as team:
-        learning = model.learn(
-            rows_of(X), np.full(X.shape[0], 1e9), plan_of("epsilon_insensitive"), team, seed=3, discipline=discipline
+        learning = learn(
+            model,
+            rows_of(X),
+            np.full(X.shape[0], 1e9),
+            plan_of("epsilon_insensitive"),
+            team,
+            seed=3,
+            discipline=discipline,
         )
         for _ in range(passes):
             learning.make_pass()
@@ -84,32 +98,34 @@ def test_updates_in_turn_have_the_bits_of_one_thread(data):
     assert others == [alone, alone]
 
 
-def loss(X, y, **how):
-    fit = HogwildClassifier(
-        "log_loss", alpha=1e-5, learning_rate="decay", decay=0.6, eta0=1.0, max_iter=8, tol=None, random_state=1, **how
-    ).fit(X, y)  # fmt: skip
-    return np.logaddexp(0, -y * fit.decision_function(X)).mean()
+def loss(X, y, discipline="shared", threads=1):
+    model, targets = LinearModel(X.shape[1], 1, X.dtype), np.where(y > 0, 1.0, -1.0)
+    plan, eta = plan_of("log_loss", l2=1e-5), 1.0
+    with Team(threads) as team:
+        learning = learn(model, rows_of(X), targets, plan, team, discipline=discipline, seed=1)
+        for _ in range(8):
+            learning.make_pass(eta=eta)
+            eta *= 0.6
+        learning.settle()
+    return np.logaddexp(0, -targets * (X @ model.coordinates[:, 0] + model.intercepts[0])).mean()
 
 
 @pytest.mark.parametrize("discipline", ["atomic", "locks", "round-robin"])
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_loss_is_one_thread_s(data, discipline, threads):
-    assert loss(*data, n_jobs=threads, discipline=discipline) == pytest.approx(
-        loss(*data, deterministic=True), rel=0.02
-    )
+    assert loss(*data, discipline, threads) == pytest.approx(loss(*data), rel=0.02)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_replicas_learn_and_no_better_than_one_thread(data, threads):
     """What averaging costs follows from how evenly the threads run: one that has all the rows averages with nobody."""
-    alone = loss(*data, deterministic=True)
-    assert 0.98 * alone < loss(*data, n_jobs=threads, discipline="replicas") < 0.6 * np.log(2)
+    alone = loss(*data)
+    assert 0.98 * alone < loss(*data, "replicas", threads) < 0.6 * np.log(2)
 
 
 def test_an_exchange_of_replicas_is_the_paper_s():
     rng = np.random.default_rng(0)
-    X = sparse.csr_matrix(np.eye(6))
-    resources = resources_for("replicas", 3, rows_of(X), np.zeros(6))[2]
+    resources = resources_for("replicas", 3, np.zeros(6))[2]
     resources.replicas[:] = rng.normal(0, 1, (3, 7))
     resources.snapshots[2] = resources.replicas[2] - np.array([0.5, 1e-3, -0.2, 0, -1e-3, 2, -2])
     w, base, following = resources.replicas[2].copy(), resources.snapshots[2].copy(), resources.replicas[0].copy()
@@ -129,19 +145,3 @@ def test_an_exchange_of_replicas_is_the_paper_s():
 def test_a_change_that_has_been_round_the_ring_counts_once():
     for threads in (2, 3, 5, 8):
         assert _push(threads) ** threads + _push(threads) == pytest.approx(1)
-
-
-def test_what_a_discipline_is_not_made_for_is_refused(data):
-    X, y = data
-    unsorted = sparse.csr_matrix((np.ones(4), np.array([1, 0, 0, 1]), np.array([0, 2, 4])))
-    own = Loss(value=lambda p, y: p, slope=lambda p, y: 1.0)
-    for options, matrix, labels, words in (
-        ({"discipline": "polite"}, X, y, "must be one of copies, shared, atomic"),
-        ({"discipline": "atomic", "penalty": "l1"}, X, y, "penalty 'l2' or None"),
-        ({"discipline": "atomic", "learning_rate": "adagrad", "eta0": 1.0}, X, y, "no Adagrad"),
-        ({"discipline": "locks"}, X, np.arange(X.shape[0]) % 3, "for two classes"),
-        ({"discipline": "locks", "loss": own}, X, y, "a loss by name"),
-        ({"discipline": "locks"}, unsorted, [0, 1], "sort_indices"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            HogwildClassifier(**options).fit(matrix, labels)
