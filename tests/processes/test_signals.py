@@ -261,6 +261,23 @@ def test_what_a_loop_forks_has_the_signals_of_plain_python(inside):
     assert is_as_in_python
 
 
+def test_a_signal_ends_a_process_that_has_just_been_forked():
+    """The loss of that signal made `Pool.terminate` wait for ever."""
+    waits, goes_on = os.pipe()
+    with noted(), os.fdopen(waits, "rb"):
+        children = []
+        for _ in range(50):
+            if not (pid := os.fork()):
+                os.close(goes_on)
+                os.read(waits, 1)
+                os._exit(0)
+            os.kill(pid, signal.SIGTERM)
+            children.append(pid)
+        os.close(goes_on)
+        ends = [os.waitpid(pid, 0)[1] for pid in children]
+    assert set(map(os.waitstatus_to_exitcode, ends)) == {-signal.SIGTERM}
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_at_once(signum, tmp_path):
     (tmp_path / "loop.py").write_text(textwrap.dedent(STUCK))

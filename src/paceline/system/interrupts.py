@@ -179,6 +179,18 @@ def _pass(signum: int, frame: FrameType | None) -> None:
     """Unlike SIG_IGN, this is not inherited by other programs."""
 
 
+_masks = threading.local()
+
+
+def _hold_back() -> None:
+    """Before a fork: a signal to the child must not find this process's handlers, which would lose it."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _hear_again() -> None:
     """Restores default handlers in a forked process, as loaders and pools end their processes by signals."""
     global _current
@@ -186,9 +198,10 @@ def _hear_again() -> None:
     for one, default in zip(_SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
         if getattr(signal.getsignal(one), "__module__", None) == __name__:
             signal.signal(one, default)
+    _let_through()
 
 
-os.register_at_fork(after_in_child=_hear_again)
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_hear_again)
 
 
 def exit_code(error: BaseException | None) -> int:
