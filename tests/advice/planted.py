@@ -47,7 +47,6 @@ class Planted:
         every: samples between evaluations.
         ends: samples after which the program ends by itself.
         broken: algorithms, or algorithms with a number of workers, whose real runs fail.
-        knows_slow: as in `Program`.
     """
 
     laws: dict[str, Law]
@@ -56,7 +55,6 @@ class Planted:
     every: int = 50
     ends: float = math.inf
     broken: tuple[str, ...] = ()
-    knows_slow: bool = True
     name: str = "planted.py:train"
     simulated: list = field(default_factory=list)
     ran: list = field(default_factory=list)

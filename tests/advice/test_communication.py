@@ -47,7 +47,7 @@ def advice(cluster, tmp_path, monkeypatch, algorithms=None):
     file = cluster.save(tmp_path / "cluster.toml")
     return advise(
         OnANetwork(), target=Target(accuracy=0.9), circumstances=Circumstances(cluster=file), algorithms=algorithms,
-        processes=0,
+        max_workers=cluster.workers, processes=0,
     )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_advice_says_it_before_anything_runs(home, monkeypatch):
     program(home, ABSOLUTE[1])
     monkeypatch.setattr(LoopProgram, "run", lambda *_, **__: pytest.fail("a short run began"))
     with pytest.raises(UsageError, match=r"The loop writes .*model\.pt, outside of the scratch folder"):
-        advise("train.py:train", target=Target(loss=0.1), budget_s=60, processes=0)
+        advise("train.py:train", target=Target(loss=0.1), max_workers=2, budget_s=60, processes=0)
     assert (home / "model.pt").read_text() == "the user's"
 
 
@@ -148,7 +148,7 @@ def test_the_first_step_is_made_in_another_process(home, monkeypatch):
     monkeypatch.setattr(LoopProgram, "run", fails)
     log = home.parent / "prints.log"
     with pytest.raises(UsageError, match="No algorithm could be run here: no short run"):
-        advise("train.py:train", target=Target(loss=0.1), budget_s=60, processes=1, log=log)
+        advise("train.py:train", target=Target(loss=0.1), max_workers=2, budget_s=60, processes=1, log=log)
     assert set(log.read_text().split()).isdisjoint({str(os.getpid())})
     assert log.read_text().startswith("begins\n")
 

@@ -50,7 +50,6 @@ def test_planted_laws_are_recovered_between_and_at_the_measured_numbers_of_worke
         assert np.sqrt(np.mean(error**2)) < 0.06
     loss = OPTIMUM + math.exp(law(40.0, m))
     assert model.iterations_to(loss, m).value == pytest.approx(40, rel=0.15)
-    assert not model.optimum_estimated
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
@@ -109,7 +108,6 @@ def test_the_first_iterations_must_predict_the_last():
 def test_an_unknown_optimum_is_found_where_the_law_tells_it(optimum, rate, scale):
     made = curves(lambda i, m: math.log(scale) - rate * i / np.sqrt(m), optimum=optimum)
     model = ConvergenceModel.fit(made)
-    assert model.optimum_estimated
     assert model.optimum == pytest.approx(optimum, abs=0.01 * scale)
     assert model.iterations_to(optimum + scale * 0.5, 3).value == pytest.approx(
         math.log(2) * math.sqrt(3) / rate, rel=0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import tempfile
@@ -46,7 +45,7 @@ def advise(
     program: Program | str,
     *,
     target: Target,
-    max_workers: int | None = None,
+    max_workers: int,
     circumstances: Circumstances | None = None,
     algorithms: Sequence[str] | None = None,
     budget_s: float = 300.0,
@@ -66,7 +65,7 @@ def advise(
     Args:
         program: `FILE.py:FUNCTION` that calls `paceline.attach`, a built-in task, or a `Program`.
         target: a loss or an accuracy; with a deadline, those that meet it come first, and then the best by then.
-        max_workers: None: as many as this machine has cores, at least 2, or as the cluster's file has workers.
+        max_workers: of this machine, or of the cluster's file.
         circumstances: slow workers, kills, other machines.
         algorithms: specs; None: those in `candidates.py`.
         budget_s: wall time.
@@ -83,19 +82,14 @@ def advise(
     """
     circumstances = circumstances or Circumstances()
     _check(target, circumstances, budget_s)
-    loaded = load_program(program, data) if isinstance(program, str) else program
     given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
-    most = max_workers
-    if most is None:
-        most = given.workers if given is not None else max(2, num_cores())
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
-        if isinstance(loaded, LoopProgram):
-            place = Path(os.devnull) if log is None else log.absolute()
-            scratch = Scratch(Path(folder), Path.cwd(), place, writes_elsewhere)
-            loaded = dataclasses.replace(loaded, scratch=scratch)
+        place = Path(os.devnull) if log is None else log.absolute()
+        scratch = Scratch(Path(folder), Path.cwd(), place, writes_elsewhere)
+        loaded = load_program(program, scratch, data) if isinstance(program, str) else program
         budget = Budget(total_s=budget_s)
         return _Advising(
-            loaded, target, circumstances, given, most, algorithms, budget, seed,
+            loaded, target, circumstances, given, max_workers, algorithms, budget, seed,
             num_cores() if processes is None else processes, on_progress,
         ).advice()  # fmt: skip
 
@@ -149,10 +143,8 @@ class _Advising:
                 raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
         self.warnings: list[str] = []
         self._shape: Shape | None = None
-        self.trials = ShortRuns(self.program, self.target, self.slow if self.program.knows_slow else {})
+        self.trials = ShortRuns(self.program, self.target, self.slow)
         self.measures = given is None
-        # Whether short runs are as slow as what is asked about.
-        self._has_slow = self.program.knows_slow or not self.slow
 
     def advice(self) -> Advice:
         with keep_data(), Pool(self.processes) as pool:
@@ -288,9 +280,7 @@ class _Advising:
     # The answer
 
     def _answer(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> Advice:
-        evidence = gathered(
-            self.candidates, self.target, campaign, models, self.trials if self.measures else None, self._has_slow
-        )
+        evidence = gathered(self.candidates, self.target, campaign, models, self.trials if self.measures else None)
         seeds = seeds_spread(evidence)
         progress = progress_spread(self.target, self.trials, campaign, seeds)
         restart_s = self.trials.setup_s or _RESTART_S
@@ -371,8 +361,6 @@ class _Advising:
         said = list(self.not_tried)
         if not self.measures:
             said.append(f"No real run was made: speeds are those of {self.circumstances.cluster}.")
-        if self.slow and self.measures and not self.program.knows_slow:
-            said.append("Short real runs had no slow workers: what these cost is simulated.")
         if campaign.skipped:
             said.append(f"Not simulated, as the budget was spent: {', '.join(map(name, campaign.skipped))}.")
         said.append("Batch size, learning rate and optimizer are as the program has them; others may change the order.")

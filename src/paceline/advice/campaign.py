@@ -146,10 +146,8 @@ class Campaign:
 
     def _stretch(self, candidate: Candidate) -> float:
         """How much slower the machine is than the simulated one, by later measurements."""
-        simulated = self.found[candidate][0].matched_samples_per_s
-        if self.rate is None or not math.isfinite(simulated):
-            return 1.0
-        return simulated / self.rate(candidate).value
+        rates = self.found[candidate][0].run.rates
+        return 1.0 if self.rate is None or not rates else rates[0] / self.rate(candidate).value
 
     def _heads(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The fastest number of workers of each algorithm; one worker alone first, then the fastest."""
@@ -229,16 +227,13 @@ class Campaign:
         """A simulation at the measured speed, or on the cluster of the candidate's first simulation."""
         if self.target.deadline_s is not None:
             limit_s = min(limit_s, self.target.deadline_s)
-        slow = {worker: factor for worker, factor in self.slow.items() if worker < one.workers}
-        has_it = self.rate is not None and self.program.knows_slow  # measured speeds have slow workers in them
-        base = with_workers(self.cluster, one.workers, slow if has_it or self.rate is None else {})
         common = {"program": self.program, "candidate": one, "shape": self.shape, "target": self.target}
         common |= {"seed": seed, "limit_samples": limit_samples}
         if before := self.found.get(one):
             limit_s = limit_s / self._stretch(one)
             return Job(**common, cluster=before[0].cluster, limit_s=limit_s)
+        base = with_workers(self.cluster, one.workers, self.slow)
         if self.rate is None:
             return Job(**common, cluster=base, limit_s=limit_s)
-        speed = self.rate(one).value
-        late = () if has_it else tuple(sorted(slow.items()))
-        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self.deviation, slow=late)
+        speed = self.rate(one).value  # measured with the slow workers
+        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self.deviation)

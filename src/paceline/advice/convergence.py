@@ -31,7 +31,6 @@ class Job:
         cluster: with its compute time, if `samples_per_s` is None; without slow workers, if they are not in that figure.
         samples_per_s: that all workers together are to have.
         deviation: of a gradient's seconds over their mean.
-        slow: workers' factors that `samples_per_s` does not have in it.
     """
 
     program: Program
@@ -44,7 +43,6 @@ class Job:
     seed: int
     samples_per_s: float | None = None
     deviation: float = 0.0
-    slow: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,24 +52,19 @@ class Simulated:
     Args:
         cluster: that it ran on, for further seeds.
         run: what was seen; virtual seconds.
-        matched_samples_per_s: of the simulated workers where `samples_per_s` was to be met.
     """
 
     cluster: Cluster
     run: Observed
-    matched_samples_per_s: float
     took_s: float
 
 
 def simulate(job: Job) -> Simulated:
     """Run a job; an error of the program is the outcome "crashed"."""
-    cluster, rate, began_s = job.cluster, 0.0, time.perf_counter()
+    cluster, began_s = job.cluster, time.perf_counter()
     try:
         if job.samples_per_s is not None:
             cluster = matched(job.program, job.candidate, cluster, job.shape, job.samples_per_s, job.deviation)
-            rate = job.program.rate(job.candidate, cluster, job.shape) if job.slow else 0.0
-            for worker, factor in job.slow:
-                cluster = cluster.slow(worker=worker, factor=factor)
         began_s = time.perf_counter()
         run = job.program.simulate(
             job.candidate,
@@ -86,7 +79,6 @@ def simulate(job: Job) -> Simulated:
     return Simulated(
         cluster=cluster,
         run=run,
-        matched_samples_per_s=rate or (run.rates[0] if run.rates else math.nan),
         took_s=time.perf_counter() - began_s,
     )
 

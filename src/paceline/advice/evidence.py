@@ -44,21 +44,18 @@ def gathered(
     campaign: Campaign,
     models: Mapping[str, ConvergenceModel],
     trials: ShortRuns | None,
-    trials_have_slow: bool,
 ) -> list[Evidence]:
     """The evidence on each candidate."""
     found = []
     systems: dict[str, SystemModel | None] = {
-        algorithm: trials.system(algorithm)
-        if trials is not None and trials_have_slow
-        else _simulated_system(algorithm, campaign)
+        algorithm: trials.system(algorithm) if trials is not None else _simulated_system(algorithm, campaign)
         for algorithm in dict.fromkeys(one.algorithm for one in candidates)
     }
     value = target.accuracy if target.accuracy is not None else target.loss
     assert value is not None
     for one in candidates:
         model = models.get(one.algorithm)
-        system = _own_speed(one, campaign, trials, trials_have_slow) or systems[one.algorithm]
+        system = _own_speed(one, campaign, trials) or systems[one.algorithm]
         modelled, samples, at_deadline = None, None, None
         if model is not None and system is not None:
             h = TimeToLoss(system=system, convergence=model)
@@ -104,21 +101,15 @@ class _OwnSpeed:
         return within_factor(size / self.rate.value, half)
 
 
-def _own_speed(
-    one: Candidate, campaign: Campaign, trials: ShortRuns | None, trials_have_slow: bool
-) -> _OwnSpeed | None:
-    """From its short runs, or from its simulations if short runs had no slow workers; None if there are none.
+def _own_speed(one: Candidate, campaign: Campaign, trials: ShortRuns | None) -> _OwnSpeed | None:
+    """From its short runs; with a given cluster from its simulations. None if there are none.
 
-    Where they do know, the simulations of what has not run were matched to the system model, and tell no more than that.
+    The simulations of what has not run were matched to the system model, and tell no more than that.
     """
-    measured = trials.rate(one) if trials is not None else Rate(value=math.nan)
-    if trials is not None and trials_have_slow:
-        return _OwnSpeed(rate=measured) if one in trials.runs else None
+    if trials is not None:
+        return _OwnSpeed(rate=trials.rate(one)) if one in trials.runs else None
     rates = [run.rates[0] for run in campaign.runs(one) if run.rates and run.rates[0] > 0]
-    if not rates:
-        return None
-    value = float(np.median(rates))
-    return _OwnSpeed(rate=Rate(value=value, deviation=measured.deviation, freedom=measured.freedom))
+    return _OwnSpeed(rate=Rate(value=float(np.median(rates)))) if rates else None
 
 
 def _simulated_system(algorithm: str, campaign: Campaign) -> SystemModel | None:

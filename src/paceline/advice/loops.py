@@ -27,34 +27,19 @@ __all__ = ["LoopProgram", "load_program"]
 
 @dataclass(frozen=True)
 class LoopProgram:
-    """A user's own loop, `FILE.py:FUNCTION`, which calls `paceline.attach`.
-
-    Args:
-        scratch: where its calls work; None: in the working folder, like any other.
-    """
+    """A user's own loop, `FILE.py:FUNCTION`, which calls `paceline.attach`; it runs in scratch folders."""
 
     name: str
-    scratch: Scratch | None = None
-    knows_slow = True
+    scratch: Scratch
 
     def function(self) -> Any:
-        return load_loop(self.name if self.scratch is None else str(self.scratch.home / self.name))
+        return load_loop(str(self.scratch.home / self.name))
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[Any]:
         """The loop, for workers of this process: one thread, as a worker has, and in a scratch folder."""
-        with intra_op_threads(1), contextlib.ExitStack() as stack:
-            if self.scratch is not None:
-                stack.enter_context(self.scratch.inside(stack.enter_context(self.scratch.made())))
+        with intra_op_threads(1), self.scratch.made() as own, self.scratch.inside(own):
             yield self.function()
-
-    @contextlib.contextmanager
-    def _launched(self) -> Iterator[Any]:
-        if self.scratch is None:
-            yield self.function()
-        else:
-            with self.scratch.made() as own:
-                yield Confined(self.function(), self.scratch, own)
 
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
@@ -63,9 +48,9 @@ class LoopProgram:
         from paceline.run.launch import launch
 
         began_s = time.perf_counter()
-        with self._launched() as loop:
+        with self.scratch.made() as own:
             run = launch(
-                loop,
+                Confined(self.function(), self.scratch, own),
                 workers=candidate.workers,
                 algorithm=candidate.algorithm,
                 seed=seed,
@@ -117,7 +102,7 @@ class LoopProgram:
         )
 
 
-def load_program(reference: str, data: Path | None = None) -> Program:
+def load_program(reference: str, scratch: Scratch, data: Path | None = None) -> Program:
     """A built-in task by name, or a user's loop from `FILE.py:FUNCTION`.
 
     Raises:
@@ -128,4 +113,4 @@ def load_program(reference: str, data: Path | None = None) -> Program:
     if data is not None:
         raise UsageError("A folder with data is for a built-in task; a loop of your own loads its data itself.")
     load_loop(reference)
-    return LoopProgram(name=reference)
+    return LoopProgram(reference, scratch)

@@ -70,11 +70,6 @@ class Program(Protocol):
         """As the user named it."""
         ...
 
-    @property
-    def knows_slow(self) -> bool:
-        """Whether `run` can slow workers down."""
-        ...
-
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:

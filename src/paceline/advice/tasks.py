@@ -46,7 +46,6 @@ class TaskProgram:
 
     name: str
     data: Path | None = None
-    knows_slow = True
 
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]

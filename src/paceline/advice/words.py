@@ -70,10 +70,7 @@ def measure_text(target: Target, value: float) -> str:
 
 
 def _target_text(target: Target) -> str:
-    wanted = target.loss if target.accuracy is None else target.accuracy
-    if wanted is None:
-        return f"the best {measure_name(target)}"
-    exactly = f"{100 * wanted:.6g} %" if target.accuracy is not None else f"{wanted:.6g}"  # as it was asked
+    exactly = f"{target.loss:.6g}" if target.accuracy is None else f"{100 * target.accuracy:.6g} %"  # as it was asked
     return f"a {measure_name(target)} of {exactly}"
 
 

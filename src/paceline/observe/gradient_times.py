@@ -19,16 +19,15 @@ class GradientTimes:
     """The workers' gradient times in a run.
 
     Args:
-        times_s: (steps, workers) from a step's beginning to each worker's gradient, plus `rest_s`.
+        times_s: (steps, workers) from a step's beginning to each worker's gradient, plus the time from the last needed
+            gradient to the next step.
         as_they_came: each row is a step of the run; otherwise rows combine each worker's own times, which is right as
             long as workers are slow independently of each other.
-        rest_s: the part of these times from the last needed gradient to the next step.
         gradients_per_update: number of gradients in its mean.
     """
 
     times_s: np.ndarray
     as_they_came: bool
-    rest_s: float
     updates: int
     gradients_per_update: float
 
@@ -59,7 +58,7 @@ def gradient_times(records: Mapping[int, np.ndarray]) -> GradientTimes | None:
     versions = np.concatenate([one["applied_version"] for one in records.values()])
     versions = versions[versions >= 1]
     updates = len(np.unique(versions))
-    return GradientTimes(times_s + rest_s, steps is not None, rest_s, updates, len(versions) / max(1, updates))
+    return GradientTimes(times_s + rest_s, steps is not None, updates, len(versions) / max(1, updates))
 
 
 def _rest_s(applied: np.ndarray, update: np.ndarray, num_updates: int) -> float:

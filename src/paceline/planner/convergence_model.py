@@ -101,7 +101,6 @@ class ConvergenceModel:
 
     Attributes:
         optimum: P*.
-        optimum_estimated: whether P* was estimated from the curves; predictions near it are then unreliable.
         coefficients: of each feature; 0 if the Lasso removed it.
         intercept: log suboptimality if all features are 0.
         residual: root mean square error of log suboptimality over the fitted data.
@@ -112,7 +111,6 @@ class ConvergenceModel:
     """
 
     optimum: float
-    optimum_estimated: bool
     coefficients: Mapping[str, float]
     intercept: float
     residual: float
@@ -142,7 +140,6 @@ class ConvergenceModel:
             raise UsageError("A convergence model needs at least one curve of losses.")
         used = [curve.falling() for curve in curves]
         lowest = min(float(curve.losses[-1]) for curve in used)
-        estimated = optimum is None
         if optimum is None:
             optimum = estimate_optimum([(one.iterations, one.losses) for one in used], lower_bound)
         if not optimum < lowest:
@@ -157,7 +154,6 @@ class ConvergenceModel:
         }
         return cls(
             optimum=optimum,
-            optimum_estimated=estimated,
             coefficients=dict(zip(FEATURES, fitted.coefficients.tolist(), strict=True)),
             intercept=fitted.intercept,
             residual=fitted.error(used, optimum),
