@@ -83,30 +83,6 @@ def test_no_other_number_of_groups_sends_less(ofm, kernel, size, nodes, batch, o
         )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(1, 4096), st.integers(1, 5), st.integers(1, 28), st.sampled_from([2, 3, 8, 12]), st.floats(0, 1))
-def test_elements_of_half_the_size_are_a_link_of_twice_the_speed(ofm, kernel, size, nodes, overlap):
-    layers = [conv(16, ofm, size, kernel), conv(3, 64, size), fully_connected(ofm)]
-    found = {}
-    for element_bytes in (2, 4, 8):
-        found[element_bytes] = balance(
-            layers,
-            nodes=nodes,
-            batch=64,
-            operations_per_s=1e12,
-            bytes_per_s=element_bytes * 1e8,
-            overlap=overlap,
-            element_bytes=element_bytes,
-        )
-    half, whole, double = found.values()
-    for splits in zip(half.splits, whole.splits, double.splits, strict=True):
-        assert len({(one.groups, one.kind) for one in splits}) == 1
-        assert [one.exposed_s for one in splits] == pytest.approx([splits[1].exposed_s] * 3)
-        assert [one.sent_bytes for one in splits] == pytest.approx([splits[1].sent_bytes * k for k in (0.5, 1, 2)])
-    assert half.min_points == whole.min_points == double.min_points
-    assert half.operations_per_byte == pytest.approx(2 * whole.operations_per_byte)
-
-
 def test_model_parallelism_is_for_layers_with_more_outputs_than_points():
     """Of two: model where ofm kernel (2 - overlap) > 2 in_size batch, with gathers in both directions counted."""
     assert split(fully_connected(4096), 2, 256, overlap=1.0).kind == "model"

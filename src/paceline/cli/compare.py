@@ -68,7 +68,6 @@ def compare(
 
     fork_server_context()  # its server loads PyTorch while this process does
     configs = _configurations(given, specs, counts, repeats)
-    options.tell_what_is_overridden(configs)
     import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once and leaves its files)
 
     runs, not_written = {}, []
@@ -116,8 +115,7 @@ def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], 
                 seed = given.get("seed", 0) + repeat
                 config = TrainConfig(**{**given, "algorithm": registry.spec(algorithm), "workers": used, "seed": seed})
                 configs[config.algorithm, used, seed] = config
-    for config in {(one.algorithm, one.workers): one for one in configs.values()}.values():
-        options.check_specs(config)
+    options.check_specs(configs.values())
     return list(configs.values())
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "check_resumed",
     "check_specs",
     "out_folder",
-    "tell_what_is_overridden",
     "write_command",
 ]
 
@@ -112,8 +111,10 @@ def check_numbers(given: Mapping[str, Any]) -> None:
         raise UsageError(f"--data {data} is not a folder; check the path.")
 
 
-def check_specs(config: TrainConfig) -> None:
-    """Builds every object that a configuration names, so that a misspelt name fails early.
+def check_specs(configs: Iterable[TrainConfig]) -> None:
+    """Builds every object that configurations name, so that a misspelt name fails early.
+
+    Warns if an algorithm ignores some of the user's optimizer options, or hardly trains.
 
     Raises:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
@@ -125,25 +126,18 @@ def check_specs(config: TrainConfig) -> None:
     from paceline.specs.registry import check_optimizer
     from paceline.tasks import load_task
 
-    registry.build(config.algorithm)
-    partition_registry.build(config.partition)
-    placement_registry.build(config.placement)
-    if config.layout is not None:
-        layout_of(config.layout)
-    check_optimizer(config.optimizer, config.learning_rate, config.momentum)
-    load_task(config.task)
-
-
-def tell_what_is_overridden(configs: Iterable[TrainConfig]) -> None:
-    """Warns, once per algorithm, if it ignores some of the user's optimizer options, or hardly trains."""
-    from paceline.algorithms import registry
-
-    lines = []
-    for config in configs:
+    lines: dict[str, None] = {}
+    for config in {(one.algorithm, one.workers): one for one in configs}.values():
         algorithm = registry.build(config.algorithm)
+        partition_registry.build(config.partition)
+        placement_registry.build(config.placement)
+        if config.layout is not None:
+            layout_of(config.layout)
+        check_optimizer(config.optimizer, config.learning_rate, config.momentum)
+        load_task(config.task)
         for said in filter(None, (algorithm.overrides, algorithm.caution(config.workers))):
-            lines.append(f"{config.algorithm}: {said}")
-    for line in dict.fromkeys(lines):
+            lines[f"{config.algorithm}: {said}"] = None
+    for line in lines:
         say(line)
     for category in (OverrideWarning, AlgorithmWarning):  # for Python programs
         warnings.simplefilter("ignore", category)

@@ -86,8 +86,7 @@ def simulate(
     if placement is not None and simulated.sockets is None:
         raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
     config = TrainConfig(**{**given, "workers": simulated.workers})
-    options.check_specs(config)
-    options.tell_what_is_overridden([config])
+    options.check_specs([config])
     word = config.algorithm.partition("(")[0]
     with options.out_folder(out, "simulated", options.task_word(config.task), word) as folder:
         say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")

@@ -92,8 +92,7 @@ def train(
             f"{resume / 'config.json'} is damaged, or does not go with what was given now: {error}"
         ) from error
     options.check_numbers(given)
-    options.check_specs(config)
-    options.tell_what_is_overridden([config])
+    options.check_specs([config])
     import paceline.run.train  # noqa: F401  (now: a signal during imports ends the process at once and leaves its files)
 
     words = options.task_word(config.task), config.algorithm.partition("(")[0]

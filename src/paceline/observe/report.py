@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.compare import Column, evaluated_notes, failed, group_runs, run_labels
+from paceline.observe.compare import Column, evaluated_notes, failed, run_labels
 from paceline.observe.document import Cell, Table, json_value, settings_table, write_page
 from paceline.observe.figures import figures, method_colours
 from paceline.observe.headline import caution, headline
@@ -18,9 +18,7 @@ from paceline.records.summary import FRACTIONS
 __all__ = ["runs_table", "write_report"]
 
 
-def write_report(
-    runs: Sequence[RunData], path: str | Path, *, title: str | None = None, command: str | None = None
-) -> Path:
+def write_report(runs: Sequence[RunData], path: str | Path, *, title: str, command: str) -> Path:
     """Write a self-contained report; several runs are compared.
 
     Costs about 5 MB on disk, nearly all of it plotly.js, and a second or two for long runs.
@@ -28,28 +26,21 @@ def write_report(
     Args:
         runs: the runs, in the order in which the table should list them.
         path: the HTML file.
-        title: heading; by default the task and the methods.
-        command: the exact command that made the runs; by default each run's own.
+        title: heading.
+        command: the exact command that made the runs.
     """
     runs = [RunData(one.config, {**one.config, **one.result}, one.records, one.evaluations) for one in runs]
     results = [run.result for run in runs]
-    own = dict.fromkeys(str(result["command"]) for result in results if result.get("command"))
     return write_page(
         path,
         "observe/run.html",
-        title=title or _title(results),
+        title=title,
         headline=headline(results),
         figures=figures(runs),
         **runs_table(results),
-        command=command or "\n".join(own),
+        command=command,
         settings=_settings(runs),
     )
-
-
-def _title(results: Sequence[dict[str, Any]]) -> str:
-    tasks = list(dict.fromkeys(str(result.get("task", "a task")) for result in results))
-    methods = [group.label for group in group_runs(results)]
-    return f"{', '.join(tasks)}: {', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}"
 
 
 _STALENESS, _UNTIL = "staleness (updates)", "time (s) until the loss fell to"

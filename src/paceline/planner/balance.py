@@ -22,6 +22,7 @@ from paceline.errors import UsageError
 
 __all__ = ["Balance", "Layer", "Split", "balance", "exposed_s", "hybrid_bytes", "min_points_per_node"]
 
+_ELEMENT_BYTES = 4  # float32
 _OPERATIONS = 6  # forward, backward and weight gradient, each a multiplication and an addition
 
 
@@ -54,13 +55,13 @@ class Layer:
         """Floating-point operations of one step with this many points: forward, backward and weight gradient."""
         return _OPERATIONS * points * self.weights * self.out_size
 
-    def weight_bytes(self, overlap: float, element_bytes: int = 4) -> float:
+    def weight_bytes(self, overlap: float) -> float:
         """Bytes of data parallelism: gradients sent and weights received, of which the share `overlap` is concurrent."""
-        return element_bytes * self.weights * (2 - overlap)
+        return _ELEMENT_BYTES * self.weights * (2 - overlap)
 
-    def activation_bytes(self, points: float, element_bytes: int = 4) -> float:
+    def activation_bytes(self, points: float) -> float:
         """Bytes of model parallelism: inputs gathered in the forward pass, and their gradients in the backward pass."""
-        return 2 * element_bytes * points * self.ifm * self.in_size
+        return 2 * _ELEMENT_BYTES * points * self.ifm * self.in_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Balance:
     max_nodes: int
 
 
-def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float, element_bytes: int = 4) -> float:
+def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float) -> float:
     """Bytes of a node in a step, with G groups: activations within the group, weights between groups.
 
     At the ends one of the two vanishes, unlike in the paper's formula, which is for the values between: a group of one node
@@ -113,24 +114,21 @@ def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: f
     """
     if nodes == 1:
         return 0.0
-    activations = 0.0 if groups == nodes else layer.activation_bytes(batch / groups, element_bytes)
-    weights = 0.0 if groups == 1 else layer.weight_bytes(overlap, element_bytes) * groups / nodes
+    activations = 0.0 if groups == nodes else layer.activation_bytes(batch / groups)
+    weights = 0.0 if groups == 1 else layer.weight_bytes(overlap) * groups / nodes
     return activations + weights
 
 
-def min_points_per_node(
-    layers: Sequence[Layer], operations_per_byte: float, overlap: float = 1.0, element_bytes: int = 4
-) -> int:
+def min_points_per_node(layers: Sequence[Layer], operations_per_byte: float, overlap: float = 1.0) -> int:
     """Least points per node at which all layers' computation takes as long as sending their weights.
 
     Args:
         layers: of the network.
         operations_per_byte: of a node: operations per second over bytes per second.
         overlap: share of sending gradients and receiving weights that is concurrent.
-        element_bytes: of a weight.
     """
     operations = sum(layer.operations(1) for layer in layers)
-    sent = sum(layer.weight_bytes(overlap, element_bytes) for layer in layers)
+    sent = sum(layer.weight_bytes(overlap) for layer in layers)
     return max(1, math.ceil(operations_per_byte / (operations / sent) - 1e-9))
 
 
@@ -140,7 +138,6 @@ def exposed_s(
     operations_per_s: float,
     bytes_per_s: float,
     overlap: float = 1.0,
-    element_bytes: int = 4,
 ) -> list[float]:
     """Seconds of each layer's sending that computation does not hide with data parallelism, in forward order.
 
@@ -149,7 +146,7 @@ def exposed_s(
     """
     exposed, before = [], 0.0
     for layer in layers:
-        exposed.append(max(0.0, layer.weight_bytes(overlap, element_bytes) / bytes_per_s - before / operations_per_s))
+        exposed.append(max(0.0, layer.weight_bytes(overlap) / bytes_per_s - before / operations_per_s))
         before += layer.operations(points)
     return exposed
 
@@ -162,7 +159,6 @@ def balance(
     operations_per_s: float,
     bytes_per_s: float,
     overlap: float = 1.0,
-    element_bytes: int = 4,
 ) -> Balance:
     """Each layer's split with the fewest bytes, and the limits of data parallelism.
 
@@ -179,7 +175,6 @@ def balance(
         bytes_per_s: that a node sends.
         overlap: from 0 to 1, the share of sending gradients and receiving weights that is concurrent; 1 is a full-duplex
             link.
-        element_bytes: of a weight or an activation.
 
     Raises:
         UsageError: no layers, or an argument out of its range.
@@ -193,13 +188,13 @@ def balance(
     if not 0 <= overlap <= 1:
         raise UsageError(f"The overlap is a share from 0 to 1, not {overlap}.")
     machine = operations_per_s / bytes_per_s
-    exposed = exposed_s(layers, batch / nodes, operations_per_s, bytes_per_s, overlap, element_bytes)
+    exposed = exposed_s(layers, batch / nodes, operations_per_s, bytes_per_s, overlap)
     divisors = [groups for groups in range(1, nodes + 1) if nodes % groups == 0]
     splits = []
     for layer, visible_s in zip(layers, exposed, strict=True):
-        sent = {groups: hybrid_bytes(layer, groups, nodes, batch, overlap, element_bytes) for groups in divisors}
+        sent = {groups: hybrid_bytes(layer, groups, nodes, batch, overlap) for groups in divisors}
         best = min(divisors, key=lambda groups: (sent[groups], -groups))
-        per_weight = layer.weight_bytes(overlap, 1) / layer.ifm
+        per_weight = layer.weight_bytes(overlap) / _ELEMENT_BYTES / layer.ifm
         splits.append(
             Split(
                 layer=layer,
@@ -212,8 +207,8 @@ def balance(
             )
         )
     operations = sum(layer.operations(batch / nodes) for layer in layers)
-    sent_by_data = sum(layer.weight_bytes(overlap, element_bytes) for layer in layers)
-    points = min_points_per_node(layers, machine, overlap, element_bytes)
+    sent_by_data = sum(layer.weight_bytes(overlap) for layer in layers)
+    points = min_points_per_node(layers, machine, overlap)
     return Balance(
         splits=tuple(splits),
         operations_per_byte=operations / sent_by_data if nodes > 1 else math.inf,

@@ -35,15 +35,12 @@ class WorkerGroup:
         PacelineError: another worker failed, with its message.
     """
 
-    def __init__(
-        self, mailbox: Mailbox, worker_id: int, num_workers: int, deadline_s: float, what: str = "starting"
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, worker_id: int, num_workers: int, deadline_s: float) -> None:
         self.mailbox, self.worker_id, self.num_workers = mailbox, worker_id, num_workers
-        self.deadline_s, self.what = deadline_s, what
+        self.deadline_s, self.what = deadline_s, "starting"
         self._number = 0  # of calls; a fast worker may have made the next one already
-        self._left: dict[
-            int, str
-        ] = {}  # workers that left after their answer, and why: an error if another answer is needed
+        # Workers that left after their answer, and why: an error if another answer is needed.
+        self._left: dict[int, str] = {}
         self._heard: PacelineError | None = None  # the error of another worker
 
     def gather(self, mine: Any, read: Callable[[int, Any], Any] = lambda _, words: words) -> list[Any]:
