@@ -226,15 +226,14 @@ def judged(method: Method) -> tuple[str, list[str], list[Target]]:
         loss = method.optimum + gap
         reached = {m: float(np.median([first(run, loss) for run in runs[m]])) * true_s[m] for m in ALL}
         best = min(reached, key=lambda m: reached[m])
-        advised = h.to_loss(loss, ALL)[0]
-        regret = reached[advised.workers] / reached[best] - 1
-        said = advised.estimate
-        assert said is not None
-        held = said.low <= reached[advised.workers] <= said.high
+        expected = {m: said for m in ALL if (said := h.time_to(loss, m)) is not None}
+        advised = min(expected, key=lambda m: expected[m].value)
+        regret, said = reached[advised] / reached[best] - 1, expected[advised]
+        held = said.low <= reached[advised] <= said.high
         found.append(Target(best, regret, not said.extrapolation, held))
-        spans = [f"{reached[m]:.2f} s" for m in (1, best, advised.workers, max(ALL))]
+        spans = [f"{reached[m]:.2f} s" for m in (1, best, advised, max(ALL))]
         rows.append(
-            f"| {method.name} | {gap:g} | {best} | **{advised.workers}** | {cost(regret).partition(':')[0]} | "
+            f"| {method.name} | {gap:g} | {best} | **{advised}** | {cost(regret).partition(':')[0]} | "
             + " | ".join(spans)
             + f" | {said.value:.2f} s ({said.low:.2f} to {said.high:.2f}) | {said.extrapolation or 'inside'} |"
         )

@@ -120,6 +120,5 @@ class Planted:
             reached_samples=curve[at][1] if at is not None else None,
             outcome="converged" if at is not None and reaches else "stopped",
             ended_itself=self.ends < min(limit_s * rate, limit_samples) and at is None,
-            compute_s=self.batch / rate,
             setup_s=2.0,
         )

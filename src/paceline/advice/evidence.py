@@ -96,9 +96,9 @@ class _OwnSpeed:
 
     rate: Rate
 
-    def predict(self, workers: int, size: float = 1.0) -> Estimate:
+    def predict(self, workers: int) -> Estimate:
         half = half_width([LogSpread(deviation=self.rate.deviation, freedom=self.rate.freedom)])
-        return within_factor(size / self.rate.value, half)
+        return within_factor(1 / self.rate.value, half)
 
 
 def _own_speed(one: Candidate, campaign: Campaign, trials: ShortRuns | None) -> _OwnSpeed | None:

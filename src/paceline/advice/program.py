@@ -57,7 +57,6 @@ class Observed:
     reason: str = ""
     ended_itself: bool = False
     staleness: float | None = None
-    compute_s: float = 0.0
     compute_deviation: float = 0.0
     setup_s: float = 0.0
 
@@ -148,7 +147,6 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
         outcome=outcome if outcome != "stopped" or not hits else "converged",
         reason=run.result.get("outcome_reason") or "",
         staleness=(run.result.get("staleness") or {}).get("mean"),
-        compute_s=float(np.median(computing_s)) if len(computing_s) else 0.0,
         compute_deviation=_deviation(computing_s),
         setup_s=max(0.0, setup_s - wall_s),
     )

@@ -7,30 +7,21 @@ each iteration may achieve less, g(i, m): the best m often lies between the extr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 
-__all__ = ["Choice", "StepTimeModel", "TimeToLoss"]
+__all__ = ["StepTimeModel", "TimeToLoss"]
 
 
 class StepTimeModel(Protocol):
     """f(m): a `SystemModel`, or another model of a step's time."""
 
-    def predict(self, workers: int, size: float = 1.0) -> Estimate:
-        """Seconds of a step with `workers` on work of this size."""
+    def predict(self, workers: int) -> Estimate:
+        """Seconds of a step."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """One number of workers, and its estimate: seconds to a loss, or the loss at a deadline."""
-
-    workers: int
-    estimate: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +30,10 @@ class TimeToLoss:
 
     system: StepTimeModel
     convergence: ConvergenceModel
-    size: float = 1.0
 
     def loss(self, time_s: float, workers: int) -> Estimate:
         """The least loss within `time_s`; assumes at most `max_iterations`."""
-        step = self.system.predict(workers, self.size)
+        step = self.system.predict(workers)
 
         def after(step_s: float) -> Estimate:
             iterations = min(max(1.0, time_s / step_s if step_s > 0 else math.inf), self.convergence.max_iterations)
@@ -63,7 +53,7 @@ class TimeToLoss:
         The interval combines those of iterations and of step time: the two errors are independent, so their relative errors,
         as logarithms, add up in squares.
         """
-        iterations, step = self.convergence.iterations_to(loss, workers), self.system.predict(workers, self.size)
+        iterations, step = self.convergence.iterations_to(loss, workers), self.system.predict(workers)
         if iterations is None:
             return None
         value = iterations.value * step.value
@@ -75,16 +65,6 @@ class TimeToLoss:
         )
         said = "; ".join(filter(None, (step.extrapolation, iterations.extrapolation)))
         return Estimate(value=value, low=value * math.exp(-below), high=value * _exp(above), extrapolation=said)
-
-    def to_loss(self, loss: float, workers: Iterable[int]) -> list[Choice]:
-        """All numbers of workers, the fastest to this loss first; those that never reach it come last."""
-        choices = [Choice(workers=m, estimate=self.time_to(loss, m)) for m in workers]
-        return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
-
-    def at_deadline(self, time_s: float, workers: Iterable[int]) -> list[Choice]:
-        """All numbers of workers, sorted by the loss after `time_s`, lowest first."""
-        choices = [Choice(workers=m, estimate=self.loss(time_s, m)) for m in workers]
-        return sorted(choices, key=lambda one: (one.estimate.value if one.estimate else math.inf, one.workers))
 
 
 def _log_ratio(end: float, value: float) -> float:
