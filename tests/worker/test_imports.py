@@ -33,4 +33,5 @@ def test_slow_packages_are_left_out(program):
     )
     added = modules_of(program) - modules_of(steps if program == LOOP else "import torch")
     assert "paceline.worker.attach" in added
+    assert not [name for name in added if name.startswith("paceline.model_parallel")]
     assert not {"numba", "scipy", "sympy", "sklearn", "plotly", "torch.distributed.tensor"} & added

@@ -135,13 +135,13 @@ class Handshake:
         """Decides the algorithm and makes the memory; returns why that is impossible, or an empty string."""
         if self.algorithm is None:
             self.algorithm = registry.build(hello.algorithm)
-        elif hello.algorithm != (named := registry.spec(self.algorithm)):
-            if self.algorithm.same_batches:
-                return "launch was given a plan: attach plan.part(model), and name no algorithm."
+        algorithm, named = self.algorithm, registry.spec(self.algorithm)
+        if hello.algorithm != named and algorithm.same_batches:
+            return "launch was given a plan: attach plan.part(model), and name no algorithm."
+        if hello.algorithm != named and registry.build(hello.algorithm) != algorithm:  # cap=16 equals cap=16.0
             return (
                 f"The launcher runs {named} but attach names {hello.algorithm}: name the algorithm in one place only."
             )
-        algorithm = self.algorithm
         servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)
