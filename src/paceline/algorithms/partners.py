@@ -27,7 +27,6 @@ class Partners:
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
         assert ports.mailbox is not None
         self._rotates = peers == "rotate"
-        self._worker_id, self._num_workers = ports.worker_id, ports.num_workers
         self._mailbox = ports.mailbox
         self._random = ports.random
         period = topology.period(ports.num_workers)

@@ -132,7 +132,7 @@ def load_fitting(
     num_elements: int,
     dtype: torch.dtype,
     buffers: dict[str, torch.Tensor],
-    num_workers: int | None = None,
+    num_workers: int | None,
 ) -> Parameters:
     """Reads the shared part for a model with this many elements and these buffers.
 

@@ -41,9 +41,9 @@ class StreamBatches(LoaderBatches):
         open_iterator: Callable[[], Iterator[Any]],
         *,
         randomness: Callable[[int], SeparateRandomness] | None,
-        round_size: int = 1,
-        num_compared: int = 0,
-        readers: MutableMapping[int, Any] | None = None,
+        round_size: int,
+        num_compared: int,
+        readers: MutableMapping[int, Any] | None,
     ) -> None:
         self.loader = loader
         self._open = open_iterator

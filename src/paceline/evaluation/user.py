@@ -19,7 +19,7 @@ Evaluate = Callable[[nn.Module], "float | Mapping[str, float]"]
 _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy', 'loss' or both"
 
 
-def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool = False) -> Evaluator:
+def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool) -> Evaluator:
     """Evaluates with the user's function, on a copy of `model` that is made now.
 
     Args:

@@ -45,7 +45,6 @@ class RunProgress:
         # Steps and samples of this worker; a list, as reading NumPy's numbers costs ten times as much.
         self._own = [0, 0]
         self._row = self._sums[worker_id] if self._sums is not None else None
-        self._lockstep = lockstep and num_workers > 1
         self._steps, self._samples = map(float, before)
         self._rounds = self._batches = self._batch_samples = 0  # handed out since the last step
         self._per_batch = 0.0  # samples, of this worker's last step

@@ -33,7 +33,7 @@ class Rounds:
         num_ended: steps that this worker has ended.
     """
 
-    def __init__(self, abort: int, furthest: int = 0) -> None:
+    def __init__(self, abort: int, furthest: int) -> None:
         self._abort, self._word = abort, furthest
         self.num_ended = 0
 

@@ -296,7 +296,7 @@ class NetworkHandle:
         owner: NetworkCollectives,
         state: NetworkCollectivesState,
         number: int,
-        then: Callable[[], None] | None = None,
+        then: Callable[[], None] | None,
     ) -> None:
         self._owner = owner
         self._state = state

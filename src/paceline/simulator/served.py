@@ -97,8 +97,8 @@ class ServedState:
         num_workers: int,
         num_servers: int,
         *,
-        averaged: bool = False,
-        update_vectors: float = 3.0,
+        averaged: bool,
+        update_vectors: float,
     ) -> None:
         self.x = x
         self._num_workers, self._num_servers = num_workers, num_servers

@@ -36,7 +36,7 @@ class Spool:
         NotWrittenError: the files cannot be made.
     """
 
-    def __init__(self, folder: Path | None, num_workers: int, tell: Callable[[str], object] = lambda why: None) -> None:
+    def __init__(self, folder: Path | None, num_workers: int, tell: Callable[[str], object]) -> None:
         self.totals = [0] * num_workers
         self.fresh: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * num_workers
         self.failure = ""

@@ -76,7 +76,6 @@ class ZmqMailbox:
         send_deadline_s: float = 10.0,
     ) -> None:
         self._worker_id = worker_id
-        self._num_workers = num_workers
         self._incarnation = incarnation
         self._counts = counts if counts is not None else Counts()
         self._send_deadline_s = send_deadline_s

@@ -17,7 +17,7 @@ from paceline.storage.files import write_text
 __all__ = ["write_plan_page", "write_plan_trace"]
 
 
-def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> Path:
+def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event]) -> Path:
     """Writes the page."""
     figures = [_graph(plan), _lanes(plan, "simulated", plan.schedule().events)]
     if measured:
@@ -32,7 +32,7 @@ def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> P
     )
 
 
-def write_plan_trace(plan: Plan, path: Path, measured: Sequence[Event] = ()) -> None:
+def write_plan_trace(plan: Plan, path: Path, measured: Sequence[Event]) -> None:
     """Writes the step as Chrome's trace events, which ui.perfetto.dev opens; a measured one as a second process."""
     found: list[dict[str, Any]] = []
     for process, (name, events) in enumerate((("simulated", plan.schedule().events), ("measured", measured))):
