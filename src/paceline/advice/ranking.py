@@ -65,7 +65,6 @@ class Evidence:
     modelled: Estimate | None = None
     modelled_samples: Estimate | None = None
     modelled_at_deadline: Estimate | None = None
-    why_not: str = ""
 
 
 def seeds_spread(evidence: Iterable[Evidence]) -> LogSpread | None:
@@ -232,10 +231,8 @@ def _why_not(evidence: Evidence, target: Target) -> str:
     diverged = sum(run.outcome == "diverged" for run in runs)
     if diverged:
         return f"diverged in {diverged} of {counted(number, 'simulation')}"
-    if not runs and evidence.modelled is None:
-        return evidence.why_not or "it was not simulated: the budget was spent"
     if not runs:
-        return ""
+        return "it was not simulated: the budget was spent" if evidence.modelled is None else ""
     best = _best(target, (value for run in runs for _, _, value in run.curve))
     at = "an unknown value" if best is None else value_text(target, best)
     come_to = f"at {at} after {max(run.samples for run in runs):,} samples"
@@ -271,7 +268,7 @@ def _at_deadline(evidence: Evidence, target: Target, half: float) -> Estimate | 
         for factor in (1.0, math.exp(-half), math.exp(half))
     )
     if not at or any(run.outcome in ("crashed", "diverged") for run in evidence.runs):
-        return evidence.modelled_at_deadline if not evidence.why_not and not at else None
+        return evidence.modelled_at_deadline if not at else None
     value = float(np.median(at))
     ends = [*at, *early, *late]
     return Estimate(value=value, low=min(ends), high=max(ends))
