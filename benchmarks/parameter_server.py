@@ -31,7 +31,7 @@ import zmq
 from torch import nn
 
 import paceline as pl
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results"

@@ -25,7 +25,7 @@ import torch
 from plain_loop import ShuffledBatches, make_model, plain_steps_per_s
 
 import paceline as pl
-from paceline.replica.base import BaseReplica
+from paceline.loop.base_replica import BaseReplica
 from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
 
@@ -295,8 +295,8 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     from paceline.algorithms import Sequential
     from paceline.data.plan import BatchPlan
     from paceline.data.sources import BatchClaims, DatasetBatches
-    from paceline.replica.base import TaskReplica
-    from paceline.vectors.flat import FlatBinding
+    from paceline.loop.base_replica import TaskReplica
+    from paceline.optim.flat import FlatBinding
     from paceline.worker.memberships.memory import WorkerMemory, own_arena
 
     class SilentReplica(TaskReplica):

@@ -13,13 +13,13 @@ import forked
 import leftovers
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server.registries import apply_registry, delay_registry, mode_registry
+from paceline.algorithms.topology import topology_registry
 from paceline.compression.registry import codec_registry
 from paceline.data.plan import partition_registry
 from paceline.memory.placement import placement_registry
 from paceline.model_parallel.layouts import layout_registry
 from paceline.optim.outer import outer_registry
 from paceline.simulator.compute import compute_registry
-from paceline.topology import topology_registry
 
 # Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
 forkserver.set_forkserver_preload(list(forked.PRELOAD))
@@ -53,7 +53,7 @@ LONGEST = [
         "model_parallel/tensor/test_run.py",
         "model_parallel/tensor/test_run_gloo.py",
         "processes/test_signals.py",
-        "storage/test_full_disk.py",
+        "system/test_full_disk.py",
         "run/test_train.py",
         "model_parallel/tensor/test_example.py",
         "processes/test_join.py",

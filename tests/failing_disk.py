@@ -7,7 +7,7 @@ import pathlib
 import threading
 import zlib
 
-from paceline.storage import files
+from paceline.system import files
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 STEPS = ("open", "write", "fsync", "replace")  # by which a file comes to be

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.run.fork_server import fork_server_context
 
 # What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded.
 PRELOAD = (

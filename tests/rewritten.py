@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from paceline.checkpoint import files as checkpoint_files
-from paceline.storage import files
+from paceline.records import checkpoint_files
+from paceline.system import files
 
 
 def write_checked(path, content):

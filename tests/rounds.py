@@ -8,15 +8,15 @@ from torch import nn
 
 import paceline as pl
 from contracts.runs import run_function
-from paceline.checkpoint.state_elsewhere import state_for_checkpoints
+from paceline.algorithms.topology import Ring, metropolis_weights
 from paceline.data.plan import BatchPlan
+from paceline.optim.flat import FlatBinding
+from paceline.optim.saved_state import state_for_checkpoints
 from paceline.run.simulate_task import TaskSimulation
 from paceline.run.train import prepared
 from paceline.simulator import Cluster
-from paceline.storage.folder_lock import run_folder
+from paceline.system.folder_lock import run_folder
 from paceline.tasks import Task, load_task
-from paceline.topology import Ring, metropolis_weights
-from paceline.vectors.flat import FlatBinding
 
 EPOCHS = 2
 SHARED_MODEL = ["lockstep", "all-reduce", "all-reduce(sharded=true)"]

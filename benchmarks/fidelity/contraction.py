@@ -10,7 +10,7 @@ import math
 from mixing import expected_contraction, measure_contraction
 from page import show
 
-from paceline.topology import BipartiteExponential, Complete, Ring, Topology
+from paceline.algorithms.topology import BipartiteExponential, Complete, Ring, Topology
 
 SIZES = (4, 8, 16, 32, 64, 128)
 GRAPHS: tuple[tuple[str, Topology], ...] = (

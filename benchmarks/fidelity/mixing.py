@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.topology import Topology, metropolis_weights
+from paceline.algorithms.topology import Topology, metropolis_weights
 
 Matrix = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ def mixing_matrix(topology: Topology, num_workers: int, step: int = 0) -> Matrix
     Raises:
         UsageError: the topology does not exist at this size.
 
-    >>> from paceline.topology import Star
+    >>> from paceline.algorithms.topology import Star
     >>> mixing_matrix(Star(), num_workers=2)
     array([[0.5, 0.5],
            [0.5, 0.5]])
@@ -107,7 +107,7 @@ def expected_contraction(topology: Topology, num_workers: int) -> float:
     Multiplied by num_workers it is the contraction per as many updates as there are workers, which compares graphs of
     different sizes. Costs n^3 operations.
 
-    >>> from paceline.topology import Complete
+    >>> from paceline.algorithms.topology import Complete
     >>> round(4 * expected_contraction(Complete(), num_workers=4), 3)
     1.333
     """

@@ -19,8 +19,8 @@ from paceline.algorithms.server.adagrad import Adagrad
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.optim.flat import FlatBinding
 from paceline.tasks import load_task
-from paceline.vectors.flat import FlatBinding
 
 STALENESS = (0, 20, 50)
 EPOCHS, RAMP_EPOCHS, BATCH_SIZE, LEARNING_RATE, SEEDS = 5, 3, 64, 0.01, 2

@@ -4,9 +4,9 @@ import inspect
 
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server import registries
+from paceline.algorithms.topology import topology_registry
 from paceline.model_parallel.layouts import layout_registry
 from paceline.optim.outer import outer_registry
-from paceline.topology import topology_registry
 
 
 def files() -> dict[str, str]:

@@ -52,6 +52,18 @@ if TYPE_CHECKING:
         parse,
         spec,
     )
+    from paceline.algorithms.topology import (
+        BipartiteExponential,
+        BipartiteRing,
+        Complete,
+        Custom,
+        Exponential,
+        OnePeerExponential,
+        Ring,
+        Star,
+        Topology,
+        Torus,
+    )
     from paceline.errors import PacelineError, UsageError, WorkerLostError
     from paceline.model_parallel.graph.placing import place
     from paceline.model_parallel.graph.plan import Plan
@@ -67,17 +79,6 @@ if TYPE_CHECKING:
     from paceline.simulator.cluster import Cluster
     from paceline.simulator.faults import Faults
     from paceline.tasks.base import Task
-    from paceline.topology import (
-        BipartiteExponential,
-        BipartiteRing,
-        Complete,
-        Custom,
-        OnePeerExponential,
-        Ring,
-        Star,
-        Topology,
-        Torus,
-    )
     from paceline.worker.attach import attach
     from paceline.worker.worker import Worker
 
@@ -102,6 +103,7 @@ __all__ = [
     "Device",
     "DiLoCo",
     "Downpour",
+    "Exponential",
     "ExponentialBackoff",
     "ExponentialStep",
     "Faults",
@@ -172,12 +174,12 @@ _ELSEWHERE = {
     "train": "run.train",
     **dict.fromkeys(
         (
-            "BipartiteExponential", "BipartiteRing", "Complete", "Custom", "OnePeerExponential", "Ring", "Star",
-            "Topology", "Torus",
+            "BipartiteExponential", "BipartiteRing", "Complete", "Custom", "Exponential", "OnePeerExponential", "Ring",
+            "Star", "Topology", "Torus",
         ),
-        "topology",
+        "algorithms.topology",
     ),
-}  # fmt: skip  # `paceline.topology.Exponential` is not here: `Exponential` is the back-off
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,12 @@ from contracts.linear_task import LINEAR
 from contracts.runs import run_task
 from contracts.table import Row
 from paceline.compression.qsgd import QSGD
-from paceline.replica.buckets import bucket_ranges
+from paceline.loop.buckets import bucket_ranges
+from paceline.optim.flat import FlatBinding
 from paceline.run.config import TrainConfig
 from paceline.run.train import prepared
 from paceline.simulator import Cluster
 from paceline.tasks.load import load_task
-from paceline.vectors.flat import FlatBinding
 
 CODECS = ["qsgd(bits=4)", "dq(target_bits=4)", "dq(target_error=0.01)", "sign", "power(rank=4, warmup_steps=5)"]
 

@@ -11,9 +11,9 @@ import paceline as pl
 from algorithms.delayed_reference import Loop, da_sgd, diloco, make_batches, make_model, make_optimizer, run_loop, step
 from contracts.linear_task import LINEAR
 from paceline.algorithms.fragments import Schedule, cut
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import AlgorithmWarning
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 from rewritten import rewrite
 
 pytestmark = pytest.mark.filterwarnings("ignore:Merges drop:paceline.errors.AlgorithmWarning")

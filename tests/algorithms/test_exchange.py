@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from algorithms.gossip_world import World
 from algorithms.test_pairwise import INVITE, ONES, TURN, Averaging
+from paceline.algorithms.topology import BipartiteExponential, Complete, Exponential, OnePeerExponential, Ring, Star
 from paceline.ports.ports import Message, PeerBack, PeerLeft
-from paceline.topology import BipartiteExponential, Complete, Exponential, OnePeerExponential, Ring, Star
 
 GRAPHS = [
     (Ring(), 2),

@@ -13,12 +13,12 @@ from paceline.algorithms.server.apply import Momentum, StalenessScaled
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.loop.base_replica import TaskReplica
+from paceline.optim.flat import FlatBinding
 from paceline.optim.settings import ELEMENTWISE, settings_of
 from paceline.ports.ports import Message, Received
-from paceline.replica.base import TaskReplica
 from paceline.simulator import Cluster
 from paceline.simulator.replica import SimulatedReplica
-from paceline.vectors.flat import FlatBinding
 
 OPTIM = torch.optim
 LINEAR = [

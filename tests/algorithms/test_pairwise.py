@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.algorithms.topology import Ring
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Counts, Message, PeerLeft, Received
-from paceline.topology import Ring
 
 ONES = torch.ones(2, dtype=torch.float64)
 TURN, INVITE, LAST_INVITE = Message("turn"), Message("invite"), Message("invite", 1)

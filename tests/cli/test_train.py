@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.evaluation.goal import Goal
+from paceline.specs.goal import Goal
 from rewritten import write_checked
 
 

@@ -23,9 +23,9 @@ from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
 from paceline.compression.registry import codec_registry
+from paceline.optim.flat import FlatBinding
 from paceline.records.summary import NO_UPDATE
 from paceline.simulator.compute import Normal
-from paceline.vectors.flat import FlatBinding
 
 OPTIMIZERS = {
     "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate),

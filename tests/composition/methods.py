@@ -24,7 +24,7 @@ from oracles import (
 from oracles.events import Codec, close
 from oracles.problem import SHAPES, START, Optimizer
 from paceline.compression.power import Factored, Power
-from paceline.vectors.flat import FlatBinding
+from paceline.optim.flat import FlatBinding
 
 REMEMBER = ("sign", "top-k", "feedback=true", "power")
 EXACT, CODED = 1e-10, 1e-6

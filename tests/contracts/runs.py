@@ -5,12 +5,12 @@ from unittest import mock
 import torch
 
 import paceline as pl
+from paceline.optim.flat import FlatBinding
 from paceline.run.config import TrainConfig
+from paceline.run.supervisor import Supervisor
 from paceline.run.train import prepared
 from paceline.specs.registry import build_optimizer
-from paceline.supervisor.supervisor import Supervisor
 from paceline.tasks.load import load_task
-from paceline.vectors.flat import FlatBinding
 
 
 def run_task(row, *, out=None, resume=None, **settings):

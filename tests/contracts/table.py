@@ -6,7 +6,7 @@ import pytest
 
 import paceline as pl
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.topology import Complete, Exponential, OnePeerExponential
+from paceline.algorithms.topology import Complete, Exponential, OnePeerExponential
 
 
 @dataclass(frozen=True)

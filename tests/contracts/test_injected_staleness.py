@@ -59,7 +59,7 @@ def staleness_in_order(run):
 
 def final(model, x):
     """A flat vector (P,) without its padding, in the order of the model's parameters."""
-    from paceline.vectors.flat import FlatBinding
+    from paceline.optim.flat import FlatBinding
 
     binding = FlatBinding(model.parameters())
     return torch.cat([view.flatten() for view in binding.views(x)])

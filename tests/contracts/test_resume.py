@@ -8,8 +8,8 @@ import paceline as pl
 from contracts.linear_task import LINEAR
 from contracts.runs import plain_run, run_task
 from contracts.table import ROWS, Row, rows
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 from rewritten import rewrite, rewrite_json
 
 EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}

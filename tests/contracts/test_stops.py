@@ -15,9 +15,9 @@ from torch import nn
 import paceline as pl
 import soak_results
 from contracts.table import rows
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
-from paceline.supervisor import supervisor
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
+from paceline.run import supervisor
 from paceline.system import interrupts
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

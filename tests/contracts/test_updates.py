@@ -7,7 +7,7 @@ from contracts.programs import BATCH_SIZE, NUM_BATCHES, AddUp, Planted, expected
 from contracts.runs import run_function
 from contracts.table import rows
 from paceline.data.plan import BatchPlan
-from paceline.vectors.flat import FlatBinding
+from paceline.optim.flat import FlatBinding
 
 SIZE = 3_000
 

@@ -9,7 +9,7 @@ import torch
 
 import paceline as pl
 from damage.small_task import SMALL
-from paceline.checkpoint import files as checkpoint_files
+from paceline.records import checkpoint_files
 from rewritten import replace, write_checked
 
 CONFIG = {"task": SMALL, "workers": 2, "backend": "threads", "batch_size": 32, "steps": 6}

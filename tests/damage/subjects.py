@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import paceline as pl
-from paceline.checkpoint import files as checkpoint_files
 from paceline.integrations import sparse_jobs as jobs
+from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData
 from paceline.run.earlier_part import shift_times
 from paceline.simulator import Cluster

@@ -20,7 +20,7 @@ import soak_results
 from damage.damages import copied, draw, files_of
 from damage.subjects import SUBJECTS, made, reads
 from paceline.cli.app import app
-from paceline.storage import tensor_files
+from paceline.system import tensor_files
 
 SEED = int(os.environ.get("DAMAGE_SEED", "1"))
 SHORT, LONG = 64, 500

@@ -48,7 +48,7 @@ def main() -> None:
     os.dup2(2, 1)
     for name in MODULES:
         importlib.import_module(name)
-    from paceline.supervisor.fork_server import fork_server_context
+    from paceline.run.fork_server import fork_server_context
 
     warm = fork_server_context().Process(target=os.getpid)
     warm.start()

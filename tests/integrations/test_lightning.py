@@ -253,18 +253,7 @@ NOT_REACHED = (
     "worker/lone.py",
     "worker/whole_run.py",
 )
-ROOMS = (
-    "algorithms",
-    "data",
-    "evaluation",
-    "loop",
-    "membership",
-    "optim",
-    "replica",
-    "supervisor",
-    "vectors",
-    "worker",
-)
+ROOMS = ("algorithms", "data", "loop", "membership", "optim", "worker")
 
 
 def sentences(path):

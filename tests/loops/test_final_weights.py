@@ -11,9 +11,9 @@ import forked
 import paceline as pl
 from loops import families
 from loops.coder import batches, own_id, vector
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
-from paceline.vectors.flat import FlatBinding
+from paceline.optim.flat import FlatBinding
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 
 ASYNCHRONOUS = [*families.ASYNCHRONOUS, *(one for one in families.SERVED if "async" in one or "(" not in one)]
 

@@ -11,8 +11,8 @@ import paceline as pl
 from loops import families
 from loops.coder import own_id
 from loops.unseeded import Net, values
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own, where sparse and quantised tensors are made and loaded
     "ignore:Sparse CSR tensor support", "ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
-from paceline.checkpoint.files import newest_or_none
+from paceline.records.checkpoint_files import newest_or_none
 
 BATCH, STEPS = 6, 5
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import paceline as pl
 from model_parallel.models import BATCH, STEPS, alone, data, is_saved, made, placed, planned, train_killed
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
-from paceline.supervisor import supervisor
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
+from paceline.run import supervisor
 
 
 def epochs_saved(folder):

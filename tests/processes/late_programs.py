@@ -11,9 +11,9 @@ from torch.distributed import TCPStore
 import forked
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.algorithms.topology import Ring
 from paceline.memory.private import PrivateVector
 from paceline.ports.ports import Counts, Ports, Received
-from paceline.topology import Ring
 from paceline.transport.concurrency import ThreadConcurrency
 from paceline.transport.mailbox import ZmqMailbox
 

@@ -10,7 +10,7 @@ import torch
 import paceline as pl
 from contracts.programs import AddUp, planted
 from paceline.data.plan import BatchPlan
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
 
 SIZE = 3_000
 EPOCHS = 1000  # runs are stopped

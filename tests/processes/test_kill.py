@@ -12,9 +12,9 @@ import leftovers
 import paceline as pl
 import soak_results
 from contracts.linear_task import LINEAR
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 from processes.drill import METHODS, WORKERS, Drill, kill_one
 
 

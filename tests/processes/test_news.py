@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from paceline.membership.environment import SupervisedEnvironment
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
 from paceline.worker.process import Failure
 
 

@@ -12,7 +12,7 @@ import leftovers
 import paceline as pl
 import soak_results
 from model_parallel.models import placed, planned
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
 from processes.drill import WORKERS, Drill
 
 PAUSES = 10

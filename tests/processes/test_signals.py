@@ -16,8 +16,8 @@ import pytest
 import forked
 import leftovers
 import paceline as pl
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 from paceline.study.table import load_table
 from paceline.system import interrupts
 from paceline.system.interrupts import noted, noted_by

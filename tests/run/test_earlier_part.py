@@ -11,9 +11,9 @@ import pytest
 import paceline as pl
 from contracts.test_stops import train
 from paceline.algorithms import Hogwild
-from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import OverrideWarning
 from paceline.model_parallel.graph.program import PlacedProgram
+from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times
 from rewritten import rewrite, rewrite_json, write_checked

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from paceline.algorithms import registry
-from paceline.evaluation.channel import EvaluationChannel
-from paceline.evaluation.goal import Goal
 from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.segment import Segment
 from paceline.run.goal_watcher import GoalWatcher
+from paceline.specs.goal import Goal
+from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.supervised import Outcome
 
 

@@ -11,8 +11,8 @@ from torch import nn
 import forked
 import paceline as pl
 from contracts.runs import run_function
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

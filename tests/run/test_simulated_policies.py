@@ -101,7 +101,7 @@ def test_the_runs_buffers_are_worker_0s_in_lockstep_and_all_workers_otherwise(
     algorithm, tracked, tmp_path, monkeypatch
 ):
     """2 epochs of 12 batches on 3 workers, evaluated with the buffers of the run."""
-    from paceline.evaluation.model import Evaluator
+    from paceline.worker.evaluator import Evaluator
 
     seen, now = [], Evaluator.now
 

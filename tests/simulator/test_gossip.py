@@ -7,11 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
+from algorithms.topology.mixing_analysis import mixing_matrix
+from paceline.algorithms.topology import (
+    BipartiteExponential,
+    Complete,
+    Exponential,
+    OnePeerExponential,
+    Ring,
+    Star,
+    Torus,
+)
 from paceline.simulator import Cluster, ExponentialTail, Faults, Normal
 from paceline.simulator.program import ProgramError
-from paceline.topology import BipartiteExponential, Complete, Exponential, OnePeerExponential, Ring, Star, Torus
 from simulator.programs import drive
-from topology.mixing_analysis import mixing_matrix
 
 P = 7
 VARIED = ExponentialTail(least_s=0.002, tail_s=0.008)

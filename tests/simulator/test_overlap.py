@@ -10,13 +10,13 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import paceline as pl
+from paceline.loop.buckets import GradientBuckets, bucket_bytes_for, bucket_ranges
+from paceline.optim.flat import FlatBinding
 from paceline.ports.shared import BUCKET_BYTES
-from paceline.replica.buckets import GradientBuckets, bucket_bytes_for, bucket_ranges
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults, Normal
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.overlap import FORWARD_SHARE, declared_buckets, shares_until_complete
-from paceline.vectors.flat import FlatBinding
 
 NETWORK = {"latency_s": 50e-6, "bandwidth_bytes_per_s": 1.25e9}
 WIRED = NETWORK | {"core_bytes_per_s": 1e18}  # and memory that takes no time

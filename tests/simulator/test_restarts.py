@@ -7,9 +7,9 @@ import torch
 from typer.testing import CliRunner
 
 import paceline as pl
+from paceline.algorithms.topology import Complete, Ring
 from paceline.cli.app import app
 from paceline.simulator import Cluster, ExponentialTail, Faults
-from paceline.topology import Complete, Ring
 from simulator.programs import drive
 
 STEPS = 12

@@ -12,17 +12,17 @@ import pytest
 import paceline as pl
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server.registries import apply_registry, codec_registry, delay_registry, mode_registry
+from paceline.algorithms.topology import topology_registry
 from paceline.data.plan import partition_registry
 from paceline.errors import UsageError, printable, shown
-from paceline.evaluation.goal import Goal
 from paceline.memory.placement import placement_registry
 from paceline.run.config import TrainConfig
 from paceline.simulator import Cluster
 from paceline.simulator.compute import compute_registry
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs import bounds
+from paceline.specs.goal import Goal
 from paceline.specs.types import allowed_types
-from paceline.topology import topology_registry
 
 REGISTRIES = (
     registry, backoff_registry, step_size_registry, apply_registry, codec_registry, delay_registry, mode_registry,

@@ -6,11 +6,11 @@ from torch import nn
 
 import paceline as pl
 from lazy_copies import LazyCopies, needs_gpu
+from paceline.loop.sharded import OwnedPieces, _like
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, set_environment
 from paceline.memory.private import PrivateVector
+from paceline.optim.flat import FlatBinding
 from paceline.ports.replica import Piece
-from paceline.replica.sharded import OwnedPieces, _like
-from paceline.vectors.flat import FlatBinding
 from paceline.worker.memberships.supervised import SupervisedMembership
 from processes.join_programs import free_address
 

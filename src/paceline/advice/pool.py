@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
 from paceline.errors import PacelineError
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.run.fork_server import fork_server_context
 from paceline.system.interrupts import leave_to_supervisor
 
 __all__ = ["Pool"]

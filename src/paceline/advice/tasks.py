@@ -12,11 +12,11 @@ from typing import Any
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.program import Observed, Shape, observed
+from paceline.optim.flat import FlatBinding
 from paceline.run.config import TrainConfig
 from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
 from paceline.tasks.load import load_task
-from paceline.vectors.flat import FlatBinding
 
 __all__ = ["NEVER", "TaskProgram", "shared_options", "virtual_rate"]
 

@@ -21,9 +21,9 @@ from paceline.algorithms.sequential import Sequential
 from paceline.algorithms.server import registries
 from paceline.algorithms.server.modes import Async, Bounded, Mode, Rennala, Ringleader, Ringmaster, Sync
 from paceline.algorithms.step_size import ExponentialStep, FullStep, InverseStep, StepSize, TailStep
+from paceline.algorithms.topology import Topology, topology_registry
 from paceline.optim.outer import Nesterov, Outer, OuterSGD, outer_registry
 from paceline.specs.registry import Registry
-from paceline.topology import Topology, topology_registry
 
 __all__ = [
     "ADPSGD",

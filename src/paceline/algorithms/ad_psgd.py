@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
+from paceline.algorithms.topology import Ring, Topology
 from paceline.compression.carriers import GOSSIP
 from paceline.errors import NoGradient
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
-from paceline.topology import Ring, Topology
 
 __all__ = ["ADPSGD"]
 

@@ -8,10 +8,10 @@ import torch
 
 from paceline.algorithms.same_rounds import EXACT, SameRounds
 from paceline.algorithms.shares import SharesBySpeed
+from paceline.optim.flat import Ranges
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
-from paceline.vectors.flat import Ranges
 
 __all__ = ["AgreedGradient"]
 

@@ -18,11 +18,11 @@ from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import codec_registry
 from paceline.errors import UsageError
+from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT
-from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["AllReduce"]
 

@@ -8,10 +8,10 @@ from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.compression.codec import Codec
 from paceline.compression.coded_mean import CodedMean
 from paceline.compression.mean import Mean
+from paceline.optim.flat import Ranges, within
 from paceline.ports.ports import Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
-from paceline.vectors.flat import Ranges, within
 
 __all__ = ["work_coded"]
 

@@ -11,15 +11,15 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import check_rates, left_out
+from paceline.algorithms.topology import Ring, Topology, metropolis_weights
 from paceline.compression.carriers import GOSSIP
 from paceline.errors import NoGradient, PeerLostError, WorkerLostError
+from paceline.optim.half_types import to_sum_type
 from paceline.ports.checks import MalformedMessageError, checked_vector, checked_weight
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import SECONDS_ABOVE_0
-from paceline.topology import Ring, Topology, metropolis_weights
-from paceline.vectors.half_types import to_sum_type
 
 __all__ = ["DPSGD"]
 

@@ -21,12 +21,12 @@ from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import codec_registry
 from paceline.errors import NoGradient
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["Downpour"]
 

@@ -25,12 +25,12 @@ from paceline.algorithms.merges import Rule
 from paceline.algorithms.same_rounds import SameRounds
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import AlgorithmWarning, NoGradient, RunStopped, UsageError
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
-from paceline.storage.saved_state import check_fits, fits, unfit
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits, fits, unfit
 
 __all__ = ["Averages", "Flight", "Fragment", "Schedule", "cut", "train"]
 

@@ -11,11 +11,11 @@ import torch
 from paceline.compression.codec import WHAT, Codec, NoCodec
 from paceline.compression.coded_mean import CodedMean
 from paceline.compression.mean import Mean
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.shared import ReplicatedParameters
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = ["Layout", "MeanUnderWay", "Means"]
 

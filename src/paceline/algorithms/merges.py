@@ -12,9 +12,9 @@ import torch
 
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import UsageError
+from paceline.optim.half_types import sum_type
 from paceline.optim.outer import Outer
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = [
     "MeanOfModels",

@@ -21,7 +21,9 @@ from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.exchange import Exchanges, Request
 from paceline.algorithms.last_exchange import Ending, Step
 from paceline.algorithms.partners import Partners
+from paceline.algorithms.topology import Topology
 from paceline.errors import PeerLostError
+from paceline.optim.model_state import digest, from_bytes, to_bytes
 from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector
 from paceline.ports.ports import (
     Concurrency,
@@ -35,8 +37,6 @@ from paceline.ports.ports import (
     Received,
 )
 from paceline.ports.shared import ReplicatedParameters
-from paceline.topology import Topology
-from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["PairwiseAveraging"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
+from paceline.optim.half_types import sum_type, to_sum_type
 from paceline.ports.ports import Collectives, Handle
 from paceline.ports.replica import Piece, Replica
-from paceline.vectors.half_types import sum_type, to_sum_type
 
 __all__ = ["PartReduce"]
 

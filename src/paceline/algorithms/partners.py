@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Set
 from typing import Literal
 
+from paceline.algorithms.topology import Topology
 from paceline.ports.ports import Ports
 from paceline.ports.shared import SharedParameters
-from paceline.topology import Topology
 
 __all__ = ["Partners"]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import AlgorithmWarning, UsageError, name_workers
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["EXACT", "UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_out"]
 

@@ -16,7 +16,7 @@ from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
 from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
-from paceline.storage.folder_lock import run_folder
+from paceline.system.folder_lock import run_folder
 from paceline.system.machine import num_cores
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rich.text import Text
 from paceline.cli import options
 from paceline.cli.console import err, print_json, results, say
 from paceline.errors import UsageError
-from paceline.storage.paths import check_new_file
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.run.fork_server import fork_server_context
+from paceline.system.paths import check_new_file
 
 if TYPE_CHECKING:
     from paceline.advice.calibration.cluster_file import MeasuredCluster

@@ -13,9 +13,9 @@ from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
 from paceline.cli.train import execute, outcome_line, read_result, settings
 from paceline.errors import NotWrittenError, PacelineError, UsageError
+from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import RUNS, SEED
-from paceline.storage.folder_lock import run_folder
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import noted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.console import say
-from paceline.storage.paths import check_new_file
+from paceline.system.paths import check_new_file
 
 __all__ = ["key"]
 

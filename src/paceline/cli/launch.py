@@ -13,11 +13,11 @@ from typer.core import TyperCommand
 from paceline.cli import options
 from paceline.cli.console import err, say
 from paceline.errors import NotWrittenError, PacelineError, UsageError
-from paceline.replica.slowness import checked_factors, slow_factors
+from paceline.loop.slowness import checked_factors, slow_factors
+from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
-from paceline.storage import files
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.system import files
 
 __all__ = ["LaunchCommand", "launch"]
 

@@ -16,9 +16,9 @@ import typer
 from paceline.cli.console import say
 from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
 from paceline.specs.bounds import check_run
-from paceline.storage import files
-from paceline.storage.folder_lock import is_empty
-from paceline.storage.paths import check_new_folder
+from paceline.system import files
+from paceline.system.folder_lock import is_empty
+from paceline.system.paths import check_new_folder
 
 if TYPE_CHECKING:
     from paceline.run.config import TrainConfig

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.console import out, print_json, say
 from paceline.errors import UsageError, shown
-from paceline.storage.paths import check_new_file
+from paceline.system.paths import check_new_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from paceline.cli import options
 from paceline.cli.console import say
 from paceline.cli.train import finished, settings, show
 from paceline.errors import UsageError
-from paceline.replica.slowness import slow_factors
+from paceline.loop.slowness import slow_factors
 from paceline.specs.bounds import PARAMETERS
 from paceline.system.machine import uncollected
 

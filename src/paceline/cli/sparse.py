@@ -10,8 +10,8 @@ import typer
 from paceline.cli.console import out, print_json, say, verbs
 from paceline.errors import UsageError, printable
 from paceline.specs.bounds import PASSES, PROCESSORS, SPARSE_SEED
-from paceline.storage import files
-from paceline.storage.paths import check_new_file
+from paceline.system import files
+from paceline.system.paths import check_new_file
 
 __all__ = ["fit", "predict", "sparse"]
 

@@ -15,9 +15,9 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
 from paceline.errors import NotWrittenError, UsageError
-from paceline.replica.slowness import slow_factors
-from paceline.storage import files
-from paceline.supervisor.fork_server import fork_server_context
+from paceline.loop.slowness import slow_factors
+from paceline.run.fork_server import fork_server_context
+from paceline.system import files
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.optim.half_types import sum_type
 from paceline.specs.types import check_fields
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["WHAT", "Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
 

@@ -24,10 +24,10 @@ from paceline.compression.mean import Mean
 from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
 from paceline.errors import AlgorithmWarning, UsageError
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import is_finite
 from paceline.ports.ports import Ports
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import is_finite
+from paceline.system.saved_state import check_fits
 
 __all__ = ["CodedMean"]
 

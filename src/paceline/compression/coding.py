@@ -14,9 +14,9 @@ from torch import Tensor
 from paceline.compression.codec import Codec, Tuner
 from paceline.compression.measured import Moves, measured_moves, moves_of
 from paceline.errors import NotFiniteWarning
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import is_finite
 from paceline.ports.ports import Collectives, Ports
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import is_finite
 
 __all__ = ["Coding"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
-from paceline.vectors.half_types import is_finite
+from paceline.optim.half_types import is_finite
 
 __all__ = ["Float16"]
 

@@ -12,10 +12,10 @@ from paceline.compression.coding import Coding
 from paceline.compression.mean import Totals
 from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
+from paceline.optim.flat import Ranges, within
+from paceline.optim.half_types import is_finite, sum_type
 from paceline.ports.ports import Handle
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges, within
-from paceline.vectors.half_types import is_finite, sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = ["LowRankMean"]
 

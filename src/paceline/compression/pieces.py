@@ -15,10 +15,10 @@ from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key
 from paceline.compression.coding import Coding
 from paceline.compression.mean import Alone, Mean, Totals
 from paceline.errors import UsageError, name_workers
+from paceline.optim.flat import Ranges, within
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Handle
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges, within
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
 

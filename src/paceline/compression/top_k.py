@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
+from paceline.optim.half_types import is_finite
 from paceline.specs.bounds import FRACTION
-from paceline.vectors.half_types import is_finite
 
 __all__ = ["TopK"]
 

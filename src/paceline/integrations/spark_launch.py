@@ -25,8 +25,8 @@ from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
 from paceline.specs.bounds import check_run
-from paceline.storage import tensor_files
-from paceline.storage.folder_lock import run_folder
+from paceline.system import tensor_files
+from paceline.system.folder_lock import run_folder
 from paceline.worker.chosen_algorithm import given_algorithm
 
 __all__ = ["SparkRun", "launch"]

@@ -19,12 +19,12 @@ from paceline.integrations.spark_job import meet_driver
 from paceline.integrations.spark_rows import SpilledRows, spilled
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.membership.peers import Peers
+from paceline.optim.flat import FlatBinding
 from paceline.optim.settings import OptimizerSettings, settings_of
 from paceline.ports.ports import Message, Ports
 from paceline.system.clock import RealClock
 from paceline.transport.directory import read_peer
 from paceline.transport.keys import Keys
-from paceline.vectors.flat import FlatBinding
 from paceline.worker.memberships.memory import own_arena
 
 __all__ = ["Descent", "Gradient", "NamedUpdates", "PartitionTask"]

@@ -24,7 +24,7 @@ from paceline.integrations.spark_loop import FAILURE, Loop
 from paceline.integrations.spark_rows import spark_folder, spilled
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
-from paceline.storage import files
+from paceline.system import files
 from paceline.transport.keys import Keys
 from paceline.worker.supervised import how_ended
 

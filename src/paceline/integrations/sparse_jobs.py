@@ -24,8 +24,8 @@ from paceline.sparse.matrix import rows_of
 from paceline.sparse.sparsity import Sparsity, measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
 from paceline.sparse.team import Team, count_threads
 from paceline.specs.bounds import PARAMETERS, check_memory
-from paceline.storage import files
-from paceline.storage.plain_files import read_npz
+from paceline.system import files
+from paceline.system.plain_files import read_npz
 
 __all__ = ["fit_linear", "fit_ratings", "predict", "write_model"]
 

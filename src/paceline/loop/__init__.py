@@ -1,1 +1,1 @@
-"""The user's own loop under `attach`: what its habits mean for the run, or why they are refused."""
+"""The user's own loop under `attach`: its step (`replica.py`), and guards for what loops do."""

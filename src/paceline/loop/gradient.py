@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.loop.base_replica import BaseReplica
+from paceline.loop.buckets import GradientBuckets, PendingGradients
 from paceline.loop.loss_scales import scale_of_pass
 from paceline.loop.never_stepped import StepsAwaited
 from paceline.loop.outside_changes import OutsideChanges
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.run_progress import RunProgress
-from paceline.replica.base import BaseReplica
-from paceline.replica.buckets import GradientBuckets, PendingGradients
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import is_finite
 from paceline.system.torch_internals import call_after_backward
-from paceline.vectors.flat import Ranges
-from paceline.vectors.half_types import is_finite
 
 __all__ = ["AttachedGradient"]
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from paceline.loop.hidden_hooks import HiddenHook, hookable
 from paceline.membership.final_mean import LeftWeights
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.model_state import dense_buffers
+from paceline.optim.flat import FlatBinding
+from paceline.optim.model_state import dense_buffers
 
 __all__ = ["Loads", "Places", "left_weights"]
 

@@ -19,17 +19,17 @@ from torch import nn
 
 from paceline.errors import DivergedError, NoGradient, UsageError, WorkerLostError
 from paceline.loop.closures import ClosureGradient
+from paceline.loop.grad_scaler import take_over_scaling
 from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.same_inputs import SameInputs
+from paceline.loop.sharded import OwnedPieces
+from paceline.optim.half_types import is_finite
 from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
-from paceline.replica.grad_scaler import take_over_scaling
-from paceline.replica.sharded import OwnedPieces
-from paceline.vectors.half_types import is_finite
 
 __all__ = ["SEES_A_PART", "AttachedReplica"]
 

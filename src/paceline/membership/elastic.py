@@ -22,11 +22,11 @@ from paceline.membership.final_mean import receive_vector
 from paceline.membership.join_point import JoinPoint, JoinPointLostError, endpoint
 from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
+from paceline.optim.model_state import digest, from_bytes, to_bytes
 from paceline.ports.ports import Counts, Mailbox, Message
 from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_endpoint, is_heard
-from paceline.vectors.model_state import digest, from_bytes, to_bytes
 
 __all__ = ["JoinedRun", "check_joinable", "num_places"]
 

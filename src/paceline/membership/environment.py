@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import UsageError, shown
-from paceline.evaluation.goal import Goal
+from paceline.records import checkpoint_files
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DEADLINE_S, Bound
+from paceline.specs.goal import Goal
 from paceline.system.uncaught import say_alone
 from paceline.transport.keys import Keys
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import PeerLostError
+from paceline.optim.half_types import sum_type
+from paceline.optim.model_state import from_bytes, to_bytes
 from paceline.ports.checks import MOST, MalformedMessageError, checked_vector
 from paceline.ports.ports import Mailbox, Message, PeerBack, Ports, Received
-from paceline.vectors.half_types import sum_type
-from paceline.vectors.model_state import from_bytes, to_bytes
 
 __all__ = [
     "BatchesTaken",

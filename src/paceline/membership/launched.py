@@ -17,12 +17,12 @@ from paceline.errors import UsageError, WorkerLostError, name_workers
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
 from paceline.membership.tables import StoredTables
+from paceline.optim.model_state import digest, from_bytes, to_bytes
+from paceline.optim.sharding import AxisShape
 from paceline.ports.shared import Needs
 from paceline.system.torch_internals import abort_process_group
 from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
-from paceline.vectors.model_state import digest, from_bytes, to_bytes
-from paceline.vectors.sharding import AxisShape
 
 __all__ = ["LaunchedRun", "check_algorithm"]
 

@@ -25,10 +25,10 @@ from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.memory.waiting import wake_all
+from paceline.optim.sharding import REPLICAS, AxisShape, Sharding
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
-from paceline.vectors.sharding import REPLICAS, AxisShape, Sharding
 
 __all__ = ["Arena", "ArenaPlan", "plan_arena"]
 

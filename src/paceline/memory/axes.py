@@ -10,7 +10,7 @@ import torch
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan
-from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
+from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
 
 __all__ = ["Axes", "AxesPlan", "plan_axes"]
 

@@ -14,9 +14,9 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.optim.half_types import add_up, mean_into, sum_type, to_sum_type
 from paceline.ports.ports import Handle
 from paceline.ports.started import CarriedOutTogether, Operation
-from paceline.vectors.half_types import add_up, mean_into, sum_type, to_sum_type
 
 __all__ = ["SharedMemoryCollectives"]
 

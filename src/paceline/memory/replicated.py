@@ -10,7 +10,7 @@ from paceline.memory.atomics import fetch_add, kernel, load, store
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
-from paceline.vectors.half_types import to_sum_type
+from paceline.optim.half_types import to_sum_type
 
 __all__ = ["ReplicatedVector"]
 

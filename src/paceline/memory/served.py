@@ -13,8 +13,8 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
+from paceline.optim.half_types import sum_type
 from paceline.ports.shared import shard_ranges
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["COUNTED", "PrivateShard", "ServedVector"]
 

@@ -12,7 +12,7 @@ from paceline.memory.atomics import load, store
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.segment import Segment
 from paceline.memory.segment_part import PartPlan
-from paceline.vectors.sharding import Sharding
+from paceline.optim.sharding import Sharding
 
 __all__ = ["ShardedVectors"]
 

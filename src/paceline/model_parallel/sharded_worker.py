@@ -12,7 +12,6 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped, UsageError
-from paceline.evaluation.user import Evaluate
 from paceline.loop.replica import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
@@ -28,6 +27,7 @@ from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.worker.memberships.entry import Entry
 from paceline.worker.memberships.layout_part import LayoutPart
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.worker import Worker
 
 __all__ = ["ShardedWorker"]

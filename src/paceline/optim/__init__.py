@@ -1,1 +1,1 @@
-"""The user's optimizer: as data, on a flat vector, on a part of it, and several as one."""
+"""The user's optimizer as data, on a flat vector, on a part of it, several as one; and the flat vector itself."""

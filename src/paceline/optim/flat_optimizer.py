@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.optim.flat import Ranges
 from paceline.optim.saved_state import kinds_of
 from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, raw_step
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges
+from paceline.system.saved_state import check_fits
 
 __all__ = ["FlatOptimizer"]
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.optim.flat import Ranges
 from paceline.optim.saved_state import check_length
 from paceline.optim.settings import cut_state, raw_step, scaled_step
-from paceline.storage.saved_state import unfit
-from paceline.vectors.flat import Ranges
+from paceline.system.saved_state import unfit
 
 __all__ = ["FlatParameters"]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.optim.settings import is_from_torch, raw_step
-from paceline.storage.saved_state import check_fits, unfit
+from paceline.system.saved_state import check_fits, unfit
 
-__all__ = ["check_length", "check_state", "first_state", "kinds_of"]
+__all__ = ["asked_by_run", "check_length", "check_state", "first_state", "kinds_of", "state_for_checkpoints"]
+
+asked_by_run: ContextVar[bool] = ContextVar("asked_by_run", default=False)  # not by the loop
 
 _WHAT = "the optimizer"
 _MOST = {"momentum": 0.9, "amsgrad": True, "centered": True}  # settings that add state
@@ -99,3 +102,12 @@ def check_length(state: Mapping[str, Any], length: int) -> None:
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim():
             check_fits({name: value}, {name: value.new_empty(length)}, _WHAT)
+
+
+def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its `state_dict()`, without a warning, for the run's own checkpoints, which get the rest from its place."""
+    before = asked_by_run.set(True)
+    try:
+        return optimizer.state_dict()
+    finally:
+        asked_by_run.reset(before)

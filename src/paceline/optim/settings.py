@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.vectors.flat import Ranges
+from paceline.optim.flat import Ranges
 
 __all__ = [
     "ELEMENTWISE", "OptimizerSettings", "SettingsGroup", "as_vectors", "check_elementwise", "check_linear",

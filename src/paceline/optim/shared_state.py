@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.vectors.flat import FlatBinding
+from paceline.optim.flat import FlatBinding
 
 __all__ = ["shared_state_of"]
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.optim.flat import Ranges
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.round_shares import RoundShares
-from paceline.vectors.flat import Ranges
 
 __all__ = ["Piece", "Replica"]
 

@@ -1,1 +1,1 @@
-"""What a run's workers write down of every step, and what it comes to."""
+"""What workers record of every step, a run's summary, and checkpoints."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.records.step_record import CODED, RECORD_DTYPE, without_waiting
-from paceline.storage import files
+from paceline.system import files
 
 __all__ = [
     "RunData",

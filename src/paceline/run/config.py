@@ -17,11 +17,11 @@ from paceline.algorithms import DEFAULT_ALGORITHM, registry
 from paceline.algorithms.server.registries import delay_spec
 from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
-from paceline.evaluation.goal import Goal
+from paceline.loop.slowness import checked_factors
 from paceline.memory.placement import placement_registry
 from paceline.model_parallel.layouts import layout_of, layout_registry
-from paceline.replica.slowness import checked_factors
 from paceline.specs.bounds import check_run
+from paceline.specs.goal import Goal
 from paceline.specs.registry import build_optimizer
 from paceline.specs.types import check_fields
 from paceline.tasks.base import Task, targets_of

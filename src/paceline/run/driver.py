@@ -16,12 +16,12 @@ from paceline.memory.placement import placement_registry
 from paceline.observe.progress import Progress
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, write_config
+from paceline.run.checkpointer import NO_LAST_STEP, Checkpointer
 from paceline.run.earlier_part import EarlierPart, forget
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.run.loops import Loop
 from paceline.run.recording import Recording
-from paceline.supervisor.checkpointer import NO_LAST_STEP, Checkpointer
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
 from paceline.system.interrupts import noted
 from paceline.worker.supervised import ended_in_order
 

@@ -16,16 +16,16 @@ from paceline.algorithms import Algorithm, registry, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError, UsageError
 from paceline.model_parallel.graph.program import PlacedProgram
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
 from paceline.records.event_counts import Groups, num_missing, versions_of
 from paceline.records.run_data import RunData, check_records, save_events, write_config
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.records.summary import unrecorded
-from paceline.storage import files
-from paceline.supervisor.spool import read_spool
+from paceline.run.spool import read_spool
+from paceline.system import files
 
 __all__ = ["EarlierPart", "forget", "shift_times"]
 

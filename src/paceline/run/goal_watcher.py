@@ -9,9 +9,9 @@ import time
 from multiprocessing import connection
 from typing import Any
 
-from paceline.evaluation.channel import ENDED_THREAD, THREAD, EvaluationChannel, EvaluationResult
-from paceline.evaluation.model import Evaluator
 from paceline.run.recording import Recording, last_s
+from paceline.worker.evaluation_channel import ENDED_THREAD, THREAD, EvaluationChannel, EvaluationResult
+from paceline.worker.evaluator import Evaluator
 from paceline.worker.process import Failure
 
 __all__ = ["GoalWatcher"]

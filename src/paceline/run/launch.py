@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError, shown
-from paceline.evaluation.goal import Goal
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.observe.progress import Progress
@@ -20,7 +19,8 @@ from paceline.run.driver import Driver
 from paceline.run.earlier_part import EarlierPart
 from paceline.run.loops import Loop
 from paceline.specs.bounds import check_run
-from paceline.storage.folder_lock import run_folder
+from paceline.specs.goal import Goal
+from paceline.system.folder_lock import run_folder
 from paceline.system.uncaught import say_alone
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.supervised import check_launch

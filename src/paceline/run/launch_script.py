@@ -26,8 +26,8 @@ from paceline.membership.join_point import JoinPoint
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
-from paceline.storage import files
-from paceline.storage.folder_lock import run_folder
+from paceline.system import files
+from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
 from paceline.system.uncaught import SAID
 from paceline.worker.supervised import how_ended

@@ -12,13 +12,13 @@ import numpy as np
 
 from paceline.algorithms import Algorithm, registry
 from paceline.data.plan import BatchPlan
-from paceline.evaluation.goal import Goal
-from paceline.evaluation.model import Evaluator, about_evaluated
 from paceline.memory.arena import Arena
 from paceline.memory.segment import Segment
 from paceline.run.config import TrainConfig
 from paceline.run.injection import injected
 from paceline.run.recording import Recording
+from paceline.specs.goal import Goal
+from paceline.worker.evaluator import Evaluator, about_evaluated
 
 __all__ = ["Loop", "TaskParts"]
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from paceline.checkpoint import contents as checkpoint
-from paceline.evaluation.goal import Goal
 from paceline.observe.progress import Progress, WorkerProgress
+from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.event_counts import EventCounts
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, without_waiting
 from paceline.records.summary import repeated_batches, unrecorded
 from paceline.run.earlier_part import shift_times
 from paceline.run.run_record import RunRecord
-from paceline.supervisor.supervisor import Supervisor
+from paceline.run.supervisor import Supervisor
+from paceline.specs.goal import Goal
 from paceline.system.machine import machine, versions
 
 __all__ = ["Recording", "last_s"]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from paceline.algorithms import Algorithm
-from paceline.evaluation.goal import Goal
 from paceline.records.batch_sizes import batch_sizes, ideal_step_s
 from paceline.records.summary import NO_UPDATE, WINDOW, summarize
+from paceline.specs.goal import Goal
 from paceline.worker.supervised import Outcome
 
 __all__ = ["RunRecord"]

@@ -13,9 +13,9 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
-from paceline.evaluation.goal import Goal
-from paceline.evaluation.user import Evaluate, loop_evaluator
 from paceline.membership.environment import set_environment
+from paceline.optim.flat import FlatBinding, model_words
+from paceline.optim.model_state import dense_buffers
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
 from paceline.run.config import TrainConfig
@@ -28,15 +28,15 @@ from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.specs.bounds import check_run, check_simulation
+from paceline.specs.goal import Goal
 from paceline.system import machine as system
 from paceline.system.global_randomness import GlobalRandomness, undisturbed
 from paceline.system.interrupts import Interruption
 from paceline.system.torch_contexts import TorchContexts
-from paceline.vectors.flat import FlatBinding, model_words
-from paceline.vectors.model_state import dense_buffers
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.memberships.entry import SimulatedEnvironment
 from paceline.worker.supervised import NO_WORKER_0, refuse_inside_worker
+from paceline.worker.user_evaluation import Evaluate, loop_evaluator
 
 __all__ = ["simulate"]
 

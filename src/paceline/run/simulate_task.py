@@ -18,12 +18,13 @@ from paceline.algorithms import Algorithm, registry
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
-from paceline.evaluation.model import Evaluator, about_evaluated, initial_loss, task_evaluator
+from paceline.loop.base_replica import BaseReplica
+from paceline.loop.buckets import bucket_bytes_for, bucket_ranges
 from paceline.memory.placement import Bind, Interleave, placement_registry
+from paceline.optim.flat import FlatBinding
+from paceline.optim.model_state import dense_buffers
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
-from paceline.replica.base import BaseReplica
-from paceline.replica.buckets import bucket_bytes_for, bucket_ranges
 from paceline.run.config import TrainConfig
 from paceline.run.injection import inject, injected
 from paceline.run.simulated_driver import drive, machine_for
@@ -40,8 +41,7 @@ from paceline.specs.registry import check_optimizer
 from paceline.system.interrupts import Interruption
 from paceline.system.machine import intra_op_threads, uncollected
 from paceline.tasks.load import load_task
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.model_state import dense_buffers
+from paceline.worker.evaluator import Evaluator, about_evaluated, initial_loss, task_evaluator
 
 __all__ = ["TaskSimulation", "simulate_task"]
 

@@ -14,10 +14,10 @@ from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
-from paceline.storage.folder_lock import run_folder
-from paceline.storage.paths import check_new_folder
+from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
 from paceline.system.machine import machine, versions
+from paceline.system.paths import check_new_folder
 
 __all__ = ["Simulation", "drive", "machine_for"]
 

@@ -13,14 +13,14 @@ from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.tables import SharedTables, local_tables
+from paceline.optim.flat import FlatBinding
+from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.gathering import EndBarrier, SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 

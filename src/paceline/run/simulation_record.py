@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.evaluation.goal import Goal
-from paceline.evaluation.model import Evaluator
 from paceline.ports.shared import AVERAGE
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.records.summary import unrecorded
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
+from paceline.specs.goal import Goal
 from paceline.system.interrupts import Interruption
+from paceline.worker.evaluator import Evaluator
 from paceline.worker.supervised import Outcome
 
 __all__ = ["SimulationRecord"]

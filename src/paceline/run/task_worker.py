@@ -13,10 +13,10 @@ from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import RunStopped
+from paceline.loop.base_replica import TaskReplica
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.model_parallel.layouts import division_of, layout_of
 from paceline.optim.shared_state import shared_state_of
-from paceline.replica.base import TaskReplica
 from paceline.run.config import TrainConfig
 from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from paceline.algorithms import Algorithm, registry, spec
 from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
-from paceline.evaluation.model import initial_loss, task_evaluator
 from paceline.model_parallel.hybrid.choose import chosen_layout
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
@@ -29,9 +28,10 @@ from paceline.run.loops import Loop, TaskParts
 from paceline.run.task_worker import TaskWorker
 from paceline.specs.bounds import check_vectors
 from paceline.specs.registry import check_optimizer
-from paceline.storage.folder_lock import run_folder
+from paceline.system.folder_lock import run_folder
 from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task
+from paceline.worker.evaluator import initial_loss, task_evaluator
 from paceline.worker.supervised import check_launch
 
 __all__ = ["TrainConfig", "prepared", "train"]

@@ -22,9 +22,9 @@ from paceline.errors import UsageError
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import SIMULATED_WORKERS
-from paceline.storage import files
-from paceline.storage.plain_files import read_table
-from paceline.storage.toml_text import as_toml
+from paceline.system import files
+from paceline.system.plain_files import read_table
+from paceline.system.toml_text import as_toml
 
 __all__ = ["ClusterFile"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
+from paceline.optim.half_types import add_up, mean_into, sum_type
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.vectors.half_types import add_up, mean_into, sum_type
 
 __all__ = [
     "AllReduceState",

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
+from paceline.loop.buckets import bucket_bytes_for
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Counts, Ports, ServerPorts
 from paceline.ports.shared import Needs
-from paceline.replica.buckets import bucket_bytes_for
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import AllReduceState, SimulatedCollectives
 from paceline.simulator.concurrency import SimulatedConcurrency
@@ -36,7 +37,6 @@ from paceline.simulator.network_collectives import CollectiveCosts, NetworkColle
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState
 from paceline.specs.bounds import check_simulation
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["SimulatedMachine"]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.errors import WorkerLostError
+from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Counts
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
@@ -23,7 +24,6 @@ from paceline.simulator.collectives import (
 from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
 

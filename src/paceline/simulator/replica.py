@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from paceline.data.plan import BatchSource
+from paceline.loop.base_replica import BaseReplica, TaskReplica
+from paceline.loop.buckets import bucket_ranges
 from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import OptimizerSettings, SettingsGroup
 from paceline.ports.replica import Piece
-from paceline.replica.base import BaseReplica, TaskReplica
-from paceline.replica.buckets import bucket_ranges
 from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete

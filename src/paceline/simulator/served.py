@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from paceline.optim.half_types import sum_type
 from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
 from paceline.simulator.memory import EXCLUDES_NOBODY
-from paceline.vectors.half_types import sum_type
 
 __all__ = ["ServedState", "SimulatedCopy", "SimulatedShard"]
 

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from paceline.errors import UsageError, first_line
 from paceline.specs.bounds import available_bytes, check_memory
-from paceline.storage.plain_files import read_npz
+from paceline.system.plain_files import read_npz
 
 __all__ = ["Ratings", "read_labelled", "read_ratings"]
 

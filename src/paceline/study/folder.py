@@ -12,10 +12,10 @@ from typing import Any
 
 from paceline.errors import NotWrittenError, UsageError
 from paceline.records.run_data import write_json, write_text
-from paceline.storage import files
-from paceline.storage.folder_lock import locked
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
+from paceline.system import files
+from paceline.system.folder_lock import locked
 from paceline.system.machine import machine, versions
 
 __all__ = ["StudyFolder"]

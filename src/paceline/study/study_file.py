@@ -16,10 +16,10 @@ from paceline.errors import UsageError, shown
 from paceline.run.config import TrainConfig
 from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
 from paceline.specs.text import closest
-from paceline.storage.plain_files import read_table
-from paceline.storage.toml_text import as_toml
 from paceline.study.levels import Level, Range, read_levels
 from paceline.study.limits import Design, Limits, is_number, is_whole
+from paceline.system.plain_files import read_table
+from paceline.system.toml_text import as_toml
 
 __all__ = ["TARGETS", "Design", "Limits", "Range", "Study", "read_study", "study_from_table"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError, first_line, shown
-from paceline.storage import files
-from paceline.storage.plain_files import read_table
 from paceline.study.folder import StudyFolder
 from paceline.study.limits import is_number
 from paceline.study.rows import flat_row
 from paceline.study.study_file import TARGETS
+from paceline.system import files
+from paceline.system.plain_files import read_table
 
 if TYPE_CHECKING:
     import pandas

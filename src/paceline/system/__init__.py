@@ -1,1 +1,1 @@
-"""What a process has of its own: the machine, the clock, signals, random generators, its output."""
+"""The process and its machine: cores, clock, signals, random generators, output, files written whole or not at all."""

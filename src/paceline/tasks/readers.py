@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
-from paceline.storage import plain_files
+from paceline.system import plain_files
 
 __all__ = ["find_file", "image_datasets", "mnist_arrays", "read_idx", "read_npz"]
 

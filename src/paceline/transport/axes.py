@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from paceline.optim.half_types import add_up
+from paceline.optim.sharding import AxisShape
 from paceline.ports.ports import Counts, Handle
 from paceline.ports.rooted import passes_on
 from paceline.transport.collectives import DistributedCollectives
-from paceline.vectors.half_types import add_up
-from paceline.vectors.sharding import AxisShape
 
 __all__ = ["AxisCollectives", "make_axes"]
 

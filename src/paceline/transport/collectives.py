@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import WorkerLostError, name_workers
+from paceline.optim.half_types import add_up, to_sum_type
 from paceline.ports.ports import Counts, Handle
 from paceline.transport.roll_call import RollCall
-from paceline.vectors.half_types import add_up, to_sum_type
 
 __all__ = ["SLICE", "DistributedCollectives", "has_failed"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from paceline.storage.paths import socket_folder
+from paceline.system.paths import socket_folder
 
 __all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own"]
 

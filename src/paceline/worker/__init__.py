@@ -1,1 +1,1 @@
-"""A worker's life: `attach`, its session in a run, its process, and those beside it."""
+"""`attach`, a worker's session in a run, its process, and the processes beside it, such as the one that evaluates."""

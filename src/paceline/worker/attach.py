@@ -11,12 +11,12 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
-from paceline.evaluation.user import Evaluate
 from paceline.membership.environment import current_environment
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.chosen_algorithm import chosen_algorithm
 from paceline.worker.lone import LoneWorker
 from paceline.worker.memberships.entry import is_plain
+from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.worker import Worker
 
 __all__ = ["attach"]

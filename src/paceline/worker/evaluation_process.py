@@ -16,11 +16,11 @@ import warnings
 
 import torch
 
-from paceline.evaluation.channel import NICENESS, EvaluationChannel
-from paceline.evaluation.model import Evaluator
 from paceline.memory.arena import Arena
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import flush_output
+from paceline.worker.evaluation_channel import NICENESS, EvaluationChannel
+from paceline.worker.evaluator import Evaluator
 
 __all__ = ["begin_evaluations"]
 

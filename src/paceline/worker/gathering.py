@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from paceline.errors import RunStopped, UsageError, WorkerLostError, name_workers
-from paceline.storage.plain_tensors import tensors_from_bytes, tensors_to_bytes
-from paceline.vectors.half_types import sum_type
+from paceline.optim.half_types import sum_type
+from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
 if TYPE_CHECKING:
     from paceline.worker.supervised import WorkerState

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError, name_workers
-from paceline.vectors.model_state import digest
+from paceline.optim.model_state import digest
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import Membership
 

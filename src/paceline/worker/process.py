@@ -26,9 +26,9 @@ from paceline.memory import numa as placement
 from paceline.memory.arena import Arena, ArenaPlan
 from paceline.memory.segment import Segment
 from paceline.memory.waiting import have_core_each, raise_if_stopped, wait_briefly
+from paceline.optim.sharding import Sharding
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import tagged_output
-from paceline.vectors.sharding import Sharding
 
 __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
 

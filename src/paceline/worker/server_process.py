@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from paceline.algorithms import registry
-from paceline.checkpoint import contents as checkpoint
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment, current_environment
 from paceline.membership.peers import Peers
@@ -25,7 +24,8 @@ from paceline.memory.segment import Segment
 from paceline.memory.served import PrivateShard
 from paceline.memory.waiting import raise_if_stopped, wait_briefly
 from paceline.ports.ports import ServerPorts
-from paceline.storage import tensor_files
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.system import tensor_files
 from paceline.system.clock import RealClock
 from paceline.worker.process import NotSaved, Ready, Welcome
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint import contents as checkpoint
-from paceline.checkpoint import files as checkpoint_files
 from paceline.errors import NotWrittenError, UsageError
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import FlatBinding
+from paceline.optim.flat import FlatBinding
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.records import checkpoint_files
+from paceline.system.saved_state import check_fits
 from paceline.worker.process import NotSaved
 
 __all__ = ["WorkerStorage"]

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.checkpoint.state_elsewhere import watch_state
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler, UnfollowedSchedules
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker.gathering import total_of
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.state_elsewhere import watch_state
 
 __all__ = ["WholeRun"]
 

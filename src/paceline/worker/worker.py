@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import DivergedError, RunStopped, UsageError, exits_in_order
-from paceline.evaluation.user import Evaluate
+from paceline.loop.grad_scaler import ask_for_every_step
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
 from paceline.loop.hidden_hooks import leave_out_of_copies
@@ -27,12 +27,12 @@ from paceline.membership.environment import WorkerEnvironment
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
-from paceline.replica.grad_scaler import ask_for_every_step
 from paceline.system.torch_internals import mark_as_stepped
 from paceline.worker.batches import Batches, WorkerBatches
 from paceline.worker.initial_states import check_states
 from paceline.worker.memberships.entry import Entry, enter
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.whole_run import WholeRun
 
 __all__ = ["Worker"]

@@ -12,13 +12,14 @@ from compression.worlds import gaussian, ports_of
 from contracts.runs import run_task
 from contracts.table import Row
 from paceline.algorithms.server.pushed import PushCodec
-from paceline.checkpoint import contents, files
 from paceline.compression.bf16 import BFloat16
 from paceline.compression.codec import Encoded
 from paceline.compression.qsgd import QSGD
 from paceline.compression.sign import Sign
 from paceline.compression.top_k import TopK
 from paceline.errors import NotFiniteWarning
+from paceline.records import checkpoint_contents as contents
+from paceline.records import checkpoint_files as files
 from processes.drill import Drill
 
 RANGES = ((0, 120), (120, 200))

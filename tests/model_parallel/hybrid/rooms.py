@@ -15,7 +15,7 @@ from paceline.model_parallel.hybrid.cut_model import CutModel
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import plan_cuts
-from paceline.vectors.sharding import REPLICAS, AxisShape
+from paceline.optim.sharding import REPLICAS, AxisShape
 
 STEPS = 3
 CAPACITY = 4096  # elements of one operation: less than some have, so that these are cut into several

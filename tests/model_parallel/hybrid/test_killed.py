@@ -8,8 +8,9 @@ import torch
 import forked
 import paceline as pl
 from model_parallel.hybrid.test_train import LAYOUT, TASK, trained
-from paceline.checkpoint import contents, files
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.records import checkpoint_contents as contents
+from paceline.records import checkpoint_files as files
 
 EPOCHS, ROUNDS = 4, 4  # 13 batches among 4 workers: in the last round of an epoch, three have none
 

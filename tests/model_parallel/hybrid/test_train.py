@@ -7,10 +7,11 @@ import torch
 
 import paceline as pl
 from model_parallel.hybrid.rooms import small_vgg
-from paceline.checkpoint import contents, files
 from paceline.model_parallel.hybrid.cut_model import CutModel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.model_parallel.layouts import layout_of
+from paceline.records import checkpoint_contents as contents
+from paceline.records import checkpoint_files as files
 from paceline.records.run_data import RunData
 
 TASK = Path(__file__).parent / "small_task.py"

@@ -7,8 +7,9 @@ import torch
 
 import paceline as pl
 from model_parallel.tensor.run_loops import alone, check_same, found, last_steps, loop
-from paceline.checkpoint import contents, files
 from paceline.model_parallel.tensor.worker_part import WorkerPart
+from paceline.records import checkpoint_contents as contents
+from paceline.records import checkpoint_files as files
 
 PROCESSES = [
     (pl.TensorParallel(line=3), 3, 1, "adamw"),

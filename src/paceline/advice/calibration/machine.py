@@ -34,14 +34,14 @@ from paceline.advice.calibration.measurements import (
     rounded,
 )
 from paceline.memory.shared_store import SharedStore
+from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Mailbox
 from paceline.simulator import Cluster
-from paceline.storage import files
+from paceline.system import files
 from paceline.system.machine import machine, num_cores, versions
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
-from paceline.vectors.flat import FlatBinding
 
 __all__ = [
     "Calibration", "as_cluster", "as_json", "measure", "measure_link", "measure_memory", "measure_steps", "write",

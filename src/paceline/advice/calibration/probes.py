@@ -23,20 +23,20 @@ from torch.utils.data import TensorDataset
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import PacelineError, PeerLostError, UsageError
+from paceline.loop.base_replica import TaskReplica
 from paceline.memory import atomics
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
+from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Mailbox, Message, PeerLeft, Received
 from paceline.records.step_record import PackedRecords
-from paceline.replica.base import TaskReplica
+from paceline.run.fork_server import fork_server_context
 from paceline.specs.registry import build_optimizer
-from paceline.supervisor.fork_server import fork_server_context
 from paceline.system.machine import intra_op_threads
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
-from paceline.vectors.flat import FlatBinding
 
 __all__ = [
     "ENOUGH",

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.specs.bounds import DECAY
 from paceline.specs.types import check_fields
-from paceline.storage.saved_state import check_fits
+from paceline.system.saved_state import check_fits
 
 __all__ = ["SGD", "WHAT", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.half_types import sum_type
+from paceline.optim.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 if TYPE_CHECKING:
     from paceline.ports.ports import Ports

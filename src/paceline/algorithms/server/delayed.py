@@ -13,8 +13,8 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, WHAT, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import numbered, ranges_of
+from paceline.optim.flat import numbered, ranges_of
+from paceline.system.saved_state import check_fits
 
 __all__ = ["Delayed"]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.waiting_gradients import WaitingGradient
+from paceline.optim.flat import Ranges, numbered, ranges_of
+from paceline.optim.half_types import sum_type
 from paceline.ports.shared import ServedParameters
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges, numbered, ranges_of
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = ["Gathering", "Metered", "NoGathering", "Pool", "WorkerTable", "tell_choice", "without_gathered"]
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from paceline.algorithms.server.loaded_state import state_from_bytes
 from paceline.compression.codec import Codec, Encoded
 from paceline.errors import UsageError
+from paceline.optim.flat import Ranges
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MOST, MalformedMessageError, checked_number, checked_weight
 from paceline.ports.ports import Received
-from paceline.vectors.flat import Ranges
 
 __all__ = ["check_form", "read_choice", "read_gradient", "read_settings", "read_state"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.storage.plain_tensors import tensors_from_bytes, tensors_to_bytes
+from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
 __all__ = ["state_from_bytes", "state_to_bytes"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.optim.half_types import sum_type
 from paceline.planner.noise_norms import gradient_and_noise
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.half_types import sum_type
+from paceline.system.saved_state import check_fits
 
 __all__ = ["NoiseMeter"]
 

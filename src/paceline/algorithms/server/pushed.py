@@ -11,11 +11,11 @@ from paceline.compression.codec import WHAT, Codec, NoCodec, NotFiniteError, key
 from paceline.compression.feedback import Feedback
 from paceline.compression.measured import moves_in
 from paceline.errors import AlgorithmWarning, NotFiniteWarning
+from paceline.optim.flat import Ranges, within
+from paceline.optim.half_types import is_finite
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
-from paceline.storage.saved_state import check_fits
-from paceline.vectors.flat import Ranges, within
-from paceline.vectors.half_types import is_finite
+from paceline.system.saved_state import check_fits
 
 __all__ = ["PushCodec"]
 

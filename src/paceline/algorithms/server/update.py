@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.vectors.flat import Ranges
+from paceline.optim.flat import Ranges
 
 __all__ = ["COUNTED", "DROPPED", "UpdateInfo"]
 

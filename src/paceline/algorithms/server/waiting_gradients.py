@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.vectors.flat import Ranges, within
-from paceline.vectors.half_types import to_sum_type
+from paceline.optim.flat import Ranges, within
+from paceline.optim.half_types import to_sum_type
 
 if TYPE_CHECKING:
     from paceline.ports.ports import Message

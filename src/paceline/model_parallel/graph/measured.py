@@ -11,7 +11,7 @@ from paceline.model_parallel.graph.partition import MOST_READERS
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.recorder import FORMAT, path_of
 from paceline.model_parallel.graph.schedule import Event
-from paceline.storage.plain_files import read_table
+from paceline.system.plain_files import read_table
 
 __all__ = ["read_measured"]
 

@@ -12,7 +12,7 @@ from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.schedule import Event
 from paceline.observe.document import write_page
 from paceline.observe.drawing import Figure, method_colour, numbers
-from paceline.storage.files import write_text
+from paceline.system.files import write_text
 
 __all__ = ["write_plan_page", "write_plan_trace"]
 

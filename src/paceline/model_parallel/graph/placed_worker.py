@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.checkpoint import contents as checkpoint
 from paceline.errors import UsageError
+from paceline.loop.noted_gradients import NotedGradients
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import PlacedPart
@@ -19,8 +19,8 @@ from paceline.model_parallel.graph.recorder import Recorder
 from paceline.optim.group_options import GroupOptions
 from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of
-from paceline.replica.noted_gradients import NotedGradients
-from paceline.storage.saved_state import fits
+from paceline.records import checkpoint_contents as checkpoint
+from paceline.system.saved_state import fits
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 

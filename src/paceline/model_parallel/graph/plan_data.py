@@ -17,8 +17,8 @@ from paceline.model_parallel.graph.partition import Transfer, transfers_of
 from paceline.model_parallel.graph.place import Placement, best_of, candidates
 from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
 from paceline.model_parallel.graph.schedule import Schedule, simulate
-from paceline.storage.files import write_text
-from paceline.storage.plain_files import read_table
+from paceline.system.files import write_text
+from paceline.system.plain_files import read_table
 
 __all__ = ["PlanData"]
 

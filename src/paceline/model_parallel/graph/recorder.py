@@ -14,7 +14,7 @@ import torch
 
 from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.problem import TensorInfo
-from paceline.storage.files import write_text
+from paceline.system.files import write_text
 
 __all__ = ["FORMAT", "Recorder", "path_of"]
 

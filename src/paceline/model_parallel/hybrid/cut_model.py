@@ -22,8 +22,8 @@ from paceline.model_parallel.hybrid.borders import (
 from paceline.model_parallel.hybrid.mesh import Mesh
 from paceline.model_parallel.hybrid.plan import CutLayer, CutPlan
 from paceline.model_parallel.hybrid.rows import Rows
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import AxisShape, Shard, Sharding
+from paceline.optim.flat import FlatBinding
+from paceline.optim.sharding import AxisShape, Shard, Sharding
 
 __all__ = ["CutModel"]
 

@@ -16,11 +16,11 @@ from paceline.model_parallel.hybrid.cut_model import CutModel
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.mesh import Axis, Mesh
 from paceline.model_parallel.hybrid.plan import CutPlan, plan_cuts
+from paceline.optim.flat import FlatBinding
 from paceline.optim.settings import check_elementwise
+from paceline.optim.sharding import REPLICAS, AxisShape
 from paceline.ports.ports import Collectives, Ports, Shards
 from paceline.ports.rooted import RootedCollectives
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import REPLICAS, AxisShape
 
 __all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import WorkerLostError, first_line, name_workers
+from paceline.optim.half_types import add_up
 from paceline.transport.collectives import SLICE, has_failed
 from paceline.transport.roll_call import RollCall
-from paceline.vectors.half_types import add_up
 
 __all__ = ["Alone", "Axis", "GroupAxis", "Started"]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
+from paceline.loop.noted_gradients import NotedGradients
 from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.tensor.axes import Alone, Axis
 from paceline.model_parallel.tensor.gradients import GradientMeans
@@ -23,11 +24,10 @@ from paceline.model_parallel.tensor.placement import Placement
 from paceline.model_parallel.tensor.run_axes import LoneCollectives, RunAxis
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
 from paceline.model_parallel.tensor.state import clip_grad_norm, placements_of
+from paceline.optim.flat import FlatBinding
+from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
-from paceline.replica.noted_gradients import NotedGradients
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
 
 __all__ = ["WorkerPart", "check_algorithm"]
 

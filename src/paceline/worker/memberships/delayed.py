@@ -11,8 +11,8 @@ from paceline.algorithms import Algorithm
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, local_tables
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.model_state import dense_buffers
+from paceline.optim.flat import FlatBinding
+from paceline.optim.model_state import dense_buffers
 from paceline.worker.gathering import NoGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena

@@ -16,9 +16,9 @@ from paceline.errors import DivergedError, UsageError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
+from paceline.optim.flat import FlatBinding
+from paceline.optim.model_state import dense_buffers, state_of
 from paceline.records.step_record import PackedRecords
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.model_state import dense_buffers, state_of
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena

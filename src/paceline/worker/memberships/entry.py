@@ -12,7 +12,6 @@ from typing import NamedTuple
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.evaluation.user import Evaluate
 from paceline.membership.elastic import JoinedRun
 from paceline.membership.environment import (
     Invitation,
@@ -22,9 +21,10 @@ from paceline.membership.environment import (
     attach_once,
 )
 from paceline.membership.rendezvous import common_store, own_part, wait_for_readers
-from paceline.vectors.flat import model_words
+from paceline.optim.flat import model_words
 from paceline.worker.gathering import Gatherer, StoreGatherer, SupervisedGatherer
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.user_evaluation import Evaluate
 
 __all__ = ["Entry", "SimulatedEnvironment", "enter", "is_plain", "meeting_beside"]
 

@@ -12,16 +12,16 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
-from paceline.checkpoint import files as checkpoint_files
-from paceline.checkpoint.contents import Parameters
 from paceline.errors import UsageError
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
+from paceline.optim.flat import FlatBinding, model_words
+from paceline.optim.model_state import dense_buffers, state_of
+from paceline.records import checkpoint_files
+from paceline.records.checkpoint_contents import Parameters
 from paceline.records.step_record import PackedRecords
-from paceline.vectors.flat import FlatBinding, model_words
-from paceline.vectors.model_state import dense_buffers, state_of
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.layout_part import Division

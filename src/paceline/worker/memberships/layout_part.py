@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
+from paceline.loop.buckets import PendingGradients
+from paceline.optim.flat import FlatBinding
+from paceline.optim.sharding import AxisShape, Sharding
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
-from paceline.replica.buckets import PendingGradients
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.sharding import AxisShape, Sharding
 
 __all__ = ["Division", "LayoutPart"]
 

@@ -13,8 +13,8 @@ from paceline.data.epoch_claims import EpochClaims
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
+from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
-from paceline.vectors.flat import FlatBinding
 from paceline.worker.gathering import Gatherer
 from paceline.worker.memberships.layout_part import LayoutPart
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from paceline.algorithms import Algorithm, registry
-from paceline.checkpoint import contents as checkpoint
 from paceline.errors import UsageError
+from paceline.loop.buckets import bucket_bytes_for
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.peers import Peers
@@ -19,12 +19,12 @@ from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.private import PrivateVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
+from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports, Storage
+from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
-from paceline.replica.buckets import bucket_bytes_for
 from paceline.system.clock import RealClock
 from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
-from paceline.vectors.flat import FlatBinding
 
 __all__ = ["WorkerMemory", "copies_of", "own_arena"]
 

@@ -11,25 +11,24 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.checkpoint import contents as checkpoint
 from paceline.errors import PeerLostError, UsageError
-from paceline.evaluation.channel import EvaluationChannel
-from paceline.evaluation.user import Evaluate, loop_evaluator
 from paceline.membership.environment import SupervisedEnvironment, call_at_end
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
 from paceline.memory.collectives import SharedMemoryCollectives
+from paceline.optim.flat import FlatBinding
+from paceline.optim.half_types import sum_type
+from paceline.optim.model_state import dense_buffers, digest, from_bytes, to_bytes, untrained
+from paceline.optim.sharding import REPLICAS
 from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
+from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.accruals import WithoutSamples
 from paceline.records.step_record import Recorder
-from paceline.storage.saved_state import check_fits
+from paceline.system.saved_state import check_fits
 from paceline.transport.device import device_copies
-from paceline.vectors.flat import FlatBinding
-from paceline.vectors.half_types import sum_type
-from paceline.vectors.model_state import dense_buffers, digest, from_bytes, to_bytes, untrained
-from paceline.vectors.sharding import REPLICAS
+from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.layout_part import Division, LayoutPart
@@ -37,6 +36,7 @@ from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory
 from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
+from paceline.worker.user_evaluation import Evaluate, loop_evaluator
 
 __all__ = ["SupervisedMembership"]
 

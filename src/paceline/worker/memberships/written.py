@@ -15,7 +15,7 @@ from torch import nn
 
 from paceline.errors import NotWrittenError
 from paceline.records.run_data import write_events, write_json
-from paceline.storage import tensor_files
+from paceline.system import tensor_files
 
 __all__ = ["write_end", "write_state"]
 

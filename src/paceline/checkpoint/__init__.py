@@ -1,1 +1,0 @@
-"""What a checkpoint holds, and its files."""

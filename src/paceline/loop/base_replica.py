@@ -1,0 +1,400 @@
+"""The worker's side of a step: its model and optimizer on flat vectors, its clock, and the step's record.
+
+Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline train`. `AttachedReplica`, in
+`loop/replica.py`, lets the user's loop run where the program asks for a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.data.plan import BatchSource
+from paceline.errors import DivergedError
+from paceline.loop.buckets import GradientBuckets
+from paceline.loop.new_counts import NO_COUNTS, NewCounts
+from paceline.loop.sharded import check_sharded, cut_flat_state, in_pieces
+from paceline.loop.slowness import Slowness
+from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat_parameters import FlatParameters
+from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
+from paceline.ports.ports import Counts
+from paceline.ports.replica import Piece
+from paceline.ports.round_shares import RoundShares
+from paceline.ports.shared import BUCKET_BYTES
+from paceline.records.accruals import ACCRUED, Accruals
+from paceline.records.step_record import Recorder
+
+__all__ = ["BaseReplica", "TaskReplica"]
+
+_UPDATE_TIME_SMOOTHING = 0.1
+_NO_GRADIENT = 0  # as a record's applied version
+
+
+class BaseReplica:
+    """The base of all replicas: flat vectors, times, and the record of the step.
+
+    Args:
+        binding: the model's parameters.
+        recorder: takes one record per step; None: no records.
+        waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
+        staleness: counts of all workers, updated at every update; None: not counted.
+        stopped: whether the run is being stopped.
+        incarnation: 0 for the worker's first process.
+        counts: of the worker's communication; None: it does not communicate.
+        now_s: the clock of the records; virtual in a simulation.
+        slow: injected slowdown: the factor on the time of gradients.
+        rounds: its `num_ended` counts the steps that are over; None: not counted.
+        bucket_bytes: least size of the buckets that `gradient` hands out during backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        binding: FlatBinding,
+        recorder: Recorder | None,
+        waits: list[Any],
+        staleness: Any,
+        stopped: Callable[[], bool],
+        incarnation: int = 0,
+        counts: Counts | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        slow: float = 1.0,
+        rounds: Any = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.binding = binding
+        self.ranges: Ranges = binding.ranges if binding is not None else ()
+        self.now_s = self._now_s = now_s
+        self.samples = self.round_samples = 0
+        self.step, self.batch, self.update_time_s, self.loss = 0, -1, 0.0, math.nan
+        self.round: int | None = None  # every round is a step
+        # Only user loops set these.
+        self.changed_outside = self.moves = self.scaled = self.skipped = False
+        self.shares: RoundShares | None = None  # batches are dealt alike
+        self.before_meeting: Callable[[], None] | None = None
+        self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
+        self._append = recorder.append if recorder is not None else None
+        self._accruals: Accruals | None = None
+        self._waits, self._staleness = waits, staleness
+        self._stopped, self._incarnation, self._bucket_bytes = stopped, incarnation, bucket_bytes
+        self._counts, self._rounds = (NewCounts(counts) if counts is not None else None), rounds
+        self._slowness = Slowness(slow, stopped) if slow > 1 else None
+        self._private: torch.Tensor | None = None
+        self.closure: bool | None = None
+        self.evaluations: Any = None
+        self._buckets: GradientBuckets | None = None
+        self._hands_out, self._read_version = False, 0  # whether in buckets
+        self._missing: Ranges | None = None
+        self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
+        if self._missing is None:
+            buckets = self._buckets if self._hands_out else None
+            self._missing = buckets.missing if buckets is not None else self.binding.missing_gradients()
+        return self._missing
+
+    @missing.setter
+    def missing(self, agreed: Ranges) -> None:
+        self._missing = agreed
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The parameters' shapes; none where only time is simulated."""
+        return [tuple(one.shape) for one in self.binding.parameters] if self.binding is not None else ()
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Nothing: the optimizer is our own, and begins."""
+        return {}
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Copies `x` (P,) into this worker's private vector and returns that."""
+        begun_s = self._now_s()
+        self._private = torch.empty_like(x) if self._private is None else self._private
+        self._private.copy_(x)
+        self._apply_s += self._now_s() - begun_s
+        return self._private
+
+    def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
+        """Records the step: its update became `version`."""
+        if self._staleness is not None:
+            self._staleness.add(version - 1 - self._read_version)
+        self._record(version, gradient_version, failed_publishes)
+
+    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
+        """Records the step: its gradient was dropped."""
+        self._record(-1, gradient_version, failed_publishes)
+
+    def absent(self, version: int) -> None:
+        """Records a round without a batch for this worker, which has its own model."""
+        self._record(_NO_GRADIENT, version, 0)
+
+    def accrued(self) -> None:
+        """Records the step: its gradient, and the record, become part of this worker's next update."""
+        if self._accruals is None and self._append is not None:
+            self._accruals = self._make_accruals()
+        self._record(ACCRUED, ACCRUED, 0)
+
+    def settled(self, version: int) -> None:
+        """Records the accrued gradients as part of the update `version`; -1: they were dropped."""
+        if self._accruals is not None:
+            self._accruals.settle(version, max(version - 1, 0))
+
+    def _make_accruals(self) -> Accruals:
+        assert self._append is not None
+        accruals = Accruals(self._append)
+        self._append = accruals.append
+        return accruals
+
+    # Between two gradients the caches are full of parameters: a Python call then costs close to a microsecond instead of a
+    # tenth. So the code below, which runs in every step, makes few calls.
+
+    def _begin_step(self, started_s: float) -> None:
+        self.step += 1
+        self._started_s, self._apply_s, self.loss = started_s, 0.0, math.nan
+        for wait in self._waits:
+            wait.waited_s = 0.0
+        self._input_s = self._now_s() - started_s
+
+    def _count_apply(self, begun_s: float) -> None:
+        took_s = self._now_s() - begun_s
+        self._apply_s += took_s
+        self.update_time_s += _UPDATE_TIME_SMOOTHING * (took_s - self.update_time_s) if self.update_time_s else took_s
+
+    @property
+    def _work_s(self) -> float:
+        """The step's time without its waits."""
+        return self._input_s + self._gradient_ended_s - self._gradient_started_s + self._apply_s
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        if self._rounds is not None:
+            self._rounds.num_ended += 1
+        if self.shares is not None and self.samples:
+            self.shares.note(self.samples, self._work_s)
+        if self._append is None:
+            return
+        waited_s = 0.0
+        for wait in self._waits:
+            waited_s += wait.waited_s
+        new = self._counts.take() if self._counts is not None else NO_COUNTS
+        self._append(
+            self.step,
+            self.batch,
+            self._incarnation,
+            self.samples if applied_version != _NO_GRADIENT else 0,
+            self._read_version,
+            gradient_version,
+            applied_version,
+            failed_publishes,
+            *new[:-1],
+            self._started_s,
+            self._input_s,
+            self._gradient_started_s,
+            self._gradient_ended_s,
+            waited_s,
+            self._apply_s,
+            new[-1],
+            self._now_s(),
+            self.loss,
+        )
+
+
+class TaskReplica(BaseReplica):
+    """A replica that owns its loop: a batch from a source, one forward and one backward pass, then the optimizer.
+
+    Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
+    as one tensor. Under plain SGD, backward's own tensors are used instead if the program does not ask for `g`. The results
+    are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
+
+    Args:
+        model: called on the inputs of a batch.
+        loss: maps the model's output and the targets to a scalar mean loss.
+        make_optimizer: builds the optimizer for the parameters it is given.
+        batches: yields `(batch_number, inputs, targets)`.
+        shares_state: whether the optimizer's state is that of all workers.
+        base: as for `BaseReplica`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], torch.Tensor],
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        batches: BatchSource,
+        *,
+        shares_state: bool = False,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.model = model
+        self._loss_function = loss
+        self._batches = batches
+        self._g = self.binding.zeros()
+        # Each has its own version counter, unlike other views: it shows which parameters backward has added to.
+        self._gradients = [view.data for view in self.binding.views(self._g)]
+        self._bind_gradients()
+        self.optimizer = make_optimizer(self.binding.parameters)
+        self._flat: FlatParameters | None = None
+        if type(self.optimizer) in ELEMENTWISE:
+            self._flat = FlatParameters(make_optimizer, self._g, shares_state=shares_state)
+            self.optimizer = self._flat.optimizer
+        self._step = raw_step(self.optimizer)
+        self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
+        self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
+        self._in_own = False  # whether the present one does
+        # The place of each parameter among the owned pieces.
+        self._owned: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient (P,); a program that asks for it once gets it without a copy from the next step on."""
+        if self._in_own:
+            self._takes_own = self._in_own = False
+            self.missing = self.binding.gather_gradients(self._g)
+            self._bind_gradients()
+        return self._g
+
+    def _bind_gradients(self) -> None:
+        for parameter, gradient in zip(self.binding.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1, until the source ends or the run is stopped."""
+        while not self._stopped():
+            started_s = self._now_s()
+            if (batch := self._batches.next()) is None:
+                return
+            self.batch, self._inputs, self._targets = batch
+            self.samples = 0 if self._targets is None else self._targets.shape[0]
+            self._begin_step(started_s)
+            yield self.step
+
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Computes the mean gradient over the batch at `at` (P,) into `g`.
+
+        With `ready`, backward makes tensors of its own, which are copied into `g` bucket by bucket: that saves clearing `g`
+        and reading it again.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        self._read_version = version
+        self.binding.bind(at)
+        self._gradient_started_s = self._now_s()
+        self._in_own = self._takes_own and ready is None
+        self._hands_out, self._missing = ready is not None, None
+        if self._in_own or ready is not None:
+            for parameter in self.binding.parameters:
+                parameter.grad = None
+        else:
+            self._g.zero_()
+        changes = [gradient._version for gradient in self._gradients]
+        if ready is not None:
+            if self._buckets is None:
+                self._buckets = GradientBuckets(self.binding, self._g, self._complete, self._bucket_bytes)
+            self._buckets.begin(ready)
+        if self.samples:
+            with torch.enable_grad():
+                loss = self._loss_function(self.model(self._inputs), self._targets)
+            loss.backward()
+            self.loss = loss.item()
+            if not math.isfinite(self.loss):
+                raise DivergedError(
+                    f"The loss became {self.loss} at step {self.step} (version {version}); lower the learning rate."
+                )
+            if self._slowness is not None:
+                self._slowness.sleep(self._gradient_started_s)
+        elif self.without_batch is not None:
+            self.without_batch()
+        if ready is not None:
+            assert self._buckets is not None
+            self._buckets.complete_all()
+            self._bind_gradients()
+        elif not self._in_own:
+            without = [a == b._version for a, b in zip(changes, self._gradients, strict=True)]
+            self._missing = tuple(compress(self.ranges, without))
+        self._gradient_ended_s = self._now_s()
+        if finish is not None:
+            finish()
+
+    def _complete(self, index: int) -> None:
+        assert self._buckets is not None
+        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
+            self._buckets.complete(index)
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
+        begun_s = self._now_s()
+        if self._is_plain_sgd:
+            # SGD's step without its Python overhead; with `of`, one pass over memory instead of two.
+            rate = self.optimizer.param_groups[0]["lr"] * scale * weight
+            if self._in_own:
+                self._add_own(to if of is None else of, to, -rate)
+            else:
+                torch.add(to if of is None else of, self._g, alpha=-rate, out=to)
+        else:
+            if weight != 1.0:
+                self._g.mul_(weight)
+            self._step_on(to if of is None else to.copy_(of), scale)
+        self._count_apply(begun_s)
+
+    def _step_on(self, to: torch.Tensor, scale: float, block: int = 0) -> None:
+        if self._flat is not None:
+            self._flat.step(to, self._g, self.ranges, self.missing, scale, block)
+            return
+        self.binding.bind(to)
+        self.binding.leave_out(self.missing)
+        scaled_step(self._step, self.optimizer, scale)
+        self._bind_gradients()
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,), whose gradient is `g` (S,)."""
+        begun_s = self._now_s()
+        check_sharded(self.optimizer)
+        assert self._flat is not None
+        if self._is_plain_sgd:
+            torch.add(to, g, alpha=-self.optimizer.param_groups[0]["lr"], out=to)
+        else:
+            cut_flat_state(self._flat.state_of_all(), self._g.numel(), to.numel(), pieces)
+            self._owned = self._owned or in_pieces(self.ranges, pieces)
+            missing = tuple(self._owned[one] for one in self.missing if one in self._owned)
+            self._flat.step(to, g, tuple(self._owned.values()), missing)
+        self._count_apply(begun_s)
+
+    def _add_own(self, x: torch.Tensor, to: torch.Tensor, factor: float) -> None:
+        """`to` (P,) becomes x + factor * gradient, parameter by parameter."""
+        views = self.binding.views
+        for parameter, before, after in zip(self.binding.parameters, views(x), views(to), strict=True):
+            if parameter.grad is not None:
+                torch.add(before, parameter.grad, alpha=factor, out=after)
+            elif after is not before:
+                after.copy_(before)
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The optimizer as data."""
+        first = self.optimizer.param_groups[0]["params"][0]  # of all stretches, for all of them
+        settings = settings_of(self.optimizer, lambda one: (0, self.binding.num_elements) if one is first else None)
+        return settings._replace(missing=self.missing)
+
+    def expect_state(self, num_parameters: int) -> None:
+        """Prepares to load a checkpoint's state of `num_parameters` parameters."""
+        if self._flat is not None:
+            self._flat.expect(num_parameters)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in the gradient's memory."""
+        return torch.sub(after, before, out=self._g)

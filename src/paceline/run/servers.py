@@ -1,0 +1,193 @@
+"""Supervises servers: starts them, replaces one that dies, ends them when the workers have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.algorithms import registry
+from paceline.memory.arena import Arena
+from paceline.system import files
+from paceline.worker.process import Done, Failure, NotSaved, Ready
+from paceline.worker.server_process import Restored, ServerMain, TakeOver, TookOver
+from paceline.worker.supervised import Outcome, WorkerState, how_ended
+
+__all__ = ["Servers"]
+
+_FRUITLESS_RESTARTS = 3  # consecutive restarts without an update in between
+
+
+class Servers:
+    """The servers of a run; none if its algorithm has none.
+
+    A server that dies is restarted from its last snapshot. The updates that it had applied since are lost: `lost` names them
+    by shard and version. If it has a second copy, that takes its place at once without loss. In that case, and when a copy
+    dies, another copy is started.
+
+    Args:
+        launch: starts a process (or thread) for a server with a given main function.
+        admit: sends a server the run's memory.
+        fail: ends the run with a reason.
+        outcome: collects what happens.
+
+    Attributes:
+        states: of each server, then of each second copy.
+        lost: (shard, first version, last version) of lost updates.
+        restarts: deaths that were answered by a restart.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch: Callable[[WorkerState, ServerMain], None],
+        admit: Callable[[WorkerState], None],
+        fail: Callable[[str, Failure], None],
+        outcome: Outcome,
+    ) -> None:
+        self.states: list[WorkerState] = []
+        self.lost: list[tuple[int, int, int]] = []
+        self.restarts = 0
+        self._launch = launch
+        self._admit = admit
+        self._fail = fail
+        self._outcome = outcome
+        self._main: ServerMain | None = None
+        self._arena: Arena | None = None
+        self._folder: Path | None = None  # the run's
+        self._own_folder: str | None = None
+        self._restarted_at: dict[int, list[int]] = {}  # shard -> its version at each restart
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every server has mapped the run's memory."""
+        return all(state.ready for state in self.states)
+
+    def begin(self, algorithm: Any, arena: Arena, folder: Path | None, *, own_processes: bool) -> None:
+        """Starts as many as the run's memory has room for."""
+        self._arena, self._folder = arena, folder
+        if not arena.plan.num_servers:
+            return
+        snapshots = None
+        copies = arena.plan.needs.copies > 1
+        if own_processes and not copies:
+            with files.writing(folder or Path(tempfile.gettempdir())):
+                if folder is None:
+                    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+                    self._own_folder = str(folder)
+                snapshots = folder.resolve() / "servers"
+                shutil.rmtree(snapshots, ignore_errors=True)
+                snapshots.mkdir(parents=True)
+        self._main = ServerMain(registry.spec(algorithm), snapshots)
+        for server in range(arena.plan.num_server_programs):
+            self.states.append(WorkerState(arena.plan.num_workers + server))
+            self._start(self.states[-1])
+
+    def _start(self, state: WorkerState) -> None:
+        assert self._main is not None
+        self._launch(state, self._main)
+        self._admit(state)
+
+    def hear(self, state: WorkerState, message: Any) -> None:
+        """Takes one message."""
+        match message:
+            case Ready():
+                state.ready = True
+            case NotSaved(is_snapshot=True):
+                self._outcome.count_failed_snapshot(message.why)
+            case NotSaved():
+                self._outcome.leave_out(message.number, message.why)
+            case Done():
+                state.ended = True
+            case Failure():
+                state.ended = True
+                if self._outcome.kind == "worker-lost":  # a worker that waited for this server reported the loss first
+                    self._outcome.kind = ""
+                self._fail(f"{self._name(state)}: ", message)
+            case TookOver(shard_id=shard):
+                self._outcome.notes.append(f"The second copy of shard {shard} took over; no update is lost.")
+                self._restart(self._copy_of(state))
+            case Restored(shard_id=shard, first_lost=first, last_lost=last):
+                if last >= first:
+                    self.lost.append((shard, first, last))
+                self._outcome.notes.append(
+                    f"Shard {shard} of the server was replaced; {last - first + 1} updates are lost."
+                )
+
+    def lose(self, state: WorkerState, *, run_ends: bool) -> None:
+        """Replaces a dead server, unless earlier restarts were fruitless."""
+        assert self._arena is not None
+        shard = self._shard(state)
+        how = how_ended(state.exit_code)
+        self._outcome.notes.append(f"{self._name(state)} {how}.")
+        versions = self._restarted_at.setdefault(state.worker_id, [])
+        versions.append(self._arena.shared.counts()[shard]["version"])
+        fruitless = len(versions) > _FRUITLESS_RESTARTS and len(set(versions[-_FRUITLESS_RESTARTS - 1 :])) == 1
+        if run_ends or not self.all_ready or fruitless:
+            state.lost = True
+            if not run_ends:
+                when = "again and again" if fruitless else "before training began"
+                self._fail(f"{self._name(state)} ", Failure("error", f"{how} {when}."))
+            return
+        self.restarts += 1
+        copy = self._copy_of(state) if self._arena.plan.needs.copies > 1 else state
+        if state is copy:
+            self._restart(state)
+        elif not self._take_over(state, copy):
+            state.lost = True
+            why = f"{how} while its second copy was dead or not up to date, so updates are lost"
+            self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {self._remedy}"))
+
+    @property
+    def _remedy(self) -> str:
+        if self._folder is None:
+            return "start a new run with an out folder, which keeps checkpoints to resume from."
+        return (
+            f"go on from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
+        )
+
+    def _restart(self, state: WorkerState) -> None:
+        state.incarnation += 1
+        self._start(state)
+        state.ready = True  # the run has begun: it does not wait
+
+    def _take_over(self, dead: WorkerState, copy: WorkerState) -> bool:
+        """Makes the copy's process the server, if it has all that was ever answered; returns whether it has.
+
+        The next copy starts only once that process is published as the server; otherwise it would look for the dead one.
+        """
+        assert self._arena is not None
+        shard = self._shard(dead)
+        if not copy.running or self._arena.shared.named_copy(shard) != copy.incarnation:
+            return False
+        self._arena.shared.name_copy(None, shard)
+        dead.connection.close()
+        dead.connection, dead.handle = copy.connection, copy.handle
+        copy.connection, copy.handle, copy.lost = None, None, True
+        dead.incarnation += 1
+        with contextlib.suppress(OSError):  # it is dead, too: its end is the next news
+            dead.connection.send(TakeOver(dead.incarnation))
+        return True
+
+    def close(self) -> None:
+        """Removes the snapshots, which are no longer needed."""
+        if self._main is not None and self._main.snapshots is not None:
+            shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
+        del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory
+
+    def _copy_of(self, server: WorkerState) -> WorkerState:
+        assert self._arena is not None
+        return self.states[self._shard(server) + self._arena.plan.num_servers]
+
+    def _shard(self, state: WorkerState) -> int:
+        assert self._arena is not None
+        return (state.worker_id - self._arena.plan.num_workers) % self._arena.plan.num_servers
+
+    def _name(self, state: WorkerState) -> str:
+        assert self._arena is not None
+        plan, shard = self._arena.plan, self._shard(state)
+        is_copy = state.worker_id >= plan.num_workers + plan.num_servers
+        return f"The second copy of shard {shard}" if is_copy else f"Shard {shard} of the server"

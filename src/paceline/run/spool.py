@@ -1,0 +1,137 @@
+"""Collects the workers' records during a run; on disk if the run has a folder, so that a kill loses little."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from paceline.memory.arena import Arena
+from paceline.memory.ring import RecordRing
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.system import files
+
+__all__ = ["Spool", "read_spool"]
+
+
+class Spool:
+    """Empties the rings of all workers.
+
+    Records that a full or failing disk does not take stay in memory until the next drain tries again.
+
+    Args:
+        folder: where `events-<worker>.bin` grow; None: kept in memory.
+        num_workers: number of workers.
+        tell: takes a sentence, once, if the disk takes no more.
+
+    Attributes:
+        totals: records of each worker so far.
+        fresh: the records of the last drain, by worker.
+        failure: why the disk takes no more records; "" if it does.
+
+    Raises:
+        NotWrittenError: the files cannot be made.
+    """
+
+    def __init__(self, folder: Path | None, num_workers: int, tell: Callable[[str], object]) -> None:
+        self.totals = [0] * num_workers
+        self.fresh: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * num_workers
+        self.failure = ""
+        self._tell: Callable[[str], object] | None = tell
+        self._rings: list[RecordRing] = []
+        self._chunks: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
+        self._folder = folder
+        self._files: list[IO[bytes]] = []
+        self._unwritten = [bytearray() for _ in range(num_workers)]
+        if folder is not None:
+            with files.writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._files = [files.new_file(_file(folder, worker)) for worker in range(num_workers)]
+
+    def open(self, arena: Arena) -> None:
+        """Connects the workers' rings."""
+        self._rings = [arena.ring(worker) for worker in range(arena.plan.num_workers)]
+
+    @property
+    def lost(self) -> int:
+        """Records that were overwritten before they were read."""
+        return sum(ring.lost for ring in self._rings)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether records go into files of the run's folder."""
+        return self._folder is not None
+
+    def num_written(self, worker_id: int) -> int:
+        """Records that a worker has written, drained or not."""
+        return self._rings[worker_id].num_written
+
+    def num_read(self, worker_id: int) -> int:
+        """Records of a worker that were drained or lost."""
+        return self._rings[worker_id].num_read
+
+    def drain(self) -> None:
+        """Takes the new records from every ring."""
+        for worker, ring in enumerate(self._rings):
+            records = ring.drain()
+            self.totals[worker] += len(records)
+            self.fresh[worker] = records
+            if self._files:
+                self._write(worker, records)
+            elif len(records):
+                self._chunks[worker].append(records)
+        if not any(self._unwritten):
+            self.failure = ""
+
+    def _write(self, worker: int, records: np.ndarray) -> None:
+        assert self._folder is not None
+        unwritten, file = self._unwritten[worker], self._files[worker]
+        unwritten += records.tobytes()
+        try:
+            while unwritten:  # a disk that is all but full takes a part
+                del unwritten[: os.write(file.fileno(), unwritten)]
+        except OSError as error:
+            self.failure = str(files.not_written(_file(self._folder, worker), error))
+            if self._tell is not None:
+                self._tell(f"Events are kept in memory until there is room for them: {self.failure}")
+                self._tell = None
+
+    def records(self) -> dict[int, np.ndarray]:
+        """All records so far, by worker; times on the machine's monotonic clock."""
+        if self._folder is not None:
+            return {
+                worker: _whole(_file(self._folder, worker).read_bytes() + unwritten)
+                for worker, unwritten in enumerate(self._unwritten)
+            }
+        return {
+            worker: np.concatenate(chunks) if chunks else np.empty(0, RECORD_DTYPE)
+            for worker, chunks in enumerate(self._chunks)
+        }
+
+    def close(self) -> None:
+        """Closes the files; `records` can still be read."""
+        for file in self._files:
+            file.close()
+
+    def remove(self) -> None:
+        """Deletes the files, once the events are written in their final form."""
+        if self._folder is not None:
+            for worker in range(len(self._files)):
+                _file(self._folder, worker).unlink(missing_ok=True)
+
+
+def read_spool(path: Path) -> np.ndarray:
+    """Reads a spool file; a record that was cut off by a kill is left out."""
+    return _whole(path.read_bytes())
+
+
+def _whole(content: bytes) -> np.ndarray:
+    whole = len(content) // RECORD_DTYPE.itemsize * RECORD_DTYPE.itemsize
+    return np.frombuffer(content[:whole], dtype=RECORD_DTYPE).copy()
+
+
+def _file(folder: Path, worker: int) -> Path:
+    return folder / f"events-{worker}.bin"

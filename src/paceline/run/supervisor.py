@@ -1,0 +1,396 @@
+"""Starts workers on this machine, watches them, and collects their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import connection as mp_connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm, registry
+from paceline.errors import PacelineError
+from paceline.membership.environment import SupervisedEnvironment
+from paceline.memory.arena import Arena
+from paceline.memory.waiting import wake_all
+from paceline.records.checkpoint_contents import Parameters
+from paceline.run.fork_server import fork_server_context
+from paceline.run.handshake import Handshake
+from paceline.run.servers import Servers
+from paceline.run.spool import Spool
+from paceline.system.interrupts import noted_by
+from paceline.worker.gathering import Contribution, Gathering, Left
+from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
+from paceline.worker.server_process import ServerMain
+from paceline.worker.supervised import (
+    Outcome,
+    WorkerState,
+    check_launch,
+    how_ended,
+    pickled,
+    start_process,
+    start_thread,
+)
+
+__all__ = ["Supervisor"]
+
+_POLL_S = 0.05
+_INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
+_LAST_ROUND_S = 10.0  # of these 15 s, in which workers can end the last round together
+_RUN_HAS_ENDED = "The run has ended."
+_HINT = "; what it printed says why. A script that launches must do so under `if __name__ == '__main__':`."
+_SERVERS_DEADLINE_S = 30.0
+_START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a hang beyond it is an error
+
+
+class Supervisor:
+    """Runs `target` in every worker and sees it through to the end.
+
+    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others if the
+    algorithm can; it may restart the dead one. It never computes gradients.
+
+    Args:
+        target: what every worker runs: a module-level function, or a picklable callable.
+        num_workers: how many.
+        algorithm: how they agree; None if the user's code names it.
+        environment: the common part of the workers' environments.
+        backend: "processes" or "threads".
+        restarts: how many dead workers in all are replaced by a new process.
+        folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
+        on_tick: called about every 50 ms with the supervisor; may call `stop`.
+        on_end: called once when all workers and servers have ended, possibly before their processes have.
+        handles: file descriptors that every worker receives as `environment.handles`.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[], Any],
+        *,
+        num_workers: int,
+        algorithm: Algorithm | None,
+        environment: SupervisedEnvironment,
+        backend: str = "processes",
+        restarts: int = 0,
+        folder: Path | None = None,
+        on_tick: Callable[[Supervisor], None] | None = None,
+        on_end: Callable[[Supervisor], None] | None = None,
+        handles: tuple[int, ...] = (),
+        first_batch: int = 0,
+        first_version: int = 0,
+    ) -> None:
+        check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
+        self.num_workers = num_workers
+        self.outcome = Outcome()
+        self.spool = Spool(folder, num_workers, self.outcome.notes.append)
+        self.started_s: float | None = None  # when all workers were ready and were told to go
+        self.ready_after_s: float | None = None  # how long that took
+        self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
+        self._gathering = Gathering(self.workers)
+        self._target = target
+        self._pickled = pickled(target) if backend == "processes" else b""
+        self._environment = environment
+        self._backend = backend
+        self._restarts_left = restarts
+        self._on_tick = on_tick
+        self._on_end = on_end
+        self._handles = handles
+        self._handshake = Handshake(
+            self.workers,
+            algorithm,
+            environment.placement,
+            own_processes=backend == "processes",
+            first_batch=first_batch,
+            first_version=first_version,
+            keeps_all=restarts > 0,
+        )
+        self.servers = Servers(
+            launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
+        )
+        self._folder = folder
+        self._first_death, self._failed_s = "", float("inf")
+        self._context = fork_server_context()
+
+    # Life of the run
+
+    def run(self) -> None:
+        """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again.
+
+        A signal that `interrupts.noted` has noted is raised here, between two looks at the workers.
+        """
+        begun_s = time.monotonic()
+        interruption = noted_by()
+        intra_op_threads = torch.get_num_threads()
+        try:
+            if self._backend == "threads":
+                torch.set_num_threads(self._environment.intra_op_threads)
+            for worker in self.workers:
+                self._start(worker)
+            while any(worker.running for worker in self.workers):
+                self._wait_for_news()
+                interruption.raise_if_any()
+                if self.started_s is None and time.monotonic() - begun_s > _START_DEADLINE_S:
+                    missing = [worker.worker_id for worker in self.workers if not worker.ready]
+                    raise PacelineError(
+                        f"Workers {missing} were not ready within {_START_DEADLINE_S:.0f} s; see what they import and load."
+                    )
+                if self.ready_after_s is None and self.started_s is not None:
+                    self.ready_after_s = self.started_s - begun_s
+                if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
+                    self.outcome.name_hung([one.worker_id for one in self.workers if one.running])
+                    self._end_all(grace_s=0.0)
+                self.spool.drain()
+                if self._on_tick is not None and self.started_s is not None:
+                    self._on_tick(self)
+            self._end_servers()
+            if self._on_end is not None and self.started_s is not None:
+                self.spool.drain()
+                self._on_end(self)
+        except BaseException:
+            self._interrupt()
+            raise
+        finally:
+            self.spool.drain()
+            self._end_all(grace_s=30.0)
+            self.servers.close()
+            self.spool.close()
+            self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
+            torch.set_num_threads(intra_op_threads)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """How the workers agree; None until worker 0 names it, if the launcher does not."""
+        return self._handshake.algorithm
+
+    @property
+    def arena(self) -> Arena | None:
+        """The workers' shared memory; None until worker 0 has described its model."""
+        return self._handshake.arena
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether every worker's function returned, without a failure."""
+        return all(one.ended and one.failure is None for one in self.workers)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
+        if self.arena is not None:
+            self.arena.stop(at_once=at_once or not (self.started_s and self.algorithm and self.algorithm.in_rounds))
+
+    def _interrupt(self) -> None:
+        """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
+        begun_s = time.monotonic()
+        self.stop()
+        self._restarts_left = 0
+        if self.started_s is not None:
+            self._wait_for(self.workers, begun_s + _LAST_ROUND_S)
+            self.stop(at_once=True)
+            self._wait_for(self.workers, begun_s + _INTERRUPTED_GRACE_S)
+        self._end_servers()
+        self._end_all(grace_s=0.0)
+
+    def parameters(self, next_batch: int) -> Parameters:
+        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        assert self.arena is not None
+        x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
+        version = self.arena.shared.snapshot(x)
+        buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
+        return Parameters(x, version, next_batch, buffers)
+
+    def _end_servers(self) -> None:
+        """Lets the servers end once they have written the workers' last messages."""
+        if self.arena is None:
+            return
+        self.arena.store("workers_done", 1)
+        self._wait_for(self.servers.states, time.monotonic() + _SERVERS_DEADLINE_S)
+
+    def _start(self, worker: WorkerState) -> None:
+        self._launch(worker, self._target, self._pickled, self._handles, self._environment)
+
+    def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
+        environment = replace(self._environment, pin=False)
+        self._launch(server, main, pickled(main) if self._backend == "processes" else b"", (), environment)
+
+    def _launch(
+        self,
+        worker: WorkerState,
+        target: Callable[[], Any],
+        pickled_target: bytes,
+        handles: tuple[int, ...],
+        environment: SupervisedEnvironment,
+    ) -> None:
+        ours, theirs = self._context.Pipe(duplex=True)
+        worker.connection = ours
+        worker.ready = worker.lost = worker.ended = False
+        environment = replace(
+            environment,
+            worker_id=worker.worker_id,
+            num_workers=self.num_workers,
+            incarnation=worker.incarnation,
+            taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
+            algorithm=registry.spec(self.algorithm) if self.algorithm and environment.plan is None else None,
+        )
+        if self._backend == "threads":
+            start_thread(worker, target, environment, handles, theirs)
+        else:
+            start_process(worker, self._context, pickled_target, environment, handles, theirs)
+
+    def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
+        """Hears from all until these have ended, or `until_s`."""
+        while time.monotonic() < until_s and any(one.running for one in states):
+            self._wait_for_news()
+
+    def _wait_for_news(self) -> None:
+        sources: dict[Any, WorkerState] = {}
+        for worker in [*self.workers, *self.servers.states]:
+            if worker.running:
+                sources[worker.connection] = worker
+                if self._backend == "processes":
+                    sources[worker.handle.sentinel] = worker
+        for source in mp_connection.wait(list(sources), timeout=_POLL_S):
+            worker = sources[source]
+            if worker.running:
+                self._hear(worker)
+        self._gathering.settle()
+
+    def _hear(self, worker: WorkerState) -> None:
+        """Takes one message; a closed connection without a goodbye is a death."""
+        try:
+            if not worker.connection.poll():
+                if self._backend == "processes" and not worker.handle.is_alive() and not worker.connection.poll():
+                    self._lose(worker)
+                return
+            message = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._lose(worker)
+            return
+        if worker in self.servers.states:
+            self.servers.hear(worker, message)
+            self._start_when_ready()
+            return
+        match message:
+            case Hello():
+                self._welcome(worker, message)
+            case Ready():
+                self._count_ready(worker)
+            case NotSaved():
+                self.outcome.leave_out(message.number, message.why)
+            case Contribution() | Left():
+                self._gathering.hear(worker, message)
+            case Done():
+                worker.ended = True
+                self._tell_waiters(worker)
+                self._handshake.answer()
+            case Failure():
+                worker.ended = True
+                worker.failure = message
+                self._fail(f"Worker {worker.worker_id}: ", message)
+                self._tell_waiters(worker)
+
+    # Start
+
+    def _welcome(self, worker: WorkerState, hello: Hello) -> None:
+        if self.outcome.kind:
+            self._handshake.refuse(worker, _RUN_HAS_ENDED)
+            return
+        known = self.arena
+        self._handshake.welcome(worker, hello)
+        if self.arena is not known:
+            assert self.arena is not None
+            self.spool.open(self.arena)
+            own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
+            self.outcome.notes += [note for note in (self._handshake.note, own) if note]
+            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
+
+    def _count_ready(self, worker: WorkerState) -> None:
+        worker.ready = True
+        assert self.arena is not None
+        self._handshake.count_ready(worker)
+        self._start_when_ready()
+
+    def _start_when_ready(self) -> None:
+        if (
+            self.started_s is None
+            and all(one.ready or not one.running for one in self.workers)
+            and self.servers.all_ready
+        ):
+            assert self.arena is not None
+            self.started_s = time.monotonic()
+            self.arena.store("go", 1)
+            wake_all(self.arena.address("go"))
+
+    # Ends, good and bad
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the run with a failure that is no worker's."""
+        self._fail("", failure)
+
+    def _fail(self, who: str, failure: Failure) -> None:
+        """Records the first failure as the outcome; the cause of a loss replaces an earlier report of the loss."""
+        if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
+            # Another worker may hang.
+            self._failed_s = min(self._failed_s, time.monotonic())
+        is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
+        if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
+            self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
+            self.outcome.kind = failure.kind
+            self.outcome.reason = ("" if failure.kind in ("worker-lost", "usage") else who) + failure.message
+            if failure.kind == "worker-lost" and self.outcome.workers_lost:
+                # The reporting worker may have waited for a survivor.
+                self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
+            self.outcome.trace = failure.trace
+        self._handshake.refuse_waiting(_RUN_HAS_ENDED)
+        if self.arena is None:
+            self._end_all(grace_s=0.0)
+        self.stop(at_once=True)
+
+    def _lose(self, worker: WorkerState) -> None:
+        """Repairs what a dead worker held; then goes on, restarts the worker, or ends the run with its name."""
+        worker.handle.join()
+        if worker in self.servers.states:
+            self.servers.lose(worker, run_ends=self.outcome.kind != "" or not any(one.running for one in self.workers))
+            return
+        worker.lost = True
+        who = f"Worker {worker.worker_id}: "
+        code = worker.exit_code
+        self.outcome.workers_lost.append(worker.worker_id)
+        how = how_ended(code)
+        note = f"Worker {worker.worker_id} {how}."
+        self.outcome.notes.append(note)
+        self._first_death = self._first_death or note
+        if self.outcome.kind == "worker-lost":  # a worker that waited for it, directly or not, reported the loss first
+            self.outcome.reason = f"{note} {self.outcome.reason}"
+        if self.arena is None or self.started_s is None:
+            hint = _HINT if code is not None and code > 0 else "."
+            self._fail(who, Failure("error", f"{how} before training began{hint}"))
+            return
+        self._handshake.lose(worker)
+        if self.arena.shared.recover(worker.worker_id, worker.incarnation):
+            self.outcome.torn_updates += 1
+        self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
+        assert self.algorithm is not None
+        if "kill" not in self.algorithm.tolerates:
+            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
+                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
+        elif self._restarts_left > 0:
+            self._restarts_left -= 1
+            self.outcome.restarts += 1
+            worker.incarnation += 1
+            self._start(worker)
+        if worker.lost:
+            self._tell_waiters(worker)  # their errors say what they were waiting for
+        if not any(other.running or other.ended for other in self.workers):
+            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
+
+    def _tell_waiters(self, worker: WorkerState) -> None:
+        """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""
+        if self.arena is not None:
+            self.arena.mark_gone(worker.worker_id)
+
+    def _end_all(self, grace_s: float) -> None:
+        """Joins every worker; those that do not end within `grace_s` are killed."""
+        until_s = time.monotonic() + grace_s
+        for worker in [*self.workers, *self.servers.states]:
+            worker.join(until_s, is_process=self._backend == "processes")

@@ -1,1 +1,0 @@
-"""Files on disk: written whole or not at all, read with suspicion, and one writer for each folder."""

@@ -1,1 +1,0 @@
-"""Starts workers and servers, sees deaths, replaces, takes checkpoints, ends runs."""

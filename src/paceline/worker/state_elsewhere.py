@@ -1,0 +1,72 @@
+"""Warns when a loop calls an optimizer's `state_dict` while its state is elsewhere: its checkpoint would lack momentum."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from paceline.algorithms import Algorithm
+from paceline.errors import UsageError
+from paceline.optim.saved_state import asked_by_run
+
+__all__ = ["watch_state"]
+
+
+def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> list[Any]:
+    """Warns when a loop asks its optimizer for state that servers keep, or of which the worker has only a part.
+
+    After the `with`, the optimizer still lacks the servers' state, until the loop loads some. Loading inside the `with` is
+    refused, since it would not reach the servers.
+
+    Returns:
+        handles, to remove when the worker leaves.
+    """
+    rule = algorithm.server_rule
+    if rule is not None and not rule.overrides_optimizer:
+        return [handle for one in optimizers for handle in _AtServers(one).handles]
+    if algorithm.splits_update:
+        return [one.register_state_dict_pre_hook(_warn_of_part) for one in optimizers]
+    return []
+
+
+class _AtServers:
+    """An optimizer whose steps the servers make."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_warned = False
+        self._asked = optimizer.register_state_dict_pre_hook(self._warn)
+        self._loaded = optimizer.register_load_state_dict_post_hook(self._forget)
+        self.handles = [optimizer.register_load_state_dict_pre_hook(_refuse)]
+
+    def _warn(self, optimizer: torch.optim.Optimizer) -> None:
+        if not (self._has_warned or asked_by_run.get()):
+            self._has_warned = True
+            warnings.warn(
+                "The servers keep the optimizer's state, so that a checkpoint of optimizer.state_dict() lacks what it has come"
+                " to, such as momentum: give the run a folder (`out`, or --out) and go on with `resume`, or load the model"
+                " alone.",
+                stacklevel=4,
+            )
+
+    def _forget(self, optimizer: torch.optim.Optimizer) -> None:
+        self._asked.remove()
+        self._loaded.remove()
+
+
+def _refuse(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    raise UsageError(
+        "The servers keep the optimizer's state, and take what the loop has loaded as it attaches: call"
+        " optimizer.load_state_dict before `with paceline.attach(...)`."
+    )
+
+
+def _warn_of_part(optimizer: torch.optim.Optimizer) -> None:
+    if not asked_by_run.get():
+        warnings.warn(
+            "Inside the `with`, optimizer.state_dict() of all-reduce(sharded=true) has the state of this worker's own part"
+            " alone: save it after the `with`, where it is whole.",
+            stacklevel=4,
+        )

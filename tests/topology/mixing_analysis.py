@@ -1,6 +1,0 @@
-"""The functions of `benchmarks/fidelity/mixing.py`."""
-
-import runpy
-from pathlib import Path
-
-globals().update(runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fidelity" / "mixing.py")))
