@@ -149,7 +149,18 @@ def test_an_agents_workers_hold_its_folder(tmp_path):
 
 
 def test_simulate(tmp_path):
-    words = ["simulate", "--timing-only", "--steps", 100_000_000, "--parameters", 1000, "--out", "run"]
+    words = [
+        "simulate",
+        "--algorithm",
+        "hogwild",
+        "--timing-only",
+        "--steps",
+        100_000_000,
+        "--parameters",
+        1000,
+        "--out",
+        "run",
+    ]
     with started(tmp_path, COMMAND, *words) as process:
         leftovers.wait_until((tmp_path / "run" / ".lock").exists, "the simulation's beginning")
         begun_s = leftovers.cpu_s(process.pid)  # nothing else outside tells that some of it is simulated
