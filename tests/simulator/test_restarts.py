@@ -83,7 +83,7 @@ def test_a_run_waits_for_successors_even_if_nobody_else_is_left():
 
 
 def test_the_command_line(tmp_path):
-    words = "simulate --algorithm hogwild --task digits-mlp --workers 2 --steps 4 --timing-only --kill 1:2 --restarts 1 --json --out"
+    words = "simulate --algorithm hogwild --workers 2 --steps 4 --timing-only --kill 1:2 --restarts 1 --json --out"
     done = CliRunner().invoke(app, [*words.split(), str(tmp_path / "run")])
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["workers_lost"], result["restarts"], result["updates_per_worker"]) == ([1], 1, [4, 4])
