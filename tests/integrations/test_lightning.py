@@ -241,14 +241,13 @@ def test_what_cannot_be_is_one_sentence():
         PacelineStrategy("no such algorithm")
 
 
-# Raised by calls that no module makes: worker.sum and worker.follow, optimizers in a list.
+# Raised by calls that no module makes: worker.sum and worker.follow, optimizers in a list, arguments of attach.
 NOT_REACHED = (
     "algorithms/shares.py",
     "loop/schedules.py",
     "optim/several_optimizers.py",
-    "run",
-    "simulator",
     "worker/arguments.py",
+    "worker/attach.py",
     "worker/gathering.py",
     "worker/lone.py",
     "worker/whole_run.py",

@@ -46,6 +46,9 @@ _WORDS = {
     ),
     "while a step was under way, as without worker.batches one always is,": "while a step was under way",
     "load weights before attach, or after the last step": "load weights before fit, or after it",
+    "and take what the loop has loaded as it attaches: call optimizer.load_state_dict before `with paceline.attach(...)`": (
+        "and take what fit loads as it begins: give fit the same ckpt_path on every worker"
+    ),
     "load a checkpoint of the optimizer on every worker before attach": "give fit the same ckpt_path on every worker",
     "A launched function attaches once": "A launched function calls fit once",
     "give attach a function of the model that returns its test accuracy, attach(model, optimizer, evaluate=accuracy)": (
@@ -67,6 +70,7 @@ _WORDS = {
     "call paceline.attach": "call fit",
     "did not leave its `with`": "did not end its fit",
     "attach names": "PacelineStrategy names",
+    "in attach or by paceline launch": "in PacelineStrategy or by paceline launch",
     "that attach was not given": "that configure_optimizers did not return",
     "that attach was given": "that configure_optimizers returned",
     "and attach was given": "and configure_optimizers returned",
