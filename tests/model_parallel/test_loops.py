@@ -73,6 +73,16 @@ def test_a_loop_that_attaches_the_whole_model_is_told_so():
         pl.launch(partial(whole_model, plan), workers=2, plan=plan)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"layout": "tensor(line=2)"}, "takes no layout"), ({"algorithm": "all-reduce"}, "takes no algorithm")],
+)
+def test_a_part_is_refused_beside_a_layout_or_an_algorithm(given, message):
+    part = planned(NAME, 1).part(made(NAME))
+    with pytest.raises(pl.UsageError, match=message):
+        pl.attach(part, torch.optim.SGD(part.parameters(), lr=0.1), **given)
+
+
 def test_a_worker_that_is_slow_on_purpose_is_slow_to_the_end_of_its_backward_pass():
     part, slept = planned(NAME, 1).part(made(NAME)), []
     part.connect(Exchange(None, 0, slowness=3.0, sleep=slept.append))

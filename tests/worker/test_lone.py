@@ -379,6 +379,9 @@ def test_a_rate_of_samples_is_followed():
         ({"algorithm": 3}, "algorithm must be a spec"),
         ({"algorithm": "hogwild", "layout": "hybrid(groups=2)"}, "cannot average shards"),
         ({"algorithm": "all-reduce", "layout": "hybrid(groups=2, layers=0.5)"}, "0.5 is no nn.Linear"),
+        ({"layout": 5}, r"layout must be a spec, such as .* not 5"),
+        ({"layout": pl.TensorParallel}, "layout must be a spec"),
+        ({"layout": pl.AllReduce()}, "layout must be a spec"),
         ({"example_inputs": torch.zeros(1, 6)}, "give attach a layout"),
     ],
 )

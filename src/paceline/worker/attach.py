@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.membership.environment import current_environment
 from paceline.worker.arguments import as_one_model, as_one_optimizer
 from paceline.worker.chosen_algorithm import chosen_algorithm
@@ -78,6 +78,10 @@ def attach(
     if isinstance(layout, str):  # loaded by name, as `worker_kind` is: their folder imports this one
         layout = resolve_name("paceline.model_parallel.layouts:layout_of")(layout)
     if layout is not None:
+        if not hasattr(type(layout), "worker_kind"):
+            raise UsageError(
+                f"layout must be a spec, such as 'tensor(line=4)', or pl.TensorParallel(line=4), not {shown(layout)}."
+            )
         others |= {"layout": layout, "example_inputs": example_inputs}
     elif example_inputs is not None:
         raise UsageError("example_inputs are what a layout is chosen by: give attach a layout, too, or leave them out.")

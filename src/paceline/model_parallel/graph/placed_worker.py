@@ -51,8 +51,13 @@ class PlacedWorker(Worker):
         algorithm: Algorithm,
         environment: WorkerEnvironment | None,
         evaluate: Any = None,
-        **_: Any,
+        *,
+        same_random: bool,
+        layout: Any = None,
+        example_inputs: torch.Tensor | None = None,
     ) -> None:
+        if layout is not None:
+            raise UsageError("A part of a placed model takes no layout: leave it out of attach.")
         if algorithm is not self.program:
             raise UsageError("A part of a placed model takes no algorithm: leave it out of attach and launch.")
         _check(part, environment)
