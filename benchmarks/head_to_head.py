@@ -223,7 +223,8 @@ def said(record: Record) -> str:
     """One line about a run."""
     scene = SCENES.get(record["scene"], record["scene"]).format(factor=record["slow_factor"])
     if not record["finished"]:
-        last = (record.get("last_words") or "").strip().splitlines()[-1:]
+        lines = (record.get("last_words") or "").splitlines()
+        last = [line.strip() for line in lines if any(map(str.isalnum, line))][-1:]  # torchrun ends with a rule
         return f"{record['method']}, {scene}: not finished after {record['took_s']:.0f} s: {' '.join(last)}"
     reached = record["time_to_target_s"]
     to_target = f"{reached:.1f} s to {record['target']:g}" if reached is not None else f"{record['target']:g} never"

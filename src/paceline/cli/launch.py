@@ -89,7 +89,7 @@ def launch(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="Spec; default: what attach names, else all-reduce; a script needs one", rich_help_panel=_RUN
+            help="Spec; default: what attach names, else all-reduce; a script must name one", rich_help_panel=_RUN
         ),
     ] = None,
     restarts: Annotated[int, typer.Option(help="Dead workers of this machine to replace.", rich_help_panel=_RUN)] = 0,

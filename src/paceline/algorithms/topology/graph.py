@@ -1,6 +1,6 @@
 """Communication graphs: workers average with their neighbours instead of all together.
 
-A denser graph reaches agreement sooner and sends more; `mixing.py` quantifies that (spectral gap, contraction).
+A denser graph reaches agreement sooner and sends more.
 """
 
 from __future__ import annotations
