@@ -172,6 +172,25 @@ def test_a_holder_that_is_stopped_is_asked_once(address, monkeypatch):
     os.waitpid(pid, 0)
 
 
+def test_a_holder_that_dies_before_it_answers(address):
+    """The next to come holds the address: a guest that had found the dead one is told nothing of keys."""
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))) as dying:
+
+        def die():
+            for _ in range(2):  # the guest looks whether anyone listens; then it dials
+                dying.accept()[0].close()
+            dying.close()
+
+        thread = threading.Thread(target=die)
+        thread.start()
+        guest = JoinPoint(address, None, DEADLINE_S)
+        thread.join()
+    assert guest.holds
+    assert guest.add("n", 1) == 1
+    guest.close()
+
+
 def test_nobody_comes(tmp_path, monkeypatch):
     monkeypatch.setattr(meetings, "_CONNECT_S", 0.2)
     create_keys(tmp_path / "key")

@@ -28,6 +28,7 @@ def ends(crew, hands):
 
 def replaced_while_joining(crew, dies_at, kills, is_late):
     """A worker dies while it joins, so often at the same place; the next one has it, and all train."""
+    crew.hold()  # before the run has begun, it ends with the worker that holds the join point
     hands = crew.start(2 + is_late)
     if is_late:
         placed(hands)

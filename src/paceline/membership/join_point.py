@@ -92,18 +92,33 @@ class JoinPoint:
                 " `paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
             )
         keys = own_keys() if key is None else load_keys(key)
-        self.lost = False
         self.host: str | None = self._where[0]
         self.key = key
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._dial(keys, deadline_s, role)
+        try:
+            answers = self._answers()
+            if not answers and not self.holds:  # the process that held the address may have died just now
+                self._hang_up()
+                self._dial(keys, deadline_s, role)
+                answers = self._answers()
+            if not answers:
+                raise self._unanswered()
+            if is_local:
+                self.host = self.key = None
+                self._check_same_machine()
+        except BaseException:
+            self.close()
+            raise
+
+    def _dial(self, keys: Keys, deadline_s: float, role: str) -> None:
+        self.lost = False
         self._point = self._hold_or_probe(keys, deadline_s, role)
         self.holds = self._point is not None
         if role == "holder" and self._point is not None:
             self._where = (self._where[0], self._point.port)
             self.address = endpoint(self._where).removeprefix("tcp://")
-        if is_local:
-            self.host = self.key = None
         self._context = zmq.Context()
         self._asker = self._context.socket(zmq.DEALER)
         self._asker.ipv6 = ":" in self._where[0]
@@ -116,30 +131,36 @@ class JoinPoint:
         self._poller = zmq.Poller()
         for one in (self._asker, self._monitor):
             self._poller.register(one, zmq.POLLIN)
-        try:
-            self._greet(is_local)
-        except BaseException:
-            self.close()
-            raise
 
-    def _greet(self, is_local: bool) -> None:
+    def _hang_up(self) -> None:
+        with uninterrupted():
+            self._asker.disable_monitor()
+            for one in (self._asker, self._monitor):
+                one.close(linger=0)
+            self._context.term()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(JoinPointLostError):
+            return self.check([])
+        return False
+
+    def _unanswered(self) -> UsageError:
         try:
-            self.check([])
-        except JoinPointLostError:
-            try:
-                socket.create_connection(self._where[:2], timeout=_CONNECT_S).close()
-            except OSError as error:
-                raise UsageError(
-                    f"{self.address} cannot be reached ({error.strerror or error}): start the network interface that has this"
-                    " address (`ip link set lo up` for 127.0.0.1), or name another with --join."
-                ) from None
-            raise UsageError(
-                f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
-                " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."
-            ) from None
+            socket.create_connection(self._where[:2], timeout=_CONNECT_S).close()
+        except OSError as error:
+            return UsageError(
+                f"{self.address} cannot be reached ({error.strerror or error}): start the network interface that has this"
+                " address (`ip link set lo up` for 127.0.0.1), or name another with --join."
+            )
+        return UsageError(
+            f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
+            " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."
+        )
+
+    def _check_same_machine(self) -> None:
         # The kernel lets in only the same user's processes, and only those that can see each other.
         here = f"{machine_of_this()} {os.geteuid()}"
-        if is_local and self.agree("machine", here) != here:
+        if self.agree("machine", here) != here:
             raise UsageError(
                 f"The workers at {self.address} are other users' or in other containers: join at an address of this machine"
                 " that is not loopback, with --key FILE."
@@ -194,11 +215,7 @@ class JoinPoint:
             if self._context.closed:
                 return
             self.lost = True
-            with uninterrupted():
-                self._asker.disable_monitor()
-                for one in (self._asker, self._monitor):
-                    one.close(linger=0)
-                self._context.term()
+            self._hang_up()
         if self._point is not None:
             self._point.close()
 
