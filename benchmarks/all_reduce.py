@@ -1,10 +1,11 @@
 """Step times of `all-reduce` against DistributedDataParallel: the same two processes, the same Gloo, in turns.
 
-    python benchmarks/all_reduce.py [--rounds ROUNDS] [--steps STEPS] [--only NAME] [--json]
+    python benchmarks/all_reduce.py [--gpus GPUS] [--rounds ROUNDS] [--steps STEPS] [--only NAME] [--json]
 
-Both sides run the same loop on the same batches. A round is so many steps of each side, whose order alternates; a step time
-is a round's, the slowest worker's. A ratio is the median of the rounds' ratios, with a 95 % interval of that median. Bytes are
-what the loopback device sent meanwhile, other programs that use it included.
+Both sides run the same loop on the same batches. With --gpus, each worker has a GPU and both sides use NCCL. A round is so
+many steps of each side, whose order alternates; a step time is a round's, the slowest worker's. A ratio is the median of the
+rounds' ratios, with a 95 % interval of that median. Bytes are what the loopback device sent meanwhile, other programs that
+use it included.
 """
 
 from __future__ import annotations
@@ -71,15 +72,19 @@ def loopback_bytes() -> int:
     return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
 
 
-def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
+def measure(name: str, rounds: int, steps: int, device: torch.device) -> dict[str, float]:
     """Runs one case in this worker; worker 0's result counts."""
     make, batch_size, shape = CASES[name]
+    num_workers = dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
     batches = [
-        (torch.randn(batch_size, *shape, generator=generator), torch.randint(0, 10, (batch_size,), generator=generator))
+        (
+            torch.randn(batch_size, *shape, generator=generator).to(device),
+            torch.randint(0, 10, (batch_size,), generator=generator).to(device),
+        )
         for _ in range(8)
     ]
-    endless = batches * (NUM_WORKERS * (WARM_UP_STEPS + rounds * steps))
+    endless = batches * (num_workers * (WARM_UP_STEPS + rounds * steps))
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer, source: Iterator, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -89,7 +94,7 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
             optimizer.step()
 
     torch.manual_seed(0)
-    model, peer = make(), make()
+    model, peer = make().to(device), make().to(device)
     num_bytes = sum(p.nbytes for p in model.parameters())
     wrapped = DistributedDataParallel(peer)
     optimizer, peers = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, peer))
@@ -107,9 +112,11 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
                 dist.barrier()
                 bytes_before, begun_s = loopback_bytes(), time.perf_counter()
                 loop(*sides[side], steps)
-                took_s = torch.tensor(time.perf_counter() - begun_s)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                took_s = torch.tensor(time.perf_counter() - begun_s, device=device)
                 dist.all_reduce(took_s, op=dist.ReduceOp.MAX)
-                sent[side].append((loopback_bytes() - bytes_before) / steps / NUM_WORKERS)
+                sent[side].append((loopback_bytes() - bytes_before) / steps / num_workers)
                 times[side].append(took_s.item() / steps)
     ratios = sorted(a / b for a, b in zip(times["ours"], times["theirs"], strict=True))
     outside = max(
@@ -124,17 +131,20 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
         "ratio_high": ratios[-1 - outside],
         "sent_bytes": statistics.median(sent["ours"]),
         "their_sent_bytes": statistics.median(sent["theirs"]),
-        "optimum_bytes": 2 * (NUM_WORKERS - 1) / NUM_WORKERS * num_bytes,
+        "optimum_bytes": 2 * (num_workers - 1) / num_workers * num_bytes,
     }
 
 
-def work(rounds: int, steps: int, only: str) -> None:
+def work(rounds: int, steps: int, only: str, *, on_gpus: bool) -> None:
     """A worker: all cases with `only` in their name, one after the other."""
     torch.set_num_threads(1)
     # The peer's model is trained inside the same `with` as ours, so that rounds alternate, and by an optimizer of its own.
     warnings.filterwarnings("ignore", "The loop steps a SGD that attach was not given", UserWarning)
-    dist.init_process_group("gloo")
-    results = {name: measure(name, rounds, steps) for name in CASES if only in name}
+    device = torch.device("cuda", int(os.environ["RANK"])) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpus else "gloo")
+    results = {name: measure(name, rounds, steps, device) for name in CASES if only in name}
     if dist.get_rank() == 0:
         print(json.dumps(results))
     dist.destroy_process_group()
@@ -143,24 +153,26 @@ def work(rounds: int, steps: int, only: str) -> None:
 def main() -> None:
     """Starts the workers and prints what they measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=0, help="workers with a GPU each; default: two workers on CPUs")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--steps", type=int, default=40, help="steps of each side in a round")
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if "RANK" in os.environ:
-        work(given.rounds, given.steps, given.only)
+        work(given.rounds, given.steps, given.only, on_gpus=given.gpus > 0)
         return
+    num_workers = given.gpus or NUM_WORKERS
     with socket.socket() as held:  # until they end: the kernel gives a port that is bound to no connection
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         port = str(held.getsockname()[1])
-        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(NUM_WORKERS)}
+        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_workers)}
         workers = [
             subprocess.Popen(
                 [sys.executable, *sys.argv], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
             )
-            for rank in range(NUM_WORKERS)
+            for rank in range(num_workers)
         ]
         outputs = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
@@ -174,9 +186,10 @@ def main() -> None:
     )
     print("|---|---|---|---|---|")
     for name, one in results.items():
-        factors = (
-            f"{one['sent_bytes'] / one['optimum_bytes']:.3f} (DDP {one['their_sent_bytes'] / one['optimum_bytes']:.3f})"
-        )
+        optimum = one["optimum_bytes"]
+        factors = "-"  # one worker, or GPUs, whose collectives do not use the loopback device
+        if optimum and not given.gpus:
+            factors = f"{one['sent_bytes'] / optimum:.3f} (DDP {one['their_sent_bytes'] / optimum:.3f})"
         print(
             f"| {name} | {one['ours_ms']:.2f} | {one['theirs_ms']:.2f} | {one['ratio']:.3f}"
             f" ({one['ratio_low']:.3f} to {one['ratio_high']:.3f}) | {factors} |"
