@@ -53,8 +53,8 @@ def test_a_rule_stands_where_it_says_on_a_logarithmic_axis_too():
     add_rule(layout, "target", y=0.1)
     add_rule(layout, "deadline", x=5.0)
     assert [line["y0"] for line in layout["shapes"]] == [0.1, 0]
-    assert [words["y"] for words in layout["annotations"]] == [-1.0, 1]
-    assert layout["shapes"][1]["x0"] == layout["annotations"][1]["x"] == 5.0
+    assert [line["label"]["text"] for line in layout["shapes"]] == ["target", "deadline"]
+    assert layout["shapes"][1]["x0"] == layout["shapes"][1]["x1"] == 5.0
 
 
 def test_an_end_that_is_not_known_has_no_bar():

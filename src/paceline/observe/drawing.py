@@ -13,7 +13,7 @@ import numpy as np
 from paceline.observe.palette import METHODS
 
 __all__ = [
-    "Figure", "Panels", "add_rule", "error_bars", "log_axis", "method_colour", "numbers", "rows_axis", "scatter", "thin",
+    "Figure", "Panels", "add_rule", "dashed", "error_bars", "log_axis", "method_colour", "numbers", "scatter", "thin",
 ]  # fmt: skip
 
 
@@ -72,13 +72,28 @@ class Panels:
     def y(self, panel: int, **settings: Any) -> None:
         self.layout[f"yaxis{_number(panel)}"] |= settings
 
+    def rows(self, panel: int, names: Sequence[str]) -> None:
+        """Name the rows of a panel of bars, the first at the top."""
+        self.y(
+            panel, type="category", categoryorder="array", categoryarray=names, tickvals=names,
+            range=[len(names) - 0.5, -0.5], showgrid=False, ticks="",
+        )  # fmt: skip
+
     def add(self, panel: int, *, legend: str | None = None, **trace: Any) -> None:
         """Add a trace to a panel; the first trace of each `legend` is listed in the figure's legend."""
-        shown = {"showlegend": legend is not None and legend not in self._in_legend}
+        shown: dict[str, Any] = {"showlegend": legend is not None and legend not in self._in_legend}
         if legend is not None:
             self._in_legend.add(legend)
-            shown["legendgroup"] = legend  # pyright: ignore[reportArgumentType]
+            shown["legendgroup"] = legend
         self.traces.append({**trace, "yaxis": axis_name(panel), **shown})
+
+    def bars(self, panel: int, kind: str, name: str, names: Sequence[str], x: Any, **looks: Any) -> None:
+        """Add one bar to each row; `kind` is their colour."""
+        marker = {"color": f"@{kind}", "line": {"width": 0}, **looks.pop("marker", {})}
+        self.add(
+            panel, legend=kind, type="bar", orientation="h", name=name, width=0.8, y=names, x=numbers(x), marker=marker,
+            **looks,
+        )  # fmt: skip
 
 
 def _number(panel: int) -> str:
@@ -128,14 +143,6 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
     }
 
 
-def rows_axis(names: Sequence[str]) -> dict[str, Any]:
-    """A y axis of names, the first at the top."""
-    return {
-        "type": "category", "categoryorder": "array", "categoryarray": names, "range": [len(names) - 0.5, -0.5],
-        "showgrid": False, "ticks": "",
-    }  # fmt: skip
-
-
 def error_bars(value: float | Sequence[float], low: Any, high: Any, colour: str | None, **looks: Any) -> dict[str, Any]:
     """Intervals for `error_x` and `error_y`; an unknown end has no bar."""
     above, below = (
@@ -145,25 +152,17 @@ def error_bars(value: float | Sequence[float], low: Any, high: Any, colour: str 
     return {"type": "data", "symmetric": False, **ends, "color": colour, **looks}
 
 
-def add_rule(
-    layout: dict[str, Any], text: str, *, x: float | None = None, y: float | None = None, right: bool = False
-) -> None:
+def add_rule(layout: dict[str, Any], text: str, *, x: float | None = None, y: float | None = None) -> None:
     """Add a dashed line with a label, horizontal at `y` or vertical at `x`."""
     along, across, at = ("x", "y", y) if y is not None else ("y", "x", x)
-    assert at is not None
-    # Plotly's annotations need the logarithm of a position on a logarithmic axis, its shapes do not.
-    placed = math.log10(at) if layout[f"{across}axis"].get("type") == "log" else at
-    line = {"color": "@soft", "width": 1, "dash": "dash"}
     ends = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}0": at, f"{across}1": at}
-    anchors = {"xanchor": "right" if right or along == "y" else "left", "yanchor": "bottom" if along == "x" else "top"}
-    words = {
-        f"{along}ref": "paper",
-        along: 1 if right or along == "y" else 0,
-        across: placed,
-        **anchors,
-        "textangle": 0,
-    }
-    layout.setdefault("shapes", []).append({"type": "line", **ends, "line": line})
-    layout.setdefault("annotations", []).append(
-        {"text": text, "showarrow": False, "font": {"color": "@soft", "size": 11}, **words}
-    )
+    layout.setdefault("shapes", []).append(dashed(text, **ends))
+
+
+def dashed(text: str = "", **ends: Any) -> dict[str, Any]:
+    """A dashed line between two points, with a label at its end."""
+    label = {
+        "text": text, "textposition": "end", "textangle": 0, "xanchor": "right",
+        "yanchor": "top" if ends["x0"] == ends["x1"] else "bottom", "font": {"color": "@soft", "size": 11},
+    }  # fmt: skip
+    return {"type": "line", **ends, "line": {"color": "@soft", "width": 1, "dash": "dash"}, "label": label}

@@ -108,7 +108,7 @@ def _add_target(layout: dict[str, Any], runs: Sequence[RunData], key: str) -> No
     targets = {figure({**run.config, **run.result}, key) for run in runs}
     target = targets.pop() if len(targets) == 1 else None
     if target is not None and target > 0:
-        add_rule(layout, f"target {target:g}", y=target, right=True)
+        add_rule(layout, f"target {target:g}", y=target)
 
 
 def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[str]) -> Figure | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, method_colour, numbers, rows_axis
+from paceline.observe.drawing import Figure, Panels, method_colour, numbers
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.records.run_data import RunData
@@ -73,15 +72,13 @@ def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     lanes = [sorted(worker for worker, own in run.records.items() if len(own))[:_MAX_LANES] for run, _ in shown]
     panels = Panels([label for _, label in shown], [_LANE_PX * len(workers) + 6 for workers in lanes])
     for index, ((run, label), workers) in enumerate(zip(shown, lanes, strict=True)):
-        of_workers = [_shares_of(run.records[worker]) for worker in workers]
+        of_workers, names = [_shares_of(run.records[worker]) for worker in workers], _lane_names(workers)
         for kind, name in ACTIVITY_NAMES.items():
-            panels.add(
-                index, legend=kind, type="bar", orientation="h", name=name, meta=label, width=0.8,
-                x=numbers([one[kind] for one in of_workers], 4), y=[f"worker {worker}" for worker in workers],
-                marker={"color": f"@{kind}", "line": {"width": 0}},
+            panels.bars(
+                index, kind, name, names, [one[kind] for one in of_workers], meta=label,
                 hovertemplate=f"%{{y}}: %{{x:.1f}} % {name}<extra></extra>",
             )  # fmt: skip
-        panels.y(index, autorange="reversed", showgrid=False, ticks="")
+        panels.rows(index, names)
     panels.layout["barmode"] = "stack"
     panels.x |= {"title": {"text": "share of the worker's time (%)"}, "range": [0, 100]}
     return Figure(
@@ -90,6 +87,10 @@ def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
         panels.traces, panels.layout,
         ["series", "worker", "activity", "share (%)"], keys=["meta", "y", "name", "x"], height_px=panels.height_px,
     )  # fmt: skip
+
+
+def _lane_names(workers: Sequence[int]) -> list[str]:
+    return [f"worker {worker}" for worker in workers]
 
 
 def _shares_of(own: np.ndarray) -> dict[str, float]:
@@ -118,17 +119,14 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
             if kind == "dropped" and not items:
                 continue
             name = ACTIVITY_NAMES.get(kind, "gradient that was dropped")
-            marker: dict[str, Any] = {"color": f"@{kind}", "line": {"width": 0}}
-            if kind == "dropped":
-                marker = {"color": "@gradient", "pattern": {"shape": "/", "fillmode": "replace", "size": 5}}
-            panels.add(
-                index, legend=kind, type="bar", orientation="h", name=name, meta=label, width=0.8,
-                base=numbers([low * scale for low, *_ in items]),
-                x=numbers([(high - low) * scale for low, high, *_ in items]),
-                y=[lane for *_, lane, _ in items], customdata=[text for *_, text in items], marker=marker,
+            striped = {"color": "@gradient", "pattern": {"shape": "/", "fillmode": "replace", "size": 5}}
+            panels.bars(
+                index, kind, name, [lane for *_, lane, _ in items], [(high - low) * scale for low, high, *_ in items],
+                base=numbers([low * scale for low, *_ in items]), customdata=[text for *_, text in items], meta=label,
+                marker=striped if kind == "dropped" else {},
                 hovertemplate=f"%{{y}}, {name}: %{{x:.3~g}} {unit}<br>%{{customdata}}<extra></extra>",
             )  # fmt: skip
-        panels.y(index, **rows_axis([f"worker {worker}" for worker in workers]))
+        panels.rows(index, _lane_names(workers))
     panels.layout["barmode"] = "overlay"
     panels.x |= {"title": {"text": f"time since every worker's first step ({unit})"}, "range": [0, window_s * scale]}
     return Figure(

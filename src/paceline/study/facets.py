@@ -93,14 +93,14 @@ class Facets:
         return ["trial", *map(factor_text, self.trials.column_of), "outcome", *measured], rows
 
 
-def facets_of(trials: Trials) -> Facets:
-    """Choose axes: workers along x if they vary, else the first numeric factor; panels for batch sizes or the next factor."""
+def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:
+    """Choose axes: workers along x if they vary, else the first numeric factor; panels for `down_first` or the next factor."""
     left = list(trials.others)
     numeric = [name for name in left if all(isinstance(level, int | float) for level in trials.factors[name])]
     across = "workers" if "workers" in left else next(iter([*numeric, *left]), None)
     left = [name for name in left if name != across]
     few = [name for name in left if len(trials.factors[name]) <= _MOST_PANELS]
-    down = "batch_size" if "batch_size" in few else next(iter(few), None)
+    down = down_first if down_first in few else next(iter(few), None)
     return Facets(trials, trials.primary, across, down, tuple(name for name in left if name != down))
 
 

@@ -103,7 +103,7 @@ def _figures(facets: Facets) -> list[Figure | None]:
         efficiency_figure(facets),
         speedup_figure(facets),
         staleness_figure(facets),
-        outcome_figure(facets),
+        outcome_figure(facets.trials),
         waiting_figure(facets),
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, axis_name, error_bars, log_axis, numbers, scatter
+from paceline.observe.drawing import Figure, Panels, axis_name, dashed, error_bars, log_axis, numbers, scatter
 from paceline.observe.words import number_text, workers_text
 from paceline.study.facets import Facets, level_name, together
 from paceline.study.findings import interval_text, times_text
@@ -68,7 +68,7 @@ def efficiency_figure(facets: Facets) -> Figure | None:
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": f"updates to {measure.goal}"}, **log_axis(x_low, x_high)},
         "yaxis": {"title": {"text": "time per update (ms)"}, **log_axis(y_low, y_high)},
-        "shapes": [], "annotations": [],
+        "shapes": [],
     }  # fmt: skip
     _equal_times(layout, x_low * 0.75, x_high * 1.3, y_low * 0.75, y_high * 1.3)
     at_marks = f" The number at a mark: {facets.across_title}." if facets.across else ""
@@ -96,16 +96,7 @@ def _equal_times(layout: dict[str, Any], x_low: float, x_high: float, y_low: flo
         if x1 <= x0:
             continue
         y0, y1 = (1e3 * time_s / x for x in (x0, x1))
-        line = {"color": "@line", "width": 1, "dash": "dash"}
-        layout["shapes"].append(
-            {"type": "line", "x0": x0, "y0": y0, "x1": x1, "y1": y1, "line": line, "layer": "below"}
-        )
-        layout["annotations"].append(
-            {
-                "x": math.log10(x0), "y": math.log10(y0), "text": f"{time_s:g} s", "showarrow": False,
-                "xanchor": "left", "yanchor": "top" if x0 > x_low else "bottom", "font": {"color": "@soft", "size": 10},
-            }
-        )  # fmt: skip
+        layout["shapes"].append(dashed(f"{time_s:g} s", x0=x0, y0=y0, x1=x1, y1=y1, layer="below", opacity=0.5))
 
 
 def speedup_figure(facets: Facets) -> Figure | None:
@@ -153,12 +144,7 @@ def speedup_figure(facets: Facets) -> Figure | None:
             )  # fmt: skip
         top = max([highest, *ends]) * 1.12
         reach = min(max(more) / first, top)
-        panels.layout["shapes"].append(
-            {
-                "type": "line", "yref": axis_name(index), "x0": first, "x1": first * reach, "y0": 1, "y1": reach,
-                "line": {"color": "@soft", "width": 1, "dash": "dash"},
-            }
-        )  # fmt: skip
+        panels.layout["shapes"].append(dashed(yref=axis_name(index), x0=first, x1=first * reach, y0=1, y1=reach))
         panels.y(index, title={"text": "times as fast"}, range=[0, top])
     if not rows:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.drawing import Figure, Panels, log_axis, numbers, thin
-from paceline.observe.words import capital
+from paceline.observe.words import capital, number_text
 from paceline.study.facets import Facets, estimate_text, level_name, together
 from paceline.study.statistics import arrival_curve, median_estimate
 from paceline.study.trials import Measure
@@ -26,48 +26,40 @@ def box_figure(facets: Facets, measure: Measure) -> Figure | None:
         return None
     levels, methods = facets.down_levels, facets.trials.methods
     panels = Panels([facets.panel_title(down) for down in levels], [_PANEL_PX] * len(levels))
-    width = 0.84 / len(methods)
+    up = measure.kind == "throughput"
     for index, down in enumerate(levels):
         panel = values[facets.rows(None, None, down)]
-        panel = panel[~np.isnan(panel) & (panel > 0)]
+        panel = panel[panel > 0]
         low, high = (float(panel.min()), float(panel.max())) if len(panel) else (1.0, 1.0)
         logarithmic = high > 8 * low
         ceiling = high * (high / low) ** 0.08 if logarithmic else high * 1.12
-        for place, method in enumerate(methods):
-            offset = (place - (len(methods) - 1) / 2) * width
-            boxes, dots, missing = _boxes(facets, values, method, down, offset, width, ceiling)
+        for method in methods:
+            cells = [(at, facets.rows(method, across, down)) for at, across in enumerate(facets.across_levels)]
+            at, rows = (np.concatenate(one) for one in zip(*((np.full(len(r), at), r) for at, r in cells), strict=True))
+            if up:
+                at, rows = at[~np.isnan(values[rows])], rows[~np.isnan(values[rows])]
             colour = facets.colour(method)
-            if boxes["x"]:
-                panels.add(
-                    index, legend=method, name=method, **boxes, type="box", width=width * 0.86, fillcolor="rgba(0,0,0,0)",
-                    line={"color": colour, "width": 1.6}, marker={"color": colour}, hoverinfo="skip",
-                )  # fmt: skip
             panels.add(
-                index, name=method, **dots, type="scatter", mode="markers", opacity=0.75, legendgroup=method,
-                marker={"color": colour, "size": 5.5}, hovertemplate=f"%{{y:.4~g}} {measure.unit}<br>%{{customdata}}",
+                index, legend=method, name=method, type="box", x=at.tolist(), y=numbers(np.fmin(values[rows], ceiling)),
+                quartilemethod="linear", boxpoints="all", pointpos=0, jitter=0.5, offsetgroup=method, hoveron="points",
+                customdata=[_trial_text(facets, measure, values, row) for row in rows], hovertemplate="%{customdata}",
+                fillcolor="rgba(0,0,0,0)", line={"color": colour, "width": 1.6},
+                marker={"color": colour, "size": 5.5, "opacity": 0.75},
             )  # fmt: skip
-            if missing["x"]:
-                panels.add(
-                    index, name=method, **missing, type="scatter", mode="text", legendgroup=method,
-                    textposition="top center", textfont={"color": colour, "size": 10.5}, hovertemplate="%{customdata}",
-                )  # fmt: skip
         y_range = log_axis(low, ceiling * (high / low) ** 0.05) if logarithmic else {"range": [0, ceiling * 1.13]}
         panels.y(index, title={"text": measure.unit}, **y_range)
+    panels.layout["boxmode"] = "group"
     panels.x |= {
         "title": {"text": facets.across_title}, "range": [-0.5, len(facets.across_levels) - 0.5], "showgrid": False,
         "tickvals": list(range(len(facets.across_levels))),
         "ticktext": [level_name(level) if facets.across else "" for level in facets.across_levels],
     }  # fmt: skip
-    up = measure.kind == "throughput"
     note = (
         f"{'Further up' if up else 'Further down'} is better. A box: the middle half of the runs, the line in "
         "it the median; dots are runs." + facets.pooled_note
     )
     if not up and np.isnan(values).any():
-        note += (
-            " A number at the top: so many runs did not arrive. They count as later than all others, so a box is open to the "
-            "top where more than a quarter of them did not."
-        )
+        note += " Dots at the top did not arrive. They count as later than all others."
     return Figure(
         _NAMES[measure.kind], capital(measure.title), note, panels.traces, panels.layout,
         *facets.data({measure.title: values}), table=_box_table(facets, measure, values),
@@ -75,42 +67,11 @@ def box_figure(facets: Facets, measure: Measure) -> Figure | None:
     )  # fmt: skip
 
 
-def _boxes(
-    facets: Facets, values: np.ndarray, method: str, down: Any, offset: float, width: float, ceiling: float
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What plotly needs for boxes, dots and the numbers of runs that did not arrive."""
-    boxes: dict[str, list[Any]] = {name: [] for name in ("x", "q1", "median", "q3", "lowerfence", "upperfence")}
-    dots: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
-    missing: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "customdata": []}
-    for place, across in enumerate(facets.across_levels):
-        rows = facets.rows(method, across, down)
-        if not len(rows):
-            continue
-        own = np.where(np.isnan(values[rows]), np.inf, values[rows])
-        arrived = np.isfinite(own)
-        x = place + offset
-        if arrived.sum() >= 2 and len(own) > 2:
-            quartiles = np.quantile(np.minimum(own, ceiling), (0.25, 0.5, 0.75))
-            five = numbers([x, *quartiles, own.min(), min(own.max(), ceiling)])
-            for name, value in zip(boxes, five, strict=True):
-                boxes[name].append(value)
-        spread = np.linspace(-0.5, 0.5, len(rows)) * width * 0.55 if len(rows) > 1 else np.zeros(1)
-        dots["x"] += numbers(x + spread[arrived], 5)
-        dots["y"] += numbers(own[arrived])
-        dots["customdata"] += [_trial_text(facets, row) for row in rows[arrived]]
-        if not arrived.all():
-            outcomes = facets.trials.outcomes[rows[~arrived]].tolist()
-            how = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
-            missing["x"].append(round(x, 4))
-            missing["y"].append(ceiling)
-            missing["text"].append(str(len(outcomes)))
-            missing["customdata"].append(f"{len(outcomes)} of {len(rows)} did not arrive: {how}")
-    return boxes, dots, missing
-
-
-def _trial_text(facets: Facets, row: int) -> str:
+def _trial_text(facets: Facets, measure: Measure, values: np.ndarray, row: int) -> str:
     levels = [f"{name} {level_name(facets.trials.column_of[name][row])}" for name in (*facets.pooled, "seed") if name]
-    return ", ".join(level.replace("_", " ") for level in levels)
+    arrived = not np.isnan(values[row])
+    said = f"{number_text(values[row])} {measure.unit}" if arrived else f"not arrived: {facets.trials.outcomes[row]}"
+    return f"{said}<br>{', '.join(levels).replace('_', ' ')}"
 
 
 def _box_table(facets: Facets, measure: Measure, values: np.ndarray) -> list[list[str]]:
