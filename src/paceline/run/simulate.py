@@ -18,13 +18,11 @@ from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.model_state import dense_buffers
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
-from paceline.run.config import TrainConfig
 from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Faults
-from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.specs.bounds import check_run, check_simulation
@@ -120,7 +118,7 @@ def simulate(
         return drive(lambda: _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder)
 
 
-class _Simulation:
+class _Simulation(SimulatedRun):
     """One call of `simulate`: the run that `attach` joins."""
 
     def __init__(
@@ -135,20 +133,24 @@ class _Simulation:
         is_evaluated: bool,
     ) -> None:
         self._contexts = TorchContexts()
-        self.scheduler = Scheduler(outside=self._contexts.outside)
-        self.faults = faults
-        self.cluster = cluster
-        self.seed = seed
-        self.machine: SimulatedMachine | None = None
-        self.record: SimulationRecord | None = None
+        super().__init__(Scheduler(outside=self._contexts.outside), cluster.workers, seed)
         self.algorithm = algorithm
-        self.common = SimulatedRun(self.scheduler, cluster.workers, self.tell_epoch)
+        self.cluster, self.faults, self.goal = cluster, faults, goal
         self.returned: dict[int, Any] = {}
-        self.goal, self._is_evaluated = goal, is_evaluated
-        self._epoch_is_known = False
+        self._is_evaluated = is_evaluated
         self._train = train
         self._wanted: Any = None  # the first attaching worker's model and algorithm
-        self._name = getattr(train, "__name__", "train")
+        self._about = {
+            "task": getattr(train, "__name__", "train"),
+            "algorithm": None,
+            "workers": cluster.workers,
+            "backend": "simulator",
+            "seed": seed,
+        }
+
+    @property
+    def _spec(self) -> str | None:
+        return registry.spec(self.algorithm) if self.algorithm is not None else None
 
     def run(self, interruption: Interruption) -> RunData:
         """Runs all workers to their end."""
@@ -159,7 +161,7 @@ class _Simulation:
         if self.goal.limit_s is not None:
             self.scheduler.stop_at(self.goal.limit_s)
         try:
-            with self.common.after_backward:
+            with self.after_backward:
                 self.scheduler.run()
         except ProgramError as error:
             if self.record is not None and isinstance(error.cause, DivergedError):
@@ -168,17 +170,13 @@ class _Simulation:
                 raise error.cause from None
         finally:
             states.leave()
-        if self.record is None:
+        if self.record is None or self.machine is None:
             interruption.raise_if_any()
-            raise UsageError(f"{self._name} never called paceline.attach, so its workers shared nothing.")
+            raise UsageError(f"{self._about['task']} never called paceline.attach, so its workers shared nothing.")
         self.record.interrupted_by(interruption)
-        assert self.machine is not None
         config = {
-            "task": self._name,
-            "workers": self.cluster.workers,
-            "seed": self.seed,
-            "algorithm": registry.spec(self.algorithm) if self.algorithm is not None else None,
-            "backend": "simulator",
+            **self._about,
+            "algorithm": self._spec,
             "timing_only": False,
             "cluster": self.cluster.as_table(),
             **dataclasses.asdict(self.goal),
@@ -196,7 +194,7 @@ class _Simulation:
                 SimulatedEnvironment(
                     worker_id=worker_id,
                     num_workers=self.cluster.workers,
-                    algorithm=registry.spec(self.algorithm) if self.algorithm is not None else None,
+                    algorithm=self._spec,
                     seed=self.seed,
                     join=partial(self.join, worker_id),
                 )
@@ -227,64 +225,46 @@ class _Simulation:
         if self.machine is None:
             if worker_id:
                 raise UsageError(NO_WORKER_0)
-            self._wanted = binding
-            self.algorithm = algorithm
-            x = torch.empty(binding.num_elements, dtype=binding.dtype)
-            binding.read(x)
-            self.machine = machine_for(
-                algorithm,
-                self.cluster,
-                x=x,
-                vector_bytes=x.numel() * x.element_size(),
-                batch_size=0,
-                seed=self.seed,
-                faults=self.faults,
-                scheduler=self.scheduler,
-            )
-            self.common.model = model
-            self.common.buffers = dense_buffers(model)
-            if not algorithm.lockstep:
-                self.common.buffers = {name: buffer.clone() for name, buffer in self.common.buffers.items()}
-            self.record = self._make_record(model, algorithm, evaluate)
-            if algorithm.needs.servers:
-                self.machine.start_servers(algorithm.serve)
-        elif algorithm != self.algorithm or model_words(model) != model_words(self.common.model):
+            self._begin(model, binding, algorithm, evaluate)
+        elif algorithm != self.algorithm or model_words(model) != model_words(self.model):
             raise UsageError(
                 f"Worker {worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
-                f" the others {registry.spec(self.algorithm)} on {self._wanted.num_parameters:,}: all workers must build the"
-                " same model."
+                f" the others {self._spec} on {self._wanted.num_parameters:,}: all workers must build the same model."
             )
-        assert self.record is not None
-        member = SimulatedMembership(
-            self.common, self.machine, self.record, model, binding, algorithm, worker_id, self.seed, random_states
-        )
-        self.common.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
+        assert self.machine is not None
+        member = SimulatedMembership(self, model, binding, worker_id, random_states)
+        self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
         # Not earlier: the run waits for a worker that does not attach, and names it.
-        self.machine.on_gone = self.common.gathering.leave
+        self.machine.on_gone = self.gathering.leave
         return member
 
-    def _make_record(self, model: nn.Module, algorithm: Algorithm, evaluate: Evaluate | None) -> SimulationRecord:
-        """Makes the object that records and stops the run; `model` is worker 0's, whose buffers are the run's."""
+    def _begin(self, model: nn.Module, binding: FlatBinding, algorithm: Algorithm, evaluate: Evaluate | None) -> None:
+        """Makes the machine, and the object that records and stops the run, for worker 0's model."""
+        self._wanted, self.algorithm, self.model = binding, algorithm, model
+        x = torch.empty(binding.num_elements, dtype=binding.dtype)
+        binding.read(x)
+        self.machine = machine_for(
+            algorithm,
+            self.cluster,
+            x=x,
+            vector_bytes=x.numel() * x.element_size(),
+            batch_size=0,
+            seed=self.seed,
+            faults=self.faults,
+            scheduler=self.scheduler,
+        )
+        self.buffers = dense_buffers(model)
+        if not algorithm.lockstep:
+            self.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         self.goal.check(evaluate)
-        assert self.machine is not None
         evaluator = None
         if evaluate is not None and self._is_evaluated:
             needs_accuracy = self.goal.target_accuracy is not None
             outside = self._contexts.outside(torch.no_grad()(undisturbed()(evaluate)))
             evaluator = loop_evaluator(model, outside, needs_accuracy=needs_accuracy)
-        about = TrainConfig(
-            task=self._name,
-            algorithm=registry.spec(algorithm),
-            workers=self.cluster.workers,
-            backend="simulator",
-            seed=self.seed,
+        about = {**self._about, "algorithm": self._spec, "batch_size": None}
+        self.record = SimulationRecord(
+            self.machine, algorithm, self.goal, about, evaluator=evaluator, buffers=self.buffers
         )
-        return SimulationRecord(
-            self.machine, algorithm, self.goal, about.identity(), evaluator=evaluator, buffers=self.common.buffers
-        )
-
-    def tell_epoch(self, samples: int) -> None:
-        """Notes about how many samples an epoch of the loop has, from the first worker with a batch."""
-        if not self._epoch_is_known and self.record is not None:
-            self._epoch_is_known = True
-            self.record.know_epoch(samples)
+        if algorithm.needs.servers:
+            self.machine.start_servers(algorithm.serve)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_b
 from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.backward import AfterBackward
-from paceline.simulator.gathering import EndBarrier, SimulatedGathering
+from paceline.simulator.gathering import SimulatedGathering
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
 from paceline.worker.gathering import Call
@@ -35,29 +35,44 @@ class SimulatedRun:
     Args:
         scheduler: of their programs.
         num_workers: of the run.
+        seed: of the run.
 
     Attributes:
         gathering: where they gather values, and meet at the start.
         ending: where they wait for each other at the end.
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
+        algorithm: how they agree.
+        machine: the simulated machine, once worker 0 has attached.
+        record: takes the records, once worker 0 has attached.
         model: worker 0's, with the initial state of all workers.
         buffers: running statistics by name: shared by all workers, or worker 0's if each has its own.
         tables: what they tell each other.
         left: the weights that worker 0's loop has left in its model.
-        tell_epoch: called with about how many samples an epoch has.
     """
 
-    def __init__(self, scheduler: Scheduler, num_workers: int, tell_epoch: Callable[[int], None]) -> None:
-        self.gathering = SimulatedGathering(scheduler, num_workers)
-        self.ending = EndBarrier(scheduler, num_workers)
+    def __init__(self, scheduler: Scheduler, num_workers: int, seed: int) -> None:
+        self.scheduler, self.seed = scheduler, seed
+        self.gathering = SimulatedGathering(
+            scheduler, num_workers, "all workers to attach, or to call worker.sum or worker.mean"
+        )
+        self.ending = SimulatedGathering(scheduler, num_workers, "all workers to end")
         self.epoch_claims = LocalEpochClaims()
         self.after_backward = AfterBackward()
+        self.algorithm: Algorithm | None = None
+        self.machine: SimulatedMachine | None = None
+        self.record: SimulationRecord | None = None
         self.model: nn.Module
         self.buffers: dict[str, torch.Tensor] = {}
         self.tables = local_tables(num_workers)
         self.left: LeftWeights | None = None
-        self.tell_epoch = tell_epoch
+        self._epoch_is_known = False
+
+    def tell_epoch(self, samples: int) -> None:
+        """Notes about how many samples an epoch of the loop has, from the first worker with a batch."""
+        if not self._epoch_is_known and self.record is not None:
+            self._epoch_is_known = True
+            self.record.know_epoch(samples)
 
     @cached_property
     def last_buffers(self) -> Sequence[torch.Tensor]:
@@ -71,14 +86,10 @@ class SimulatedMembership(Membership):
     Buffers are one copy that all workers write; in lockstep every worker keeps its own.
 
     Args:
-        run: the worker's.
-        machine: the simulated machine.
-        record: takes the records.
+        run: the worker's, with a machine.
         model: the worker's.
         binding: its parameters.
-        algorithm: how the workers agree.
         worker_id: this worker.
-        seed: of the run.
         random_states: of the generators.
     """
 
@@ -87,16 +98,16 @@ class SimulatedMembership(Membership):
     def __init__(
         self,
         run: SimulatedRun,
-        machine: SimulatedMachine,
-        record: SimulationRecord,
         model: nn.Module,
         binding: FlatBinding,
-        algorithm: Algorithm,
         worker_id: int,
-        seed: int,
         random_states: tuple[int, ...],
     ) -> None:
-        self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, seed
+        machine, record, algorithm = run.machine, run.record, run.algorithm
+        assert machine is not None
+        assert record is not None
+        assert algorithm is not None
+        self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, run.seed
         self.binding = binding
         self.random_states = random_states
         self.gatherer = _SimulatedGatherer(run.gathering, self.worker_id)
@@ -146,7 +157,7 @@ class SimulatedMembership(Membership):
             out.copy_(self.ports.shared.x)
             mean = take_final_mean(self.ports, out, _DEADLINE_S)
         machine.scheduler.call_at(machine.scheduler.now_s, partial(machine.trains_no_more, self.worker_id))
-        run.ending.wait(self.worker_id)
+        run.ending.gather(self.worker_id, None)
         if run.left is not None:
             machine.shared.replace(run.left.x)
             out.copy_(run.left.x)

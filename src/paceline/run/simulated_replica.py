@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.loop.replica import AttachedReplica
-from paceline.ports.replica import Piece
 from paceline.simulator.backward import AfterBackward
-from paceline.simulator.hardware.core import SUM_VECTORS, Core
+from paceline.simulator.hardware.core import Core
 from paceline.simulator.overlap import shares_until_complete
+from paceline.simulator.replica import Timed
 
 __all__ = ["SimulatedAttachedReplica"]
 
 
-class SimulatedAttachedReplica(AttachedReplica):
+class SimulatedAttachedReplica(Timed, AttachedReplica):
     """An `AttachedReplica` whose forward, backward, copies and updates take the cluster's time.
 
     If the gradient is handed out after `backward`, time passes there, after the pass itself: so the loop then works on (clips,
@@ -74,13 +74,6 @@ class SimulatedAttachedReplica(AttachedReplica):
 
         return super().evaluate(closure, computed)
 
-    def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Copies `x` (P,) into this worker's private vector."""
-        begun_s = self._now_s()
-        self._core.copy()
-        self._apply_s += self._now_s() - begun_s
-        return super().copy(x)
-
     def gradient(
         self,
         at: torch.Tensor,
@@ -136,21 +129,3 @@ class SimulatedAttachedReplica(AttachedReplica):
         self._core.update()
         self._apply_s += self._now_s() - begun_s
         super().apply(to, scale, of, weight)
-
-    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Lets the optimizer take its one step on `to` (S,), at the end of its time."""
-        begun_s = self._now_s()
-        self._core.update(self._core.cluster.workers)
-        self._apply_s += self._now_s() - begun_s
-        super().apply_pieces(to, g, pieces)
-
-    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """`after - before` (P,), in memory of its own."""
-        self._core.move(SUM_VECTORS)
-        return super().update_since(before, after)
-
-    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
-        self._core.scheduler.catch_up()
-        self._apply_s += self._core.moved_s
-        self._core.moved_s = 0.0
-        super()._record(applied_version, gradient_version, failed_publishes)

@@ -18,7 +18,7 @@ from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
 
-__all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "TimedReplica"]
+__all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "Timed", "TimedReplica"]
 
 
 class RandomStates:
@@ -73,10 +73,37 @@ class OwnBuffers:
 _NO_OPTIMIZER = OptimizerSettings("SGD", (SettingsGroup((), (("lr", 0.0),)),))
 
 
-class _Timed(BaseReplica):
-    """Base of the two replicas: sends buckets as they complete, and records memory traffic."""
+class Timed(BaseReplica):
+    """Base of simulated replicas, before the class whose operations it lets take time: records memory traffic."""
 
     _core: Core
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        begun_s = self._now_s()
+        self._core.copy()
+        self._apply_s += self._now_s() - begun_s
+        return super().copy(x)
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        self._core.move(SUM_VECTORS)
+        return super().update_since(before, after)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        begun_s = self._now_s()
+        self._core.update(self._core.cluster.workers)
+        self._apply_s += self._now_s() - begun_s
+        super().apply_pieces(to, g, pieces)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self._core.scheduler.catch_up()
+        self._apply_s += self._core.moved_s
+        self._core.moved_s = 0.0
+        super()._record(applied_version, gradient_version, failed_publishes)
+
+
+class _Overlapping(Timed):
+    """Base of a task's replicas: sends buckets as they complete."""
+
     _leaving: Sequence[torch.Tensor] = ()  # the buckets of the gradient
     _parts: Sequence[float] = ()  # the share of computing until each is complete
 
@@ -99,14 +126,8 @@ class _Timed(BaseReplica):
         if finish is not None:
             finish()
 
-    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
-        self._core.scheduler.catch_up()
-        self._apply_s += self._core.moved_s
-        self._core.moved_s = 0.0
-        super()._record(applied_version, gradient_version, failed_publishes)
 
-
-class SimulatedReplica(_Timed, TaskReplica):
+class SimulatedReplica(_Overlapping, TaskReplica):
     """A `TaskReplica` whose steps take virtual time; one model serves all workers, each with its own optimizer.
 
     The gradient is that of the vector when its computation begins, and is ready when it ends. On a racing vector, updates
@@ -188,18 +209,8 @@ class SimulatedReplica(_Timed, TaskReplica):
             self._step_on(to, scale)
         self._count_apply(begun_s)
 
-    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        self._core.move(SUM_VECTORS)
-        return super().update_since(before, after)
 
-    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        begun_s = self._now_s()
-        self._core.update(self._core.cluster.workers)
-        self._apply_s += self._now_s() - begun_s
-        super().apply_pieces(to, g, pieces)
-
-
-class TimedReplica(_Timed):
+class TimedReplica(_Overlapping):
     """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
 
     Args:
