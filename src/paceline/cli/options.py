@@ -119,7 +119,6 @@ def check_specs(configs: Iterable[TrainConfig]) -> None:
     Raises:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
     """
-    from paceline.algorithms import registry
     from paceline.data.plan import partition_registry
     from paceline.memory.placement import placement_registry
     from paceline.model_parallel.layouts import layout_of
@@ -128,7 +127,7 @@ def check_specs(configs: Iterable[TrainConfig]) -> None:
 
     lines: dict[str, None] = {}
     for config in {(one.algorithm, one.workers): one for one in configs}.values():
-        algorithm = registry.build(config.algorithm)
+        algorithm = config.built_algorithm
         partition_registry.build(config.partition)
         placement_registry.build(config.placement)
         if config.layout is not None:

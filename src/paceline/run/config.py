@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from paceline.algorithms import DEFAULT_ALGORITHM, registry
-from paceline.algorithms.server.registries import delay_spec
+from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
+from paceline.algorithms.server.delay import Delay
+from paceline.algorithms.server.registries import delay_registry, delay_spec
 from paceline.data.plan import BatchPlan, Partition, Skewed, partition_registry
 from paceline.errors import UsageError
 from paceline.loop.slowness import checked_factors
@@ -25,6 +27,7 @@ from paceline.specs.goal import Goal
 from paceline.specs.registry import build_optimizer
 from paceline.specs.types import check_fields
 from paceline.tasks.base import Task, targets_of
+from paceline.worker.evaluator import about_evaluated
 
 __all__ = ["TrainConfig"]
 
@@ -122,6 +125,48 @@ class TrainConfig:
             target_loss = self.target_fraction * initial_loss
         return Goal(target_loss=target_loss, target_accuracy=self.target_accuracy, limit_s=self.limit_s)
 
+    @cached_property
+    def built_algorithm(self) -> Algorithm:
+        """The algorithm, without the delay."""
+        return registry.build(self.algorithm)
+
+    def delayed_algorithm(self, plan: BatchPlan | None) -> Algorithm:
+        """The algorithm with the configured delay before its updates.
+
+        Args:
+            plan: has the length of an epoch; None: the run has no data.
+
+        Raises:
+            UsageError: the algorithm takes no delay, or the run has no epochs.
+        """
+        if self.inject_staleness is None:
+            return self.built_algorithm
+        late: Delay = delay_registry.build(delay_spec(self.inject_staleness))
+        if self.staleness_ramp_epochs is not None:
+            if late.ramp_updates:
+                raise UsageError("The delay has a ramp of its own: leave out ramp_updates or --staleness-ramp-epochs.")
+            if plan is None:
+                raise UsageError(
+                    "A run without data has no epochs for --staleness-ramp-epochs: give the ramp in updates, as"
+                    ' --inject-staleness "constant(updates_late=20, ramp_updates=500)".'
+                )
+            updates_per_epoch = plan.rounds_per_epoch() if self.built_algorithm.together else plan.batches_per_epoch
+            late = dataclasses.replace(late, ramp_updates=round(self.staleness_ramp_epochs * updates_per_epoch))
+        return self.built_algorithm.delayed(late)
+
+    def about_task(self, algorithm: Algorithm) -> dict[str, Any]:
+        """The first entries of a task's result, for the algorithm with its delay."""
+        delay = (
+            {}
+            if self.inject_staleness is None
+            else {
+                "inject_staleness": self.inject_staleness,
+                "staleness_ramp_epochs": self.staleness_ramp_epochs,
+                "algorithm_with_delay": registry.spec(algorithm),
+            }
+        )
+        return self.identity() | delay | about_evaluated(algorithm)
+
     def plan(self, train_set: Dataset[Any]) -> BatchPlan:
         """Which worker trains on which samples of the training set; call `resolved` before."""
         assert self.batch_size is not None
@@ -131,7 +176,7 @@ class TrainConfig:
             batch_size=self.batch_size,
             seed=self.seed,
             partition=partition,
-            by_speed=self.workers > 1 and registry.build(self.algorithm).by_speed,
+            by_speed=self.workers > 1 and self.built_algorithm.by_speed,
             num_workers=self.workers,
             labels=targets_of(train_set) if isinstance(partition, Skewed) else None,
         )
@@ -144,11 +189,10 @@ class TrainConfig:
     def resolved(self, task: Task) -> TrainConfig:
         """With the task's defaults filled in, and specs in canonical form."""
         epochs = self.epochs if self.epochs is not None or self.steps is not None else task.epochs
-        algorithm = registry.build(self.algorithm)
-        rates = (self.learning_rate, algorithm.default_learning_rate, task.learning_rate)
+        rates = (self.learning_rate, self.built_algorithm.default_learning_rate, task.learning_rate)
         return dataclasses.replace(
             self,
-            algorithm=registry.spec(algorithm),
+            algorithm=registry.spec(self.built_algorithm),
             partition=partition_registry.spec(partition_registry.build(self.partition)),
             placement=placement_registry.spec(placement_registry.build(self.placement)),
             layout=layout_registry.spec(layout_of(self.layout)) if self.layout else None,

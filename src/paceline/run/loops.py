@@ -15,10 +15,9 @@ from paceline.data.plan import BatchPlan
 from paceline.memory.arena import Arena
 from paceline.memory.segment import Segment
 from paceline.run.config import TrainConfig
-from paceline.run.injection import injected
 from paceline.run.recording import Recording
 from paceline.specs.goal import Goal
-from paceline.worker.evaluator import Evaluator, about_evaluated
+from paceline.worker.evaluator import Evaluator
 
 __all__ = ["Loop", "TaskParts"]
 
@@ -74,11 +73,10 @@ class Loop:
 
     def about(self, algorithm: Algorithm | None) -> dict[str, Any]:
         """The entries that identify the run in its result, with the algorithm that it used."""
-        about = self.config.identity()
         if self.task is not None and algorithm is not None:
-            about |= injected(self.config, algorithm) | about_evaluated(algorithm)
-            about["num_parameters"] = self.task.evaluator.num_parameters
+            about = self.config.about_task(algorithm) | {"num_parameters": self.task.evaluator.num_parameters}
         else:
+            about = self.config.identity()
             about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None
             del about["batch_size"]
         return about | {"command": self.command}

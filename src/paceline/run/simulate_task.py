@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm, registry
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
@@ -26,7 +25,6 @@ from paceline.optim.model_state import dense_buffers
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.injection import inject, injected
 from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.run.simulation_record import SimulationRecord
@@ -41,7 +39,7 @@ from paceline.specs.registry import check_optimizer
 from paceline.system.interrupts import Interruption
 from paceline.system.machine import intra_op_threads, uncollected
 from paceline.tasks.load import load_task
-from paceline.worker.evaluator import Evaluator, about_evaluated, initial_loss, task_evaluator
+from paceline.worker.evaluator import Evaluator, initial_loss, task_evaluator
 
 __all__ = ["TaskSimulation", "simulate_task"]
 
@@ -117,7 +115,7 @@ class TaskSimulation:
         self.timing_only = timing_only
         self.task = load_task(config.task)
         self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
-        self.algorithm: Algorithm = registry.build(self.config.algorithm)
+        self.algorithm = self.config.built_algorithm
         self.declared = num_parameters is not None and self.config.steps is not None
         self._check(num_parameters)
         self.plan: BatchPlan | None = None
@@ -130,7 +128,7 @@ class TaskSimulation:
             if not timing_only:
                 self.evaluator = task_evaluator(self.task, test_set, config.seed)
                 loss = initial_loss(self.task, self.evaluator, self.train_set)
-        self.algorithm = inject(self.algorithm, self.config, self.plan)
+        self.algorithm = self.config.delayed_algorithm(self.plan)
         if timing_only and num_parameters is not None:
             self.num_parameters = num_parameters
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
@@ -166,7 +164,7 @@ class TaskSimulation:
             self.machine,
             self.algorithm,
             self._goal,
-            self.config.identity() | injected(self.config, self.algorithm) | about_evaluated(self.algorithm),
+            self.config.about_task(self.algorithm),
             evaluator=self.evaluator,
             buffers=dense_buffers(self.model) if self.model is not None else {},
             initial_loss=loss,

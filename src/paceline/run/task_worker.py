@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from paceline.algorithms import registry
+from paceline.algorithms import Algorithm
 from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
@@ -33,20 +34,21 @@ class TaskWorker:
 
     Args:
         config: the run's, with the task's defaults filled in.
+        algorithm: how the workers agree, with any delay.
         plan: the run's batches.
         dataset: how to reach the training set.
     """
 
     config: TrainConfig
+    algorithm: Algorithm
     plan: BatchPlan
     dataset: DatasetHandle
 
     def __call__(self) -> None:
         """Trains until the batches end or the run is stopped."""
-        config, environment = self.config, current_environment()
+        config, algorithm, environment = self.config, self.algorithm, current_environment()
         assert isinstance(environment, SupervisedEnvironment)
         task = load_task(config.task)
-        algorithm = registry.build(config.algorithm)
         with _build_lock:
             model = task.new_model(config.seed)
             if environment.worker_id or environment.incarnation:  # worker 0 continues as plain training would
@@ -84,7 +86,7 @@ class TaskWorker:
                 assert run.part.without_batch is not None
                 run.part.without_batch(fetch(train_set, torch.arange(1))[0])
 
-            replica = TaskReplica(
+            replica: Any = TaskReplica(
                 model,
                 task.loss,
                 config.make_optimizer,

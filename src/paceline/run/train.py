@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms import Algorithm, registry, spec
+from paceline.algorithms import Algorithm
 from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
 from paceline.model_parallel.hybrid.choose import chosen_layout
@@ -23,7 +23,6 @@ from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.driver import Driver
 from paceline.run.earlier_part import EarlierPart
-from paceline.run.injection import inject
 from paceline.run.loops import Loop, TaskParts
 from paceline.run.task_worker import TaskWorker
 from paceline.specs.bounds import check_vectors
@@ -89,7 +88,7 @@ def prepared(
     """
     task = load_task(config.task)
     resolved = config.resolved(task)
-    algorithm: Algorithm = registry.build(resolved.algorithm)
+    algorithm = resolved.built_algorithm
     check_launch(
         num_workers=config.workers,
         backend=config.backend,
@@ -103,7 +102,7 @@ def prepared(
         raise UsageError(f"{config.algorithm} keeps an optimizer of its own {where}; leave out the shared state.")
     train_set, test_set = task.load(config.data)
     plan = resolved.plan(train_set)
-    algorithm = inject(algorithm, resolved, plan)
+    algorithm = resolved.delayed_algorithm(plan)
     evaluator = task_evaluator(task, test_set, config.seed)
     num_vectors = algorithm.needs.num_vectors(config.workers)
     check_vectors(num_vectors, evaluator.num_parameters, evaluator.vector_bytes)
@@ -115,12 +114,12 @@ def prepared(
         sample, _ = fetch(train_set, torch.arange(1))
         resolved = dataclasses.replace(resolved, layout=_checked_layout(resolved, algorithm, evaluator.model, sample))
     handle, segment = share_dataset(train_set)
-    earlier = EarlierPart.of(resume).change_to(registry.build(resolved.algorithm), config.workers)
+    earlier = EarlierPart.of(resume).change_to(resolved.built_algorithm, config.workers)
     _check_same(earlier.run.config, resolved)
     before = earlier.run.result
     loss = before["initial_loss"] if "initial_loss" in before else initial_loss(task, evaluator, train_set)
     loop = Loop(
-        function=TaskWorker(dataclasses.replace(resolved, algorithm=spec(algorithm)), plan, handle),
+        function=TaskWorker(resolved, algorithm, plan, handle),
         config=resolved,
         algorithm=algorithm,
         goal=resolved.goal(loss),
