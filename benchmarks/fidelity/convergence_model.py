@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numba
 import numpy as np
+from experiment_design import candidates, design
 from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
 import paceline as pl
 from paceline.planner.convergence_model import ConvergenceModel, Curve
-from paceline.planner.experiment_design import candidates, design
 from paceline.planner.system_model import SystemModel
 from paceline.planner.time_to_loss import TimeToLoss
 from paceline.simulator import Cluster

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiment_design import candidates, design
 from foresight_report import report
 from foresight_watch import Watch
 
@@ -37,7 +38,6 @@ import paceline as pl
 from paceline.advice.calibration import machine as calibration
 from paceline.advice.calibration import probes
 from paceline.advice.calibration.measurements import Effort, fit_cold
-from paceline.planner.experiment_design import candidates, design
 from paceline.simulator import Cluster, Recorded
 from paceline.tasks import load_task
 from paceline.tasks.base import keep_data

@@ -25,10 +25,8 @@ from paceline.optim.outer import Nesterov, OuterSGD
 from paceline.planner.backups import plan_arrivals, plan_backups
 from paceline.planner.balance import Layer, balance
 from paceline.planner.convergence_model import ConvergenceModel, Curve
-from paceline.planner.experiment_design import candidates, design
 from paceline.planner.failures import availability, expected_s
 from paceline.planner.layout_choice import Candidate, choose_layouts
-from paceline.planner.noise_scale import noise_scale, squared_norms
 from paceline.planner.optimum import estimate_optimum
 from paceline.planner.order_statistics import ExponentialLaw, NormalLaw, ParetoLaw, SampledLaw, step_times
 from paceline.planner.system_model import SystemModel
@@ -62,16 +60,6 @@ def _noise_meter(c):
     for step in range(400):
         meter.take(c * (gradient + 5 * gaussian(step, 200)))
     return [meter.gradients]
-
-
-def _noise_scale(c):
-    gradients = c * (1 + DRAWN_GRADIENTS)
-    small, big = np.array([squared_norms(one) for one in gradients]).T
-    found = noise_scale(small, big, small_batch=8, big_batch=32).batch_size
-    return [found.value, found.low, found.high]
-
-
-DRAWN_GRADIENTS = DRAWN.standard_normal((30, 4, 50))
 
 
 def _system(relative):
@@ -128,13 +116,6 @@ def _balance(c):
     return [found.min_points, found.max_nodes, *(split.groups for split in found.splits)]
 
 
-def _design(c):
-    grid = candidates(8)
-    costs = c * np.array([one.size / one.workers for one in grid])
-    found = design(grid, 3 * c, costs=costs)
-    return [float(one in found.trials) for one in grid]
-
-
 def _outer(outer):
     def of(c):
         x, momentum = c * gaussian(1, 5), None
@@ -175,7 +156,6 @@ FUNCTIONS = {
     "error bound of qsgd": (2, lambda c: [QSGD(norm="l2").error_bound(c * gaussian(1, 900))]),
     "bits of dq": (0, _tuned_bits),
     "gradients of an update by their noise": (0, _noise_meter),
-    "noise scale": (0, _noise_scale),
     "optimum": (1, lambda c: [estimate_optimum([(i, c * losses) for i, losses in CURVES])]),
     "optimum above a bound": (1, lambda c: [estimate_optimum([(i, c * losses) for i, losses in CURVES], 0.25 * c)]),
     "optimum of a constant loss": (1, lambda c: [estimate_optimum([(np.arange(1.0, 9), np.full(8, 0.4 * c))])]),
@@ -195,7 +175,6 @@ FUNCTIONS = {
     "availability": (0, lambda c: [availability(kills_per_s=0.01 / c, restart_s=25 * c)]),
     "layouts": (1, _layouts),
     "balance": (0, _balance),
-    "design of trials": (0, _design),
     "outer SGD": (1, _outer(OuterSGD(rate=0.7))),
     "outer Nesterov": (1, _outer(Nesterov())),
     "merge of models": (1, _merged(lambda c: MeanOfModels("corrected", 0.3))),

@@ -13,13 +13,13 @@ from paceline.advice.candidates import ALONE
 from paceline.advice.program import Observed, Program, mean_rate
 from paceline.errors import PacelineError, first_line
 from paceline.planner.estimate import Estimate
-from paceline.planner.experiment_design import ShortRun, design
-from paceline.planner.system_model import FEATURES, SystemModel
+from paceline.planner.system_model import SystemModel, system_features
 
 __all__ = ["Rate", "ShortRuns", "designed"]
 
 _UNKNOWN = 0.3  # standard deviation of a rate's logarithm where a model says nothing of it
 _LEAST = 0.02  # the same between two runs, at least: few repeats may be equal by chance
+_RIDGE = 1e-4  # of columns of norm 1: with fewer runs than coefficients, the variance is large and not infinite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +40,20 @@ class Rate:
 def designed(counts: Sequence[int], number: int) -> list[int]:
     """Which numbers of workers to run, at most so many of them: always the most, and one worker is run anyway.
 
-    The others are those that tell Ernest's coefficients apart best; with too few for that, those in between evenly.
+    The others are those that tell Ernest's coefficients apart best: with the least variance of the predictions for `counts`.
     """
-    most, rest = max(counts), sorted(set(counts) - {max(counts)})
-    if number >= len(counts):
-        return sorted(counts)
-    if number + 1 >= len(FEATURES):
-        grid = [ShortRun(workers=m, size=1.0) for m in (1, *sorted(counts))]
-        chosen = {one.workers for one in design(grid, number + 1, costs=[1.0] * len(grid)).trials} - {1, most}
-        return sorted([*sorted(chosen)[: number - 1], most])
-    wanted = np.geomspace(1, most, number + 1)[1:-1]
-    return sorted({most, *(min(rest, key=lambda m: abs(math.log(m / one))) for one in wanted)})
+    chosen = [1, *sorted(counts)]
+    features = system_features(chosen, np.ones(len(chosen)))
+    C = features / np.linalg.norm(features, axis=0)
+    rows = dict(zip(chosen, C, strict=True))
+
+    def variance_without(dropped: int) -> float:
+        A = np.stack([rows[m] for m in chosen if m != dropped])
+        return float(np.trace(C @ np.linalg.solve(A.T @ A + _RIDGE * np.eye(len(A.T)), C.T)))
+
+    while len(chosen) > 1 + max(1, number):
+        chosen.remove(min(chosen[1:-1], key=variance_without))
+    return chosen[1:]
 
 
 class ShortRuns:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from paceline.optim.half_types import sum_type
-from paceline.planner.noise_norms import gradient_and_noise
 from paceline.system.saved_state import check_fits
 
 __all__ = ["NoiseMeter"]
@@ -78,9 +77,10 @@ class NoiseMeter:
         self._sum, self._squares, self._count = None, 0.0, 0
 
     def _choose(self) -> None:
-        small, big = np.array(self._norms).T
+        # The squared norm of a mean of B gradients is |grad f|^2 + sigma^2 / B: two B determine both, without bias.
+        (small, big), n = np.array(self._norms).mean(axis=0), self._group
         self._norms.clear()
-        squared, noise = (float(one.mean()) for one in gradient_and_noise(small, big, 1, self._group))
+        squared, noise = float(n * big - small) / (n - 1), float(small - big) / (1 - 1 / n)
         if squared > 0:
             found = max(0.0, noise / squared)
             half_way = math.sqrt(self.gradients * min(found, 4 * self.gradients))
