@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import paceline as pl
-from paceline.observe.report import runs_table
+from paceline.observe.report import runs_and_notes
 from paceline.observe.tables import comparison_table, result_table
 
 WRONG = [
@@ -93,5 +93,5 @@ def test_that_an_average_was_evaluated_is_said_beside_its_accuracy():
         for table in tables:
             Console(file=(text := io.StringIO()), width=200).print(table)
             assert " ".join(text.getvalue().split()).count(words) == said, text.getvalue()
-    assert runs_table([plain, averaged])["notes"].count(words) == 1
-    assert words not in runs_table([plain])["notes"]
+    assert runs_and_notes([plain, averaged])["notes"].count(words) == 1
+    assert words not in runs_and_notes([plain])["notes"]

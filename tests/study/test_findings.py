@@ -1,4 +1,4 @@
-"""Findings of whole tables: what was planted is said in a sentence, what was not is not said."""
+"""Findings of whole tables: what was planted is found and shown, what was not is not."""
 
 import math
 
@@ -9,9 +9,14 @@ import pytest
 from paceline.errors import UsageError
 from paceline.study.findings import compare_everything, compare_levels
 from paceline.study.headline import headline, next_steps
+from paceline.study.report_parts import comparisons_table
 from paceline.study.trials import METHOD, Trials
 
 from .made_up import make_table
+
+
+def row_of(comparison):
+    return [cell.text for cell in comparisons_table([comparison]).rows[0]]
 
 
 def overall(comparisons, base, other):
@@ -23,12 +28,13 @@ def test_a_planted_effect_is_found_and_said_with_its_uncertainty():
     found = [one for one in compare_everything(trials, trials.measure("time", "5")) if one.found]
     at_8 = next(one for one in found if one.where == (("workers", 8),) and one.factor == METHOD)
     assert at_8.ratio.low < 1.4 < at_8.ratio.high
-    assert at_8.sentence.startswith("leashed reached 5 % of the initial loss 1.")
-    assert "x sooner than locked at 8 workers, 95 % interval 1." in at_8.sentence
-    assert at_8.sentence.endswith(f", {at_8.ratio.pairs} pairs.") or "without both arrivals" in at_8.sentence
-    assert at_8.flipped.sentence == at_8.sentence  # the sooner one is named first
+    sooner, than, where, ratio, interval, pairs, *_ = row_of(at_8)
+    assert (sooner, than, where, pairs) == ("leashed", "locked", "8 workers", str(at_8.ratio.pairs))
+    assert ratio.startswith("1.")
+    assert interval.startswith("1.")
+    assert row_of(at_8.flipped) == row_of(at_8)  # the sooner one is named first
     workers = next(one for one in found if one.factor == "workers" and not one.where)
-    assert workers.sentence.startswith("8 workers reached 5 % of the initial loss")
+    assert row_of(workers)[:3] == ["8 workers", "1 worker", "everywhere"]
 
 
 def test_methods_that_are_the_same_make_no_finding():
@@ -42,7 +48,7 @@ def test_methods_that_are_the_same_make_no_finding():
         ):  # who is who is drawn within each block of trials
             table.loc[rows.index, "factor.algorithm"] = random.permutation(rows["factor.algorithm"].to_numpy())
         trials = Trials(table)
-        comparisons = compare_levels(trials, [trials.measure("time", "5")], "a")
+        comparisons = compare_levels(trials, trials.measure("time", "5"), {})
         said += any(one.found for one in comparisons)
     assert said / 40 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 40)
 
@@ -52,16 +58,15 @@ def test_a_method_whose_runs_never_arrive_loses_though_it_has_no_times():
     hogwild = table["factor.algorithm"] == "hogwild"
     table.loc[hogwild, ["outcome", "time_to_5_s"]] = ["diverged", np.nan]
     trials = Trials(table)
-    (one,) = compare_levels(trials, [trials.measure("time", "5")], "locked")
+    (one,) = compare_levels(trials, trials.measure("time", "5"), {})
     assert one.found
-    assert one.sentence == (
-        "locked reached 5 % of the initial loss and hogwild never did, in most of 9 pairs, 95 % interval beyond any factor."
-    )
+    assert row_of(one)[:-1] == ["locked", "hogwild", "everywhere", "\N{INFINITY}x", "beyond any factor", "9", "0"]
     table.loc[hogwild, ["outcome", "wall_s"]] = ["stopped", 0.001]  # before the others had arrived either
     trials = Trials(table)
-    (one,) = compare_levels(trials, [trials.measure("time", "5")], "locked")
+    (one,) = compare_levels(trials, trials.measure("time", "5"), {})
     assert not one.found
-    assert one.sentence == "Whether hogwild or locked is sooner is not known: 9 of 9 pairs lack an arrival."
+    assert row_of(one)[3] == "not known"
+    assert (one.ratio.pairs, one.ratio.complete) == (9, 0)
 
 
 def test_pairs_share_all_but_the_factor_and_follow_their_seeds():
@@ -98,7 +103,7 @@ def test_every_comparison_counts_once_and_small_ones_are_no_findings():
     cells = [one for one in comparisons if len(one.where) == 2]
     assert cells
     assert not any(one.found or one.testable for one in cells)
-    assert "too few pairs for an interval" in cells[0].sentence or "not known" in cells[0].sentence
+    assert row_of(cells[0])[4] == "too few pairs" or row_of(cells[0])[3] == "not known"
     assert {one.base for one in comparisons if one.factor == METHOD and not one.where} >= {"hogwild"}
 
 
@@ -108,7 +113,9 @@ def test_timing_only_studies_compare_throughput():
     (one,) = [one for one in compare_everything(trials, trials.primary) if one.factor == METHOD and not one.where]
     assert one.found
     assert one.ratio.at_least == pytest.approx(1.4, rel=0.03)
-    assert "leashed trained 1.39x as many samples per second as locked, 95 % interval 1.3" in one.sentence
+    assert row_of(one)[:2] == ["leashed", "locked"]
+    assert row_of(one)[3] == "1.39x"
+    assert row_of(one)[4].startswith("1.3")
 
 
 @pytest.mark.parametrize("by", ["workers", "batch_size"])
@@ -116,7 +123,7 @@ def test_another_factor_can_be_compared(by):
     trials = Trials(make_table(), by=by, baseline="2" if by == "workers" else 64)
     assert trials.baseline == ("2 workers" if by == "workers" else "batch size 64")
     assert "algorithm" in trials.others
-    assert any(one.found for one in compare_levels(trials, [trials.primary], trials.baseline))
+    assert any(one.found for one in compare_levels(trials, trials.primary, {}))
 
 
 def test_a_study_whose_trials_all_failed_says_so():

@@ -48,8 +48,10 @@ def compare(
 
     Example: paceline study compare runs/memory --baseline hogwild --where workers=4
     """
+    from paceline.observe.terminal import shown
     from paceline.study.findings import compare_levels
     from paceline.study.report import read_study_file, trials_of
+    from paceline.study.report_parts import comparisons_table
     from paceline.study.table import load_table
 
     trials = trials_of(load_table(folder), read_study_file(folder), by=by, baseline=baseline)
@@ -60,20 +62,14 @@ def compare(
     if len(trials.methods) < 2:
         raise UsageError(f"All trials have the same {trials.by}; name another factor with --by, or look at the report.")
     measure = trials.primary if target is None else trials.measure("time", _percent(target, trials))
-    found = compare_levels(trials, [measure], trials.baseline, _where(where or [], trials))
+    found = compare_levels(trials, measure, _where(where or [], trials))
     if as_json:
         print_json([_record(one) for one in found])
         return
-    for one in found:
-        mark = "*" if one.found else " "
-        unpaired = f"{one.other}: no trial of it differs from one of {one.base} in this alone."
-        out().print(f"{mark} {one.sentence if one.ratio.pairs else unpaired}", soft_wrap=True)
-    note = "* a finding: the interval excludes 1, also among all that are compared here."
-    out().print(
-        note
-        if any(one.found for one in found)
-        else "No finding: no interval excludes 1 and holds among all that are compared here, or there are too few pairs."
-    )
+    title = f"Ratios of {measure.title}, {trials.baseline} as baseline; findings are bold"
+    out().print(shown(comparisons_table(found), title))
+    if not any(one.found for one in found):
+        out().print("No interval excludes 1 and holds among all that are compared here, or there are too few pairs.")
 
 
 def _percent(target: str, trials: Trials) -> str:
@@ -111,6 +107,6 @@ def _record(one: Comparison) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "base": one.base, "other": one.other, "where": dict(one.where), "measure": one.measure.column, "pairs": ratio.pairs,
-        "complete": ratio.complete, "interval": ratio.method, "finding": one.found, "sentence": one.sentence,
+        "complete": ratio.complete, "interval": ratio.method, "finding": one.found,
         **{name: value if math.isfinite(value) else None for name, value in values.items()},
     }  # fmt: skip

@@ -12,7 +12,6 @@ from paceline.observe.words import percent_text, workers_text
 
 __all__ = [
     "CLEAR_RATIO",
-    "Column",
     "Group",
     "clearly_best",
     "evaluated_notes",
@@ -44,36 +43,6 @@ class Group:
         values = [math.inf if (value := figure(result, *path)) is None else value for result in self.results]
         median = statistics.median_high(values)
         return None if math.isinf(median) else median
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """A figure of every run, as a table's column.
-
-    Args:
-        lower: whether lower is better; None: neither is.
-        group: above the headings of several columns; "" for a column that stands alone.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    lower: bool | None = None
-    scale: float = 1
-    unit: str = ""
-    group: str = ""
-
-    def values(self, results: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        found = [figure(result, *self.path) for result in results]
-        return found if self.scale == 1 else [None if value is None else value * self.scale for value in found]
-
-    def best(self, results: Sequence[Mapping[str, Any]]) -> int | None:
-        """The run that is clearly better than all others that ended well."""
-        values = zip(self.values(results), results, strict=True)
-        return (
-            None
-            if self.lower is None
-            else clearly_best([None if failed(r) else v for v, r in values], lower=self.lower)
-        )
 
 
 def failed(result: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from paceline.observe.document import markup
 from paceline.observe.drawing import thin
 from paceline.observe.headline import headline
 from paceline.observe.progress import Progress, render
-from paceline.observe.report import runs_table
+from paceline.observe.report import runs_and_notes
 from paceline.observe.words import number_text, seconds_text
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, loss_curve
@@ -37,7 +37,7 @@ def progress_html(progress: Progress, title: str = "", messages: Sequence[str] =
 def run_html(run: RunData) -> str:
     """The headline, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
     result = {**run.config, **run.result}
-    return markup("observe/cell.html", headline=headline([result]), curve=_curve(run), **runs_table([result]))
+    return markup("observe/cell.html", headline=headline([result]), curve=_curve(run), **runs_and_notes([result]))
 
 
 def _curve(run: RunData) -> dict[str, Any]:

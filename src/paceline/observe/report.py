@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.compare import Column, evaluated_notes, failed, run_labels
-from paceline.observe.document import Cell, Table, json_value, settings_table, write_page
+from paceline.observe.compare import evaluated_notes, run_labels
+from paceline.observe.document import Table, json_value, settings_table, write_page
 from paceline.observe.figures import figures, method_colours
 from paceline.observe.headline import caution, headline
-from paceline.observe.words import ABSENT, number_text
+from paceline.observe.tables import runs_table
+from paceline.observe.words import ABSENT
 from paceline.records.run_data import RunData
-from paceline.records.summary import FRACTIONS
 
-__all__ = ["runs_table", "write_report"]
+__all__ = ["runs_and_notes", "write_report"]
 
 
 def write_report(runs: Sequence[RunData], path: str | Path, *, title: str, command: str) -> Path:
@@ -37,83 +36,25 @@ def write_report(runs: Sequence[RunData], path: str | Path, *, title: str, comma
         title=title,
         headline=headline(results),
         figures=figures(runs),
-        **runs_table(results),
+        **runs_and_notes(results),
         command=command,
         settings=_settings(runs),
     )
 
 
-_STALENESS, _UNTIL = "staleness (updates)", "time (s) until the loss fell to"
-_COLUMNS = (
-    Column(name="workers", path=("workers",)),
-    Column(name="seed", path=("seed",)),
-    Column(name="throughput", unit="samples/s", path=("samples_per_s",), lower=False),
-    Column(name="updates", path=("steps",)),
-    Column(name="to target", unit="s", path=("time_to_target_s",), lower=True),
-    *(
-        Column(group=_UNTIL, name=f"{float(one) * 100:g} %", path=("time_to_fraction_s", one), lower=True)
-        for one in FRACTIONS
-    ),
-    Column(name="loss", unit="training, end", path=("train_loss",), lower=True),
-    Column(name="accuracy", unit="test, %", path=("test_accuracy",), lower=False, scale=100),
-    Column(group=_STALENESS, name="mean", path=("staleness", "mean")),
-    Column(group=_STALENESS, name="95 %", path=("staleness", "p95")),
-    Column(group=_STALENESS, name="most", path=("staleness", "max")),
-    Column(name="waiting", unit="% of time", path=("waiting_share",), scale=100),
-    Column(name="dropped", unit="gradients", path=("dropped_updates",)),
-)
-
-
-def runs_table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of every run, with notes; omits columns without values."""
-    seeds = len({str(result.get("seed")) for result in results})
-    columns = [one for one in _COLUMNS if any(value is not None for value in one.values(results))]
-    columns = [one for one in columns if one.name != "seed" or seeds > 1]
-    over, below = [Cell("method", kind="name", rows=2), Cell("outcome", kind="name", rows=2)], []
-    for group, members in itertools.groupby(columns, key=lambda one: one.group or one):
-        listed = list(members)
-        if isinstance(group, str):
-            over.append(Cell(group, columns=len(listed)))
-            below += [Cell(one.name, one.unit) for one in listed]
-        else:
-            over.append(Cell(group.name, group.unit, rows=2))
-    best = [one.best(results) for one in columns]
-    texts = [[_text(one, value) for value in one.values(results)] for one in columns]
-    names = [
-        (Cell(label, colour=colour), _outcome(result))
-        for label, colour, result in zip(run_labels(results), method_colours(results), results, strict=True)
-    ]
-    rows = [
-        [*first, *(Cell(own[at], kind="best" if one == at else "") for own, one in zip(texts, best, strict=True))]
-        for at, first in enumerate(names)
-    ]
+def runs_and_notes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of every run, and how to read them, for the template."""
+    table = runs_table(results, method_colours(results))
     notes = [
-        "Bold: more than 5 % better than the next, among runs that ended well." if any(at is not None for at in best) else "",
+        "Bold: more than 5 % better than the next, among runs that ended well."
+        if any(cell.kind == "best" for row in table.rows for cell in row)
+        else "",
         "A dash: not reached or not measured. Training loss: mean of the last 100 batches applied; times until it was reached"
         " count from the start of training.",
         *evaluated_notes(results),
         caution(results),
-    ]  # fmt: skip
-    return {"runs": Table(rows, over, below, kind="figures-table"), "notes": " ".join(filter(None, notes))}
-
-
-def _text(column: Column, value: float | None) -> str:
-    if value is None:
-        return ABSENT
-    if column.scale != 1:
-        return f"{value:.1f}"
-    return f"{value}" if column.name == "seed" else number_text(value)
-
-
-def _outcome(result: dict[str, Any]) -> Cell:
-    # A converged run's reason says that it reached its target, as the next columns do.
-    reasons = [] if result.get("outcome") == "converged" else [str(result.get("outcome_reason") or "")]
-    if lost := result.get("workers_lost"):
-        reasons.append(f"lost: worker {', '.join(map(str, lost))}")
-    return Cell(
-        str(result.get("outcome", "unknown")), "; ".join(filter(None, reasons)),
-        kind=f"outcome{' bad' if failed(result) else ''}",
-    )  # fmt: skip
+    ]
+    return {"runs": table, "notes": " ".join(filter(None, notes))}
 
 
 def _settings(runs: Sequence[RunData]) -> Table:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.observe.words import counted, number_text
+from paceline.observe.words import number_text
 from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
-from paceline.study.trials import METHOD, NOT_SET, Measure, Trials, level_text, where_text
+from paceline.study.trials import METHOD, NOT_SET, Measure, Trials
 
 __all__ = [
     "AS_PRINTED",
@@ -82,38 +82,11 @@ class Comparison:
         """The same with the sooner side as `other`."""
         return self.flipped if self.centre < 1 else self
 
-    @property
-    def sentence(self) -> str:
-        """The comparison and its uncertainty as a sentence."""
-        one = self.leading
-        first, second = level_text(one.factor, one.other), level_text(one.factor, one.base)
-        size = times_text(one.ratio)
-        count = counted(one.ratio.pairs, "pair")
-        if one.ratio.at_least < 1 < one.ratio.at_most:
-            missing = f"{one.ratio.pairs - one.ratio.complete} of {count} lack an arrival"
-            return f"Whether {first} or {second} is sooner{where_text(one.where)} is not known: {missing}."
-        if math.isinf(one.ratio.at_least):
-            return (
-                f"{first} reached {one.measure.goal}{where_text(one.where)} and {second} never did, in most of {count}, "
-                f"{interval_text(one.ratio)}."
-            )
-        match one.measure.kind:
-            case "time":
-                sooner = "as soon as" if size == "1.00x" else f"{size} sooner than"
-                said = f"reached {one.measure.goal} {sooner} {second}"
-            case "steps":
-                said = f"needed {size} fewer updates than {second} to reach {one.measure.goal}"
-            case _:
-                said = f"trained {size} as many samples per second as {second}"
-        missing = one.ratio.pairs - one.ratio.complete
-        lacking = f", {missing} of them without both arrivals" if missing and one.measure.kind != "throughput" else ""
-        return f"{first} {said}{where_text(one.where)}, {interval_text(one.ratio)}, {count}{lacking}."
-
 
 def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
     """Compare all pairs of methods, overall and at each level of other factors, and each factor's levels with its first.
 
-    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs for an interval
+    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs
     are returned, too, and cannot be findings.
     """
     asked = [*_of_methods(trials), *_of_factors(trials)]
@@ -121,14 +94,11 @@ def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
     return _adjusted([one for one in made if one.ratio.pairs])
 
 
-def compare_levels(
-    trials: Trials, measures: Sequence[Measure], baseline: Any, where: Mapping[str, Any] | None = None
-) -> list[Comparison]:
-    """Compare each method with the baseline in each measure; p-values are adjusted together."""
-    held = tuple((where or {}).items())
-    others = [method for method in trials.methods if method != baseline]
-    made = [_compare(trials, measure, METHOD, baseline, other, held) for measure in measures for other in others]
-    return _adjusted(made)
+def compare_levels(trials: Trials, measure: Measure, where: Mapping[str, Any]) -> list[Comparison]:
+    """Compare each method with the baseline; p-values are adjusted together."""
+    others = [method for method in trials.methods if method != trials.baseline]
+    held = tuple(where.items())
+    return _adjusted([_compare(trials, measure, METHOD, trials.baseline, other, held) for other in others])
 
 
 def _compare(
@@ -190,7 +160,7 @@ def times_text(ratio: Ratio) -> str:
 def interval_text(ratio: Ratio) -> str:
     """`95 % interval 1.20 to 1.70`, or why there is none."""
     if ratio.method == "none":
-        return "too few pairs for an interval"
+        return "too few pairs"
     if math.isinf(ratio.low):
         return "95 % interval beyond any factor"
     if math.isinf(ratio.high):

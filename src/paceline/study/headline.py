@@ -54,8 +54,6 @@ def _verdict(trials: Trials, leader: str, overall: list[Comparison]) -> str:
     unmet = [method for method in trials.methods if method not in {leader, *(one.base for one in overall)}]
     apart = f"; not compared, as no trials differ in the method alone: {few(unmet)}" if unmet else ""
     if not beaten:
-        if len(overall) == 1:
-            return f"No winner: {overall[0].sentence.rstrip('.')}{apart}."
         ahead = all(one.centre >= 1 for one in overall) and any(one.centre > 1 for one in overall)
         why = f"{leader} was not surely ahead of {few(unsure)}" if ahead else "no method was ahead of all others"
         return f"No winner: {why}{apart}."

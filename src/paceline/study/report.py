@@ -51,7 +51,7 @@ def write_report(folder: Path, *, baseline: str | None = None) -> Path:
 
 
 def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None) -> Path:
-    """Write the report of this table into the folder, which may also hold `study.toml`, `environment.json` and trials."""
+    """Write the report of this table into the folder, which may also hold `study.toml` and trials."""
     text = read_text(folder / "study.toml")
     study = read_study_file(folder)
     trials = trials_of(frame, study, baseline=baseline)
@@ -73,7 +73,7 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
         comparisons=comparisons_table(sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where)))),
         measure=trials.primary,
         study_file=text.strip(),
-        environment=settings_table((name, [value]) for name, value in environment(trials, folder).items()),
+        environment=settings_table((name, [value]) for name, value in environment(trials).items()),
     )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.observe.document import Cell, Table, json_value
+from paceline.observe.document import Cell, Table
 from paceline.observe.drawing import method_colour
 from paceline.observe.words import ABSENT, number_text, percent_text
 from paceline.study.facets import estimate_text
 from paceline.study.findings import Comparison, interval_text, times_text
 from paceline.study.statistics import arrival_curve, median_estimate, share_estimate
-from paceline.study.study_file import dotted
 from paceline.study.trials import METHOD, Trials, level_text
 
 __all__ = ["comparisons_table", "environment", "findings", "glance_table", "read_text"]
@@ -73,7 +71,7 @@ def findings(found: Sequence[Comparison], baseline: str) -> list[Comparison]:
 
 def comparisons_table(comparisons: Sequence[Comparison]) -> Table:
     """One comparison a row; findings are bold."""
-    names, figures = ("sooner", "than", "where"), ("ratio", "95 % interval", "pairs", "both arrived", "adjusted p")
+    names, figures = ("sooner", "than", "where"), ("ratio", "95 % interval", "pairs", "both\narrived", "adjusted\np")
     rows = []
     for one in comparisons:
         shown, found = one.leading, "found" if one.found else ""
@@ -92,20 +90,16 @@ def comparisons_table(comparisons: Sequence[Comparison]) -> Table:
 def _p_text(one: Comparison) -> str:
     if not one.testable:
         return ABSENT
-    return "<\N{NO-BREAK SPACE}0.001" if one.adjusted_p < 0.001 else f"{one.adjusted_p:.3f}"
+    return "<0.001" if one.adjusted_p < 0.001 else f"{one.adjusted_p:.3f}"
 
 
-def environment(trials: Trials, folder: Path) -> dict[str, str]:
-    """Versions and machine from `environment.json`, or else all values of the table's columns."""
-    try:
-        known = json.loads(read_text(folder / "environment.json") or "{}")
-    except ValueError:
-        known = {}
-    flat = {name: json_value(value) for name, value in dotted(known).items()} if isinstance(known, dict) else {}
-    for column in trials.frame.columns:
-        if column.startswith("environment.") and (name := column.removeprefix("environment.")) not in flat:
-            flat[name] = ", ".join(dict.fromkeys(str(value) for value in trials.frame[column].tolist()))
-    return flat
+def environment(trials: Trials) -> dict[str, str]:
+    """Versions and machines of all trials."""
+    columns = trials.frame.filter(regex=r"^environment\.")
+    return {
+        str(name).removeprefix("environment."): ", ".join(dict.fromkeys(map(str, column)))
+        for name, column in columns.items()
+    }
 
 
 def read_text(path: Path) -> str:

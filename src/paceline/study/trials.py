@@ -18,7 +18,7 @@ from paceline.study.statistics import Times
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_text", "where_text"]
+__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_text"]
 
 OUTCOMES = ("converged", "stopped", "diverged", "crashed")
 METHOD = "method"  # the factor compared, with the fields that only some of its levels have
@@ -89,10 +89,11 @@ class Trials:
         self.others = [name for name in listed if name != self.by and name not in self.own_fields]
         self.column_of.setdefault(self.by, self._column(self.by))
         self.method_of = np.array([self._method(row) for row in range(len(self))], dtype=object)
-        self.methods = list(dict.fromkeys(self.method_of[np.argsort(self._method_order(), kind="stable")].tolist()))
+        places = [self._places(name) for name in (self.by, *self.own_fields)]
+        self.methods = list(dict.fromkeys(self.method_of[np.lexsort(places[::-1])].tolist()))
         self.baseline = self._baseline(baseline)
         self._times: dict[Measure, Times] = {}
-        self._partners: dict[str, dict[Any, np.ndarray]] = {}
+        self._partners: dict[str, pd.DataFrame] = {}
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -106,14 +107,11 @@ class Trials:
         return sorted(levels, key=lambda level: places.get(str(level), len(places)))
 
     def values(self, column: str) -> np.ndarray:
-        if column not in self.frame.columns:
-            return np.full(len(self), np.nan)
-        values = self.frame[column]
-        numbers = [np.nan if value is None else value for value in values.tolist()]
-        try:
-            return np.array(numbers, dtype=np.float64)
-        except (TypeError, ValueError):  # a column of text
-            return np.full(len(self), np.nan)
+        """A column's numbers; NaN where there is none."""
+        import pandas
+
+        values: Any = self.frame.get(column, pandas.Series(np.nan, self.frame.index))
+        return np.asarray(pandas.to_numeric(values, errors="coerce"), np.float64)
 
     def rows(self, where: Mapping[str, Any]) -> np.ndarray:
         """Which trials have these levels, as a mask."""
@@ -177,33 +175,27 @@ class Trials:
             other: another.
             where: levels of other factors that the pairs have.
         """
-        by_level = self._partners_of(factor)
-        if base not in by_level or other not in by_level:
+        partners = self._partners_of(factor)
+        if base not in partners or other not in partners:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        first, second = by_level[base], by_level[other]
-        both = (first >= 0) & (second >= 0)
-        first, second = first[both], second[both]
+        first, second = partners[[base, other]].dropna().to_numpy(np.int64).T
         kept = self.rows(where)[first]
         return first[kept], second[kept]
 
-    def _partners_of(self, factor: str) -> dict[Any, np.ndarray]:
-        """Level -> row of the trial of each group of trials that are equal in all else, -1 for none."""
-        if factor in self._partners:
-            return self._partners[factor]
-        left_out = {self.by, *self.own_fields} if factor == METHOD else {factor}
-        shared = [column for name, column in self.column_of.items() if name not in left_out]
-        groups: dict[tuple[Any, ...], int] = {}
-        taken: dict[tuple[Any, ...], int] = {}
-        places: dict[Any, dict[int, int]] = {}
-        for row, level in enumerate(self.method_of if factor == METHOD else self.column_of[factor]):
-            key = tuple(column[row] for column in shared)
-            repeat = taken.get((level, key), 0)  # trials equal in everything: the first is paired with the first
-            taken[level, key] = repeat + 1
-            places.setdefault(level, {})[groups.setdefault((key, repeat), len(groups))] = row
-        table = {level: np.full(len(groups), -1, np.int64) for level in places}
-        for level, rows in places.items():
-            table[level][list(rows.keys())] = list(rows.values())
-        return self._partners.setdefault(factor, table)
+    def _partners_of(self, factor: str) -> pd.DataFrame:
+        """A row for each group of trials that are equal in all else; in it the row of each level's trial."""
+        import pandas
+
+        if factor not in self._partners:
+            left_out = {self.by, *self.own_fields} if factor == METHOD else {factor}
+            shared = pandas.DataFrame({name: own for name, own in self.column_of.items() if name not in left_out})
+            levels = self.method_of if factor == METHOD else self.column_of[factor]
+            groups = shared.groupby(list(shared), sort=False).ngroup()
+            trials = pandas.DataFrame({"group": groups, "level": levels, "row": range(len(self))})
+            # Trials equal in everything: the first is paired with the first.
+            trials["repeat"] = trials.groupby(["group", "level"]).cumcount()
+            self._partners[factor] = trials.pivot(index=["group", "repeat"], columns="level", values="row")
+        return self._partners[factor]
 
     def _column(self, factor: str) -> np.ndarray:
         name = _PREFIX + factor
@@ -218,15 +210,10 @@ class Trials:
         parts = [(self.by, self.column_of[self.by][row]), *(one for one in own if one[1] != NOT_SET)]
         return ", ".join(level_text(*part) for part in parts)
 
-    def _method_order(self) -> list[int]:
-        places = [0] * len(self)
-        for name in (self.by, *self.own_fields):
-            levels = self.levels(name)
-            order = {level: index for index, level in enumerate(levels)}
-            places = [
-                place * len(levels) + order[level] for place, level in zip(places, self.column_of[name], strict=True)
-            ]
-        return places
+    def _places(self, factor: str) -> list[int]:
+        """Each trial's level as its place among the levels."""
+        order = {level: index for index, level in enumerate(self.levels(factor))}
+        return [order[level] for level in self.column_of[factor]]
 
     def _baseline(self, wanted: Any) -> str:
         """The method that is meant by a level, as text or as it is; the first if nothing is."""
@@ -265,11 +252,3 @@ def factor_text(factor: str) -> str:
     'backoff base'
     """
     return factor.removeprefix("algorithm.").replace("_", " ").replace(".", " ")
-
-
-def where_text(where: Sequence[tuple[str, Any]]) -> str:
-    """Levels for a sentence: ` at 8 workers and batch size 64`, ` with leashed`; nothing for none."""
-    methods = [level_text(*one) for one in where if one[0] in ("algorithm", METHOD)]
-    others = [level_text(*one) for one in where if one[0] not in ("algorithm", METHOD)]
-    said = f" with {' and '.join(methods)}" if methods else ""
-    return said + (f" at {' and '.join(others)}" if others else "")
