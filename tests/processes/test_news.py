@@ -2,13 +2,17 @@
 
 from types import SimpleNamespace
 
-from paceline.membership.environment import SupervisedEnvironment
+from paceline.run.config import TrainConfig
+from paceline.run.earlier_part import EarlierPart
+from paceline.run.loops import Loop
 from paceline.run.supervisor import Supervisor
+from paceline.specs.goal import Goal
 from paceline.worker.process import Failure
 
 
 def test_a_survivor_may_complain_before_the_death_that_it_follows_from_is_noticed():
-    supervisor = Supervisor(print, num_workers=4, algorithm=None, environment=SupervisedEnvironment())
+    loop = Loop(function=print, config=TrainConfig(workers=4), algorithm=None, goal=Goal(), command="")
+    supervisor = Supervisor(loop, None, EarlierPart.of(None), on_tick=None, on_end=None)
     worker_1, worker_3 = supervisor.workers[1], supervisor.workers[3]
     worker_1.handle = SimpleNamespace(pid=1, join=lambda *timeout: None, exitcode=-9, is_alive=lambda: False)
     worker_1.connection = SimpleNamespace(close=lambda: None)

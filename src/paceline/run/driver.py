@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
-from paceline.membership.environment import SupervisedEnvironment
-from paceline.memory.placement import placement_registry
 from paceline.observe.progress import Progress
 from paceline.observe.written import write_run
 from paceline.records.run_data import RunData, write_config
@@ -53,7 +51,6 @@ class Driver:
         self._folder = folder
         self._earlier = earlier
         self._run_id = (earlier.run_id if earlier.is_in(folder) else "") or secrets.token_hex(8)
-        self._initial_loss = loop.task.initial_loss if loop.task is not None else None
         self._on_progress = on_progress
         self._last_progress_s = -math.inf
         self._checkpointer: Checkpointer | None = None
@@ -101,9 +98,10 @@ class Driver:
             self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
             write_config(folder, self._record())
             self._earlier.keep(folder)
-        supervisor = self._supervisor = self._make_supervisor()
+        supervisor = Supervisor(loop, folder, self._earlier, on_tick=self._tick, on_end=self._end)
+        self._supervisor = supervisor
         supervisor.outcome.notes += self._earlier.notes
-        self._recording = Recording(self._earlier.run, supervisor, loop.goal, self._initial_loss)
+        self._recording = Recording(self._earlier.run, supervisor)
         self._watcher = GoalWatcher(self._recording, loop.task.evaluator if loop.task is not None else None)
         with noted() as interruption:
             try:
@@ -123,48 +121,16 @@ class Driver:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
             return self._finish()
 
-    def _make_supervisor(self) -> Supervisor:
-        loop, config, saved = self._loop, self._loop.config, self._earlier.saved
-        dataset = loop.task.dataset if loop.task is not None else None
-        return Supervisor(
-            loop.function,
-            num_workers=config.workers,
-            algorithm=loop.algorithm,
-            environment=SupervisedEnvironment(
-                seed=config.seed,
-                checkpoint=self._folder / "checkpoint" if self._folder is not None else None,
-                resume=self._earlier.checkpoint,
-                placement=config.placement,
-                pin=placement_registry.build(config.placement).pin,
-                intra_op_threads=config.intra_op_threads,
-                goal=loop.goal if loop.goal.any or self._folder is not None else None,
-                slow=config.slow or {},
-                batches_done=self._earlier.batches_done,
-                done_before=self._earlier.done_before,
-                plan=loop.plan,
-                step_deadline_s=loop.step_deadline_s,
-            ),
-            backend=config.backend,
-            restarts=config.restarts,
-            folder=self._folder,
-            on_tick=self._tick,
-            on_end=self._end,
-            handles=(dataset.fd,) if dataset is not None else (),
-            first_batch=saved.next_batch if saved is not None else 0,
-            first_version=saved.version if saved is not None else 0,
-        )
-
     def _tick(self, supervisor: Supervisor) -> None:
         recording = self._recording
         recording.take()
         self._watcher.tick()
-        elapsed_s, epochs_done = recording.elapsed_s(), self._loop.epochs_done(recording)
+        elapsed_s = recording.elapsed_s()
         if self._checkpointer is not None:
-            self._checkpointer.tick(supervisor, elapsed_s, epochs_done, self._about_checkpoint)
+            self._checkpointer.tick(supervisor, elapsed_s, recording.epochs_done(), self._about_checkpoint)
         if self._on_progress is not None and elapsed_s - self._last_progress_s >= self.progress_every_s:
             self._last_progress_s = elapsed_s
-            epoch = int(epochs_done) if self._loop.task is not None else None
-            self._on_progress(recording.progress(share_done=self._loop.share_done(recording), epoch=epoch))
+            self._on_progress(recording.progress())
 
     def _end(self, supervisor: Supervisor) -> None:
         self._recording.take()
@@ -181,10 +147,10 @@ class Driver:
             "run_id": self._run_id,
             **recording.of_events(self._folder / "checkpoint" / str(number), workers),
             "records_lost": self._earlier.run.result.get("records_lost", 0),
-            "samples": self._loop.samples_at(number, recording),
+            "samples": recording.samples_at(number),
             "elapsed_s": recording.elapsed_s(),
             "started_s": (self.supervisor.started_s or 0.0) - recording.elapsed_before_s,
-            "initial_loss": self._initial_loss,
+            "initial_loss": recording.initial_loss,
             "batches_missed": recording.batches_missed,
             "since": self._earlier.since,
             "algorithm": self._loop.about(self.supervisor.algorithm)["algorithm"],
@@ -229,7 +195,7 @@ class Driver:
         if not ended_in_order(supervisor.workers, outcome):
             outcome.notes.append(NO_LAST_STEP)
             return None
-        parameters = supervisor.parameters(self._loop.next_batch(supervisor.arena, records))
+        parameters = supervisor.parameters(self._recording.next_batch(supervisor.arena, records))
         try:
             self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
         except NotWrittenError as error:

@@ -9,11 +9,13 @@ from multiprocessing import reduction
 
 import torch
 
-from paceline.algorithms import Algorithm, registry
+from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.memory.arena import Arena, ArenaPlan, plan_arena
 from paceline.memory.placement import placement_registry
 from paceline.memory.segment import Segment
+from paceline.records.checkpoint_contents import Parameters
+from paceline.run.loops import Loop
 from paceline.specs.bounds import check_vectors, check_workers
 from paceline.transport.directory import mark_ended
 from paceline.worker.process import Hello, Welcome
@@ -31,35 +33,22 @@ class Handshake:
 
     Args:
         workers: of the run.
-        algorithm: how they agree; None if the workers' code names it.
-        placement: where the memory goes.
-        own_processes: whether workers are processes, so that the memory's handle must be sent to their id.
-        first_batch: the batch that training starts with: not 0 in a resumed run.
-        first_version: the version that the parameters start with.
-        keeps_all: whether worker 0 also writes tensors that are equal on all workers, for workers that are restarted.
+        loop: what they run, and how.
+        saved: the checkpoint from which a resumed run starts.
     """
 
     def __init__(
         self,
         workers: Sequence[WorkerState],
-        algorithm: Algorithm | None,
-        placement: str,
-        *,
-        own_processes: bool,
-        first_batch: int,
-        first_version: int,
-        keeps_all: bool,
+        loop: Loop,
+        saved: Parameters | None,
     ) -> None:
-        self.algorithm = algorithm
+        self.algorithm = loop.algorithm
         self.arena: Arena | None = None
         self.note = ""  # a note about the memory's placement
         self._workers, self._num_workers = workers, len(workers)
-        self._placement = placement
-        self._own_processes = own_processes
-        self._backend = "processes" if own_processes else "threads"
-        self._first_batch = first_batch
-        self._first_version = first_version
-        self._keeps_all = keeps_all
+        self._config = loop.config
+        self._saved = saved
         self._hello: Hello | None = None  # worker 0's
         self._plan: ArenaPlan | None = None  # without the tensors that are equal on all workers; known after all hellos
         self._is_initialised = False
@@ -97,11 +86,13 @@ class Handshake:
             self._send_plan(self._waiting.pop(0)[0], initialise=True)
 
     def _agree_on_plan(self) -> None:
-        """Leaves out of the memory the tensors that are equal on all workers."""
+        """Leaves out of the memory the tensors that are equal on all workers, unless restarted workers will need them."""
         assert self._hello is not None
         assert self.arena is not None
         theirs = zip(*(hello.untrained for _, hello in self._waiting.values()), strict=True)
-        alike = {one[0][0] for one in theirs if len({digest for _, _, digest in one}) == 1 and not self._keeps_all}
+        alike = {
+            one[0][0] for one in theirs if len({digest for _, _, digest in one}) == 1 and not self._config.restarts
+        }
         extra = {name: place for name, place in self.arena.plan.extra.items() if name not in alike}
         self._plan = replace(self.arena.plan, extra=extra)
 
@@ -145,7 +136,7 @@ class Handshake:
         servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)
-            check_workers(self._num_workers, backend=self._backend, num_servers=servers)
+            check_workers(self._num_workers, backend=self._config.backend, num_servers=servers)
             vector_bytes = hello.num_elements * hello.dtype.itemsize
             check_vectors(algorithm.needs.num_vectors(self._num_workers), hello.num_parameters, vector_bytes)
         except UsageError as error:
@@ -159,17 +150,18 @@ class Handshake:
             sharding=hello.sharding,
         )
         segment = Segment.create(plan.size_bytes)
-        self.note = placement_registry.build(self._placement).place(segment)
+        self.note = placement_registry.build(self._config.placement).place(segment)
         self.arena = Arena(segment, plan, participant_id=self._num_workers + plan.num_server_programs)
-        self.arena.store("next_batch", self._first_batch)
-        self.arena.store("initial_version", self._first_version)
+        if self._saved is not None:
+            self.arena.store("next_batch", self._saved.next_batch)
+            self.arena.store("initial_version", self._saved.version)
         if algorithm.needs.mailbox:
             self.arena.shared_store().begin()
         return ""
 
     def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
         assert self.arena is not None
-        pid = worker.handle.pid if self._own_processes else None
+        pid = worker.handle.pid if self._config.backend == "processes" else None
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
             worker.connection.send(Welcome(self._plan or self.arena.plan, initialise))
             reduction.send_handle(worker.connection, self.arena.segment.fd, pid)

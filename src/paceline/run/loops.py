@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from paceline.algorithms import Algorithm, registry
 from paceline.data.plan import BatchPlan
-from paceline.memory.arena import Arena
 from paceline.memory.segment import Segment
 from paceline.run.config import TrainConfig
-from paceline.run.recording import Recording
 from paceline.specs.goal import Goal
 from paceline.worker.evaluator import Evaluator
 
@@ -80,37 +76,3 @@ class Loop:
             about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None
             del about["batch_size"]
         return about | {"command": self.command}
-
-    def epochs_done(self, recording: Recording) -> float:
-        """How many passes over the data have been made."""
-        if self.task is not None:
-            return recording.samples / self.task.plan.num_samples
-        arena = recording.supervisor.arena
-        return float(arena.load("epoch")) if arena is not None else 0.0
-
-    def share_done(self, recording: Recording) -> float:
-        """The finished share of the run, from 0 to 1."""
-        if self.config.steps is not None:
-            return min(1.0, sum(recording.supervisor.spool.totals) / (self.config.steps * self.config.workers))
-        if self.config.epochs is not None:
-            return min(1.0, self.epochs_done(recording) / self.config.epochs)
-        return self.goal.share_done(recording.elapsed_s(), recording.samples)
-
-    def samples_at(self, batch: int, recording: Recording) -> int:
-        """Samples of the applied gradients in a checkpoint whose next batch is this one."""
-        if self.task is None:
-            return recording.samples
-        plan = self.task.plan
-        epochs, batches = divmod(batch, plan.batches_per_epoch)
-        return min(recording.samples, epochs * plan.num_samples + batches * plan.batch_size)
-
-    def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
-        """The first batch of a run that resumes from the end of this one."""
-        kept = arena.epoch_claims().least_kept()  # the first that was claimed but not trained on
-        if self.task is None:
-            end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
-        else:
-            end = arena.load("next_batch")
-            if self.config.epochs is not None:
-                end = min(end, self.task.plan.num_batches_for(self.config.epochs))  # each claimed one too many
-        return end if kept is None else min(kept, end)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.memory.arena import Arena
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.event_counts import EventCounts
@@ -18,7 +19,6 @@ from paceline.records.summary import repeated_batches, unrecorded
 from paceline.run.earlier_part import shift_times
 from paceline.run.run_record import RunRecord
 from paceline.run.supervisor import Supervisor
-from paceline.specs.goal import Goal
 from paceline.system.machine import machine, versions
 
 __all__ = ["Recording", "last_s"]
@@ -30,17 +30,18 @@ class Recording(RunRecord):
     Args:
         previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
         supervisor: of the run.
-        goal: of the run.
-        initial_loss: before its first update; None: not known.
 
     Attributes:
         batches_missed: batches that resuming skips: handed out before the checkpoint, with updates after it.
     """
 
-    def __init__(self, previous: RunData, supervisor: Supervisor, goal: Goal, initial_loss: float | None) -> None:
+    def __init__(self, previous: RunData, supervisor: Supervisor) -> None:
+        loop = supervisor.loop
+        initial_loss = loop.task.initial_loss if loop.task is not None else None
         super().__init__(
-            goal, initial_loss, samples=previous.result.get("samples", 0), evaluations=previous.evaluations
+            loop.goal, initial_loss, samples=previous.result.get("samples", 0), evaluations=previous.evaluations
         )
+        self._config, self._task = loop.config, loop.task
         self.previous = previous
         self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
@@ -59,6 +60,41 @@ class Recording(RunRecord):
         """Time trained so far, earlier parts of the run included."""
         assert self.supervisor.started_s is not None
         return self.elapsed_before_s + time.monotonic() - self.supervisor.started_s
+
+    def epochs_done(self) -> float:
+        """How many passes over the data have been made."""
+        if self._task is not None:
+            return self.samples / self._task.plan.num_samples
+        arena = self.supervisor.arena
+        return float(arena.load("epoch")) if arena is not None else 0.0
+
+    def _share_done(self) -> float:
+        """The finished share of the run, from 0 to 1."""
+        config = self._config
+        if config.steps is not None:
+            return min(1.0, sum(self.supervisor.spool.totals) / (config.steps * config.workers))
+        if config.epochs is not None:
+            return min(1.0, self.epochs_done() / config.epochs)
+        return self.goal.share_done(self.elapsed_s(), self.samples)
+
+    def samples_at(self, batch: int) -> int:
+        """Samples of the applied gradients in a checkpoint whose next batch is this one."""
+        if self._task is None:
+            return self.samples
+        plan = self._task.plan
+        epochs, batches = divmod(batch, plan.batches_per_epoch)
+        return min(self.samples, epochs * plan.num_samples + batches * plan.batch_size)
+
+    def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
+        """The first batch of a run that resumes from the end of this one."""
+        kept = arena.epoch_claims().least_kept()  # the first that was claimed but not trained on
+        if self._task is None:
+            end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
+        else:
+            end = arena.load("next_batch")
+            if self._config.epochs is not None:  # each claimed one too many
+                end = min(end, self._task.plan.num_batches_for(self._config.epochs))
+        return end if kept is None else min(kept, end)
 
     def take(self) -> None:
         """Counts the records of the supervisor's last drain."""
@@ -93,11 +129,11 @@ class Recording(RunRecord):
         shift_times(rows, self.elapsed_before_s - (self.supervisor.started_s or 0.0))
         return rows
 
-    def progress(self, *, share_done: float, epoch: int | None) -> Progress:
+    def progress(self) -> Progress:
         """What to show now."""
         supervisor = self.supervisor
         assert supervisor.arena is not None
-        elapsed_s = self.elapsed_s()
+        elapsed_s, share_done = self.elapsed_s(), self._share_done()
         running_s = max(elapsed_s - self.elapsed_before_s, 1e-9)
         if self._share_before is None:
             self._share_before = share_done  # a resumed run has done this much before
@@ -127,7 +163,7 @@ class Recording(RunRecord):
             samples_per_s=(self.samples - self.previous.result.get("samples", 0)) / running_s,
             loss=self.loss,
             accuracy=self.evaluations[-1]["test_accuracy"] if self.evaluations else None,
-            epoch=epoch,
+            epoch=int(self.epochs_done()) if self._task is not None else None,
             workers=tuple(workers),
             message=self._new_note(supervisor.outcome.notes),
         )

@@ -15,10 +15,13 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError
 from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory.arena import Arena
+from paceline.memory.placement import placement_registry
 from paceline.memory.waiting import wake_all
 from paceline.records.checkpoint_contents import Parameters
+from paceline.run.earlier_part import EarlierPart
 from paceline.run.fork_server import fork_server_context
 from paceline.run.handshake import Handshake
+from paceline.run.loops import Loop
 from paceline.run.servers import Servers
 from paceline.run.spool import Spool
 from paceline.system.interrupts import noted_by
@@ -28,7 +31,6 @@ from paceline.worker.server_process import ServerMain
 from paceline.worker.supervised import (
     Outcome,
     WorkerState,
-    check_launch,
     how_ended,
     pickled,
     start_process,
@@ -47,65 +49,60 @@ _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a ha
 
 
 class Supervisor:
-    """Runs `target` in every worker and sees it through to the end.
+    """Runs a loop in every worker and sees it through to the end.
 
     It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others if the
     algorithm can; it may restart the dead one. It never computes gradients.
 
     Args:
-        target: what every worker runs: a module-level function, or a picklable callable.
-        num_workers: how many.
-        algorithm: how they agree; None if the user's code names it.
-        environment: the common part of the workers' environments.
-        backend: "processes" or "threads".
-        restarts: how many dead workers in all are replaced by a new process.
+        loop: what every worker runs, and how.
         folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
+        earlier: the earlier part of a resumed run.
         on_tick: called about every 50 ms with the supervisor; may call `stop`.
         on_end: called once when all workers and servers have ended, possibly before their processes have.
-        handles: file descriptors that every worker receives as `environment.handles`.
     """
 
     def __init__(
         self,
-        target: Callable[[], Any],
+        loop: Loop,
+        folder: Path | None,
+        earlier: EarlierPart,
         *,
-        num_workers: int,
-        algorithm: Algorithm | None,
-        environment: SupervisedEnvironment,
-        backend: str = "processes",
-        restarts: int = 0,
-        folder: Path | None = None,
-        on_tick: Callable[[Supervisor], None] | None = None,
-        on_end: Callable[[Supervisor], None] | None = None,
-        handles: tuple[int, ...] = (),
-        first_batch: int = 0,
-        first_version: int = 0,
+        on_tick: Callable[[Supervisor], None] | None,
+        on_end: Callable[[Supervisor], None] | None,
     ) -> None:
-        check_launch(num_workers=num_workers, backend=backend, placement=environment.placement)
-        self.num_workers = num_workers
+        config = loop.config
+        self.loop = loop
+        self.num_workers = config.workers
         self.outcome = Outcome()
-        self.spool = Spool(folder, num_workers, self.outcome.notes.append)
+        self.spool = Spool(folder, config.workers, self.outcome.notes.append)
         self.started_s: float | None = None  # when all workers were ready and were told to go
         self.ready_after_s: float | None = None  # how long that took
-        self.workers = [WorkerState(worker_id) for worker_id in range(num_workers)]
+        self.workers = [WorkerState(worker_id) for worker_id in range(config.workers)]
         self._gathering = Gathering(self.workers)
-        self._target = target
-        self._pickled = pickled(target) if backend == "processes" else b""
-        self._environment = environment
-        self._backend = backend
-        self._restarts_left = restarts
+        self._own_processes = config.backend == "processes"
+        self._pickled = pickled(loop.function) if self._own_processes else b""
+        dataset = loop.task.dataset if loop.task is not None else None
+        self._handles = (dataset.fd,) if dataset is not None else ()
+        self._environment = SupervisedEnvironment(
+            num_workers=config.workers,
+            seed=config.seed,
+            checkpoint=folder / "checkpoint" if folder is not None else None,
+            resume=earlier.checkpoint,
+            placement=config.placement,
+            pin=placement_registry.build(config.placement).pin,
+            intra_op_threads=config.intra_op_threads,
+            goal=loop.goal if loop.goal.any or folder is not None else None,
+            slow=config.slow or {},
+            batches_done=earlier.batches_done,
+            done_before=earlier.done_before,
+            plan=loop.plan,
+            step_deadline_s=loop.step_deadline_s,
+        )
+        self._restarts_left = config.restarts
         self._on_tick = on_tick
         self._on_end = on_end
-        self._handles = handles
-        self._handshake = Handshake(
-            self.workers,
-            algorithm,
-            environment.placement,
-            own_processes=backend == "processes",
-            first_batch=first_batch,
-            first_version=first_version,
-            keeps_all=restarts > 0,
-        )
+        self._handshake = Handshake(self.workers, loop, earlier.saved)
         self.servers = Servers(
             launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
         )
@@ -124,7 +121,7 @@ class Supervisor:
         interruption = noted_by()
         intra_op_threads = torch.get_num_threads()
         try:
-            if self._backend == "threads":
+            if not self._own_processes:
                 torch.set_num_threads(self._environment.intra_op_threads)
             for worker in self.workers:
                 self._start(worker)
@@ -207,11 +204,11 @@ class Supervisor:
         self._wait_for(self.servers.states, time.monotonic() + _SERVERS_DEADLINE_S)
 
     def _start(self, worker: WorkerState) -> None:
-        self._launch(worker, self._target, self._pickled, self._handles, self._environment)
+        self._launch(worker, self.loop.function, self._pickled, self._handles, self._environment)
 
     def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
         environment = replace(self._environment, pin=False)
-        self._launch(server, main, pickled(main) if self._backend == "processes" else b"", (), environment)
+        self._launch(server, main, pickled(main) if self._own_processes else b"", (), environment)
 
     def _launch(
         self,
@@ -227,15 +224,14 @@ class Supervisor:
         environment = replace(
             environment,
             worker_id=worker.worker_id,
-            num_workers=self.num_workers,
             incarnation=worker.incarnation,
             taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
             algorithm=registry.spec(self.algorithm) if self.algorithm and environment.plan is None else None,
         )
-        if self._backend == "threads":
-            start_thread(worker, target, environment, handles, theirs)
-        else:
+        if self._own_processes:
             start_process(worker, self._context, pickled_target, environment, handles, theirs)
+        else:
+            start_thread(worker, target, environment, handles, theirs)
 
     def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
         """Hears from all until these have ended, or `until_s`."""
@@ -247,7 +243,7 @@ class Supervisor:
         for worker in [*self.workers, *self.servers.states]:
             if worker.running:
                 sources[worker.connection] = worker
-                if self._backend == "processes":
+                if self._own_processes:
                     sources[worker.handle.sentinel] = worker
         for source in mp_connection.wait(list(sources), timeout=_POLL_S):
             worker = sources[source]
@@ -259,7 +255,7 @@ class Supervisor:
         """Takes one message; a closed connection without a goodbye is a death."""
         try:
             if not worker.connection.poll():
-                if self._backend == "processes" and not worker.handle.is_alive() and not worker.connection.poll():
+                if self._own_processes and not worker.handle.is_alive() and not worker.connection.poll():
                     self._lose(worker)
                 return
             message = worker.connection.recv()
@@ -302,7 +298,7 @@ class Supervisor:
             self.spool.open(self.arena)
             own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
             self.outcome.notes += [note for note in (self._handshake.note, own) if note]
-            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._backend == "processes")
+            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._own_processes)
 
     def _count_ready(self, worker: WorkerState) -> None:
         worker.ready = True
@@ -393,4 +389,4 @@ class Supervisor:
         """Joins every worker; those that do not end within `grace_s` are killed."""
         until_s = time.monotonic() + grace_s
         for worker in [*self.workers, *self.servers.states]:
-            worker.join(until_s, is_process=self._backend == "processes")
+            worker.join(until_s, is_process=self._own_processes)
