@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import expon, pareto, truncnorm
 
 from compression.worlds import UNBIASED, WITH_MEMORY, gaussian
 from paceline.advice.calibration.fits import compute_time, slow_links, slow_workers
@@ -28,7 +29,7 @@ from paceline.planner.convergence_model import ConvergenceModel, Curve
 from paceline.planner.failures import availability, expected_s
 from paceline.planner.layout_choice import Candidate, choose_layouts
 from paceline.planner.optimum import estimate_optimum
-from paceline.planner.order_statistics import ExponentialLaw, NormalLaw, ParetoLaw, SampledLaw, step_times
+from paceline.planner.order_statistics import RecordedTimes, step_times
 from paceline.planner.system_model import SystemModel
 
 FACTORS = [1e-22, 1e-6, 1e6, 1e22]
@@ -86,9 +87,7 @@ def _iterations_to(c):
 
 def _steps(law_of):
     def of(c):
-        return [
-            x for one in step_times(law_of(c), [1.0, 1.0, 1.3, 2.0], 2) for x in (one.mean_s, one.low_s, one.high_s)
-        ]
+        return step_times(law_of(c), [1.0, 1.0, 1.3, 2.0], 2).ravel().tolist()
 
     return of
 
@@ -163,11 +162,11 @@ FUNCTIONS = {
     "iterations to a loss": (0, _iterations_to),
     "time of a step": (1, _system(False)),
     "time of a step, by relative errors": (1, _system(True)),
-    "order statistics, exponential": (1, _steps(lambda c: ExponentialLaw(c * 0.5, c * 1.0))),
-    "order statistics, normal": (1, _steps(lambda c: NormalLaw(c * 2.0, c * 0.5))),
-    "order statistics, Pareto": (1, _steps(lambda c: ParetoLaw(c * 2.0, 2.5))),
-    "order statistics, recorded": (1, _steps(lambda c: SampledLaw(c * TIMES))),
-    "backups": (0, lambda c: [one.time.value for one in plan_backups(SampledLaw(c * TIMES), [1.0] * 8).rows]),
+    "order statistics, exponential": (1, _steps(lambda c: expon(c * 0.5, c * 1.0))),
+    "order statistics, normal": (1, _steps(lambda c: truncnorm(-4.0, math.inf, c * 2.0, c * 0.5))),
+    "order statistics, Pareto": (1, _steps(lambda c: pareto(2.5, scale=c * 2.0))),
+    "order statistics, recorded": (1, _steps(lambda c: RecordedTimes(c * TIMES))),
+    "backups": (0, lambda c: [one.time.value for one in plan_backups(RecordedTimes(c * TIMES), [1.0] * 8).rows]),
     "backups of arrivals": (0, lambda c: [one.time.value for one in plan_arrivals(c * TIMES.reshape(10, 6)).rows]),
     "time with failures": (
         1, lambda c: [expected_s(100 * c, kills_per_s=0.01 / c, interval_s=10 * c, restart_s=5 * c, checkpoint_s=c)],

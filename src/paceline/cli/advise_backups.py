@@ -109,30 +109,33 @@ def backups(
 
 def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
     """A cluster's compute times as a law; an unknown distribution by 2,000 draws."""
-    from paceline.planner import order_statistics as laws
+    from scipy import stats
+
+    from paceline.planner.order_statistics import RecordedTimes
     from paceline.simulator import compute as models
 
     match compute:
         case models.Constant():
-            law = laws.ConstantLaw(compute.time_s)
+            law = RecordedTimes([compute.time_s])
         case models.Normal():
-            law = laws.NormalLaw(compute.average_s, compute.deviation_s)
+            z = -compute.average_s / compute.deviation_s  # of 0 s
+            law = stats.truncnorm(z, math.inf, compute.average_s, compute.deviation_s)
         case models.ExponentialTail():
-            law = laws.ExponentialLaw(compute.least_s, compute.tail_s)
+            law = stats.expon(compute.least_s, compute.tail_s)
         case models.Pareto():
-            law = laws.ParetoLaw(compute.least_s, compute.shape)
+            law = stats.pareto(compute.shape, scale=compute.least_s)
         case models.Recorded():
-            return laws.SampledLaw(compute.times_s), f"{len(compute.times_s):,} recorded times {source}", batch_size
+            return RecordedTimes(compute.times_s), f"{len(compute.times_s):,} recorded times {source}", batch_size
         case _:
             draws = compute.draws_s(Random(0))
-            law = laws.SampledLaw([next(draws) for _ in range(_DRAWS)])
+            law = RecordedTimes([next(draws) for _ in range(_DRAWS)])
     return law, f"{models.compute_registry.spec(compute)} {source}", batch_size
 
 
 def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law, str, int]:
     """A task's steps without their update, measured on one core of this machine for two seconds."""
     from paceline.advice.calibration import probes
-    from paceline.planner.order_statistics import SampledLaw
+    from paceline.planner.order_statistics import RecordedTimes
     from paceline.tasks import load_task
 
     loaded = load_task(task)
@@ -140,7 +143,7 @@ def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law
     points = batch_size or loaded.batch_size
     rows = probes.steps(loaded, train_set, points, at_least=200, for_s=_MEASURED_FOR_S)
     times_s = rows["input_s"] + rows["gradient_ended_s"] - rows["gradient_started_s"]
-    return SampledLaw(times_s), f"{len(times_s):,} steps of {loaded.name}, measured here on one core", points
+    return RecordedTimes(times_s), f"{len(times_s):,} steps of {loaded.name}, measured here on one core", points
 
 
 def _as_json(plan: BackupPlan) -> dict[str, Any]:

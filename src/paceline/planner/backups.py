@@ -21,7 +21,7 @@ from paceline.planner.backup_times import (
     time_to_target,
 )
 from paceline.planner.estimate import Estimate, deviations
-from paceline.planner.order_statistics import Law, SampledLaw, StepTime, step_times
+from paceline.planner.order_statistics import Law, RecordedTimes, step_times
 
 __all__ = ["BackupOption", "BackupPlan", "plan_arrivals", "plan_backups"]
 
@@ -107,14 +107,13 @@ def plan_backups(
         raise UsageError(f"The most backups to consider must be 0 or more, not {most}.")
     gradients = [n if spare else n - b for b in range(most + 1)]
 
-    def step_times_s(of: Law) -> list[StepTime]:
-        return [
-            StepTime(mean_s=one.mean_s + rest_s, low_s=one.low_s + rest_s, high_s=one.high_s + rest_s)
-            for one in _step_times(of, factors, most, spare=spare)
-        ]
+    def steps_s(of: Law) -> np.ndarray:
+        if not spare:
+            return rest_s + step_times(of, factors, most)
+        return rest_s + np.array([step_times(of, [*factors, *[1.0] * b], b)[b] for b in range(most + 1)])
 
-    subsets = [step_times_s(part) for part in law.without()] if isinstance(law, SampledLaw) else []
-    return _plan(step_times_s(law), gradients, half_efficient, spare=spare, subsets=subsets)
+    subsets = [steps_s(part) for part in law.without()] if isinstance(law, RecordedTimes) else []
+    return _plan(steps_s(law), gradients, half_efficient, spare=spare, subsets=subsets)
 
 
 def plan_arrivals(
@@ -133,61 +132,48 @@ def plan_arrivals(
     """
     mean_s = arrived_step_s(arrivals_s, max_backups)
     ends_s = np.sort(np.sort(arrivals_s, axis=1)[:, ::-1], axis=0)  # of steps with b = 0, 1, ..., the shortest first
-    low_s, high_s = (ends_s[round(share * (len(ends_s) - 1))] for share in (0.05, 0.95))
-    times = [
-        StepTime(mean_s=float(one), low_s=float(low_s[b]), high_s=float(high_s[b])) for b, one in enumerate(mean_s)
-    ]
-    return _plan(times, [arrivals_s.shape[1] - b for b in range(len(mean_s))], half_efficient)
+    low_s, high_s = (ends_s[round(share * (len(ends_s) - 1))][: len(mean_s)] for share in (0.05, 0.95))
+    gradients = [arrivals_s.shape[1] - b for b in range(len(mean_s))]
+    return _plan(np.stack([mean_s, low_s, high_s], axis=1), gradients, half_efficient)
 
 
 def _plan(
-    times: Sequence[StepTime],
+    steps_s: np.ndarray,
     gradients: Sequence[int],
     half_efficient: float,
     *,
     spare: bool = False,
-    subsets: Sequence[Sequence[StepTime]] = (),
+    subsets: Sequence[np.ndarray] = (),
 ) -> BackupPlan:
-    """From the times of steps with b = 0, 1, ... backups, and the same times without one part of the records or another."""
+    """From `step_times` of b = 0, 1, ... backups, and the same without one part of the records or another."""
     if not half_efficient >= 0:
         raise UsageError(f"half_efficient must be 0 or more, not {half_efficient}.")
-    n = gradients[0]
-
-    def costs(of: Sequence[StepTime]) -> tuple[np.ndarray, np.ndarray]:
-        step_s = np.array([one.mean_s for one in of])
-        return step_s, time_to_target(step_s, gradients, half_efficient)
-
-    (step_s, total), parts = costs(times), [costs(part) for part in subsets]
-    machines = np.array([n + b if spare else n for b in range(len(times))])
+    n, mean_s = gradients[0], steps_s[:, 0]
+    total, *totals = (time_to_target(one[:, 0], gradients, half_efficient) for one in (steps_s, *subsets))
+    machines = np.array([n + b if spare else n for b in range(len(gradients))])
     rows = tuple(
         BackupOption(
             backups=b,
             machines=int(machines[b]),
             gradients=k,
-            step_s=_interval(float(step_s[b]), [part[b] for part, _ in parts]),
-            steps_low_s=times[b].low_s,
-            steps_high_s=times[b].high_s,
-            throughput=float(k / n * step_s[0] / step_s[b]) if np.isfinite(step_s[b]) else 0.0,
+            step_s=_interval(mean_s[b], [part[b, 0] for part in subsets]),
+            steps_low_s=float(steps_s[b, 1]),
+            steps_high_s=float(steps_s[b, 2]),
+            throughput=float(k / n * mean_s[0] / mean_s[b]) if np.isfinite(mean_s[b]) else 0.0,
             steps=steps_to_target(k, half_efficient) / steps_to_target(n, half_efficient),
-            time=_interval(float(total[b]), [part[b] for _, part in parts]),
+            time=_interval(total[b], [part[b] for part in totals]),
             machine_time=float(total[b] * machines[b] / n),
         )
         for b, k in enumerate(gradients)
     )
     best = rows[int(np.argmin(total * machines))]
-    agree = [int(np.argmin(part * machines)) == best.backups for _, part in parts]
+    agree = [int(np.argmin(part * machines)) == best.backups for part in totals]
     return BackupPlan(rows=rows, best=best, sure=sum(agree) / len(agree) if agree else None)
-
-
-def _step_times(law: Law, factors: Sequence[float], most: int, *, spare: bool) -> list[StepTime]:
-    if not spare:
-        return step_times(law, factors, most)
-    return [step_times(law, [*factors, *[1.0] * b], b)[b] for b in range(most + 1)]
 
 
 def _interval(value: float, without: Sequence[float]) -> Estimate:
     """The jackknife of its logarithm over groups of neighbouring times, so that slow changes count once per group."""
-    g = len(without)
+    value, g = float(value), len(without)
     if g < 2:
         return Estimate(value=value, low=value, high=value)
     logs = np.log(without)
