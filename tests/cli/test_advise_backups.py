@@ -72,7 +72,7 @@ def test_spare_machines(here):
 
 
 def test_measured_here(here, monkeypatch):
-    monkeypatch.setattr("paceline.cli.advise_backups._MEASURED_FOR_S", 0.05)
+    monkeypatch.setattr("paceline.cli.backups._MEASURED_FOR_S", 0.05)
     code, out, error = backups("--task", "digits-mlp", "--workers", "4", "--noise-scale", "100", "--json")
     assert code == 0, error
     found = json.loads(out)

@@ -7,9 +7,9 @@ from typing import Any
 import typer
 import typer.core
 
-from paceline.cli.advise_backups import backups
 from paceline.cli.advise_layers import layers
 from paceline.cli.advise_training import training
+from paceline.cli.backups import backups
 from paceline.cli.console import page_about, verbs
 
 __all__ = ["advise"]

@@ -17,6 +17,7 @@ import typer.core
 import paceline
 from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms
+from paceline.cli.backups import plan
 from paceline.cli.calibrate import calibrate
 from paceline.cli.cite import cite
 from paceline.cli.compare import compare
@@ -25,7 +26,6 @@ from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import LaunchCommand, launch
 from paceline.cli.place import place
-from paceline.cli.plan import plan
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
 from paceline.cli.study import study_app
