@@ -98,7 +98,7 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
         (["--factor", "colour=red"], "unknown name 'colour'"),
         (["--targets", "150"], "between 0 and 100"),
         (["--seeds", "0"], "The number of seeds must be 1 or more"),
-        (["--backend", "moon"], "Unknown backend 'moon'"),
+        (["--backend", "moon"], "backend of Study must be 'processes' or 'threads' or 'simulator', not 'moon'"),
         (["--timing-only"], 'add backend = "simulator"'),
         (["--epochs", "1", "--steps", "2"], "either epochs or steps"),
         (["nowhere.toml"], "nowhere.toml does not exist"),

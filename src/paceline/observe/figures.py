@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.observe.compare import failed, figure, group_runs, run_labels
 from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, scatter, thin
-from paceline.observe.panels import lanes, shares, sizes_of_batches, staleness
+from paceline.observe.panels import Series, lanes, shares, sizes_of_batches, staleness
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, LossCurve, loss_curve
 
@@ -23,14 +23,12 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
     results = [run.result for run in runs]
     labels, colours = run_labels(results), method_colours(results)
     curves = [loss_curve(run.records, gossip=bool(run.result.get("gossip"))) for run in runs]
+    series = [Series(*one) for one in zip(runs, labels, colours, strict=True)]
     drawn = [
-        _loss(runs, labels, colours, curves, "time", "s", lambda curve: curve.time_s),
-        _loss(runs, labels, colours, curves, "samples", "samples", lambda curve: curve.samples),
-        _accuracy(runs, labels, colours),
-        staleness(runs, labels, colours),
-        shares(runs, labels),
-        lanes(runs, labels),
-        sizes_of_batches(runs, labels),
+        _loss(series, curves, "time", "s", lambda curve: curve.time_s),
+        _loss(series, curves, "samples", "samples", lambda curve: curve.samples),
+        _accuracy(series),
+        *(draw(series) for draw in (staleness, shares, lanes, sizes_of_batches)),
     ]
     return [one for one in drawn if one is not None and one.traces]
 
@@ -46,19 +44,13 @@ def method_colours(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _loss(
-    runs: Sequence[RunData],
-    labels: Sequence[str],
-    colours: Sequence[str],
-    curves: Sequence[LossCurve],
-    name: str,
-    unit: str,
-    x_of: Callable[[LossCurve], np.ndarray],
+    series: Sequence[Series], curves: Sequence[LossCurve], name: str, unit: str, x_of: Callable[[LossCurve], np.ndarray]
 ) -> Figure | None:
     x_title = f"{name} ({unit})" if unit != name else name
     traces: list[dict[str, Any]] = []
     lows, highs, clipped = [], [], False
-    all_failed = all(failed(run.result) for run in runs)
-    for run, label, colour, curve in zip(runs, labels, colours, curves, strict=True):
+    all_failed = all(failed(one.run.result) for one in series)
+    for (run, label, colour), curve in zip(series, curves, strict=True):
         if not len(curve.loss):
             continue
         finite = curve.average[np.isfinite(curve.average) & (curve.average > 0)]
@@ -70,11 +62,11 @@ def _loss(
             clipped = clipped or float(finite.max()) > highs[-1]
         for values, raw in ((curve.loss, True), (curve.average, False)):
             kept = thin(len(values), 500 if raw else _MAX_POINTS)
-            mode, series = ("markers", f"{label}, single batches") if raw else ("lines", label)
+            mode, title = ("markers", f"{label}, single batches") if raw else ("lines", label)
             hover = {"hoverinfo": "skip"} if raw else {"hovertemplate": f"%{{y:.4g}} at %{{x:,.4~g}} {unit}"}
             traces.append(
                 scatter(
-                    mode, series, x_of(curve)[kept], values[kept], legendgroup=label, showlegend=not raw,
+                    mode, title, x_of(curve)[kept], values[kept], legendgroup=label, showlegend=not raw,
                     opacity=0.16 if raw else 1, marker={"color": colour, "size": 3},
                     line={"color": colour, "width": 2.2}, **hover,
                 )
@@ -89,7 +81,7 @@ def _loss(
     else:
         y_axis |= {"range": [0, 1.05 * max(highs)]} if clipped else {"rangemode": "tozero"}
     layout: dict[str, Any] = {"xaxis": {"title": {"text": x_title}, "rangemode": "tozero"}, "yaxis": y_axis}
-    _add_target(layout, runs, "target_loss")
+    _add_target(layout, series)
     return Figure(
         f"loss-against-{name}",
         f"Training loss against {name}",
@@ -100,21 +92,21 @@ def _loss(
         layout,
         ["series", x_title, "training loss"],
         keys=["name", "x", "y"],
-        legend=len(runs) > 1,
+        legend=len(series) > 1,
     )
 
 
-def _add_target(layout: dict[str, Any], runs: Sequence[RunData], key: str) -> None:
-    targets = {figure({**run.config, **run.result}, key) for run in runs}
+def _add_target(layout: dict[str, Any], series: Sequence[Series]) -> None:
+    targets = {figure({**one.run.config, **one.run.result}, "target_loss") for one in series}
     target = targets.pop() if len(targets) == 1 else None
     if target is not None and target > 0:
         add_rule(layout, f"target {target:g}", y=target)
 
 
-def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[str]) -> Figure | None:
+def _accuracy(series: Sequence[Series]) -> Figure | None:
     traces: list[dict[str, Any]] = []
     symbols = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon")
-    for index, (run, label, colour) in enumerate(zip(runs, labels, colours, strict=True)):
+    for index, (run, label, colour) in enumerate(series):
         points = [
             (one["elapsed_s"], 100 * one["test_accuracy"])
             for one in run.evaluations
@@ -142,5 +134,5 @@ def _accuracy(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
         layout,
         ["series", "time (s)", "test accuracy (%)"],
         keys=["name", "x", "y"],
-        legend=len(runs) > 1,
+        legend=len(series) > 1,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.records.run_data import RunData
 
-__all__ = ["lanes", "shares", "sizes_of_batches", "staleness"]
+__all__ = ["Series", "lanes", "shares", "sizes_of_batches", "staleness"]
 
 _MAX_BARS = 2_500
 _MAX_LANES = 48
@@ -21,10 +22,18 @@ _BATCHES_PX = 110
 _LANE_KINDS = ("gradient", "wait", "apply", "input")
 
 
-def staleness(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[str]) -> Figure | None:
+class Series(NamedTuple):
+    """A run with its name and colour in figures."""
+
+    run: RunData
+    label: str
+    colour: str = ""
+
+
+def staleness(series: Sequence[Series]) -> Figure | None:
     """One histogram per run; in bins where there are more than 50 values."""
     shown = []
-    for run, label, colour in zip(runs, labels, colours, strict=True):
+    for run, label, colour in series:
         histogram = (run.result.get("staleness") or {}).get("histogram") or {}
         if histogram:
             values = np.array([int(value) for value in histogram])
@@ -64,14 +73,14 @@ def staleness(runs: Sequence[RunData], labels: Sequence[str], colours: Sequence[
     )  # fmt: skip
 
 
-def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
+def shares(series: Sequence[Series]) -> Figure | None:
     """One stacked bar per worker: its time by activity."""
-    shown = _with_records(runs, labels)
+    shown = _with_records(series)
     if not shown:
         return None
-    lanes = [sorted(worker for worker, own in run.records.items() if len(own))[:_MAX_LANES] for run, _ in shown]
-    panels = Panels([label for _, label in shown], [_LANE_PX * len(workers) + 6 for workers in lanes])
-    for index, ((run, label), workers) in enumerate(zip(shown, lanes, strict=True)):
+    lanes = [sorted(worker for worker, own in run.records.items() if len(own))[:_MAX_LANES] for run, *_ in shown]
+    panels = Panels([label for _, label, _ in shown], [_LANE_PX * len(workers) + 6 for workers in lanes])
+    for index, ((run, label, _), workers) in enumerate(zip(shown, lanes, strict=True)):
         of_workers, names = [_shares_of(run.records[worker]) for worker in workers], _lane_names(workers)
         for kind, name in ACTIVITY_NAMES.items():
             panels.bars(
@@ -83,7 +92,7 @@ def shares(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     panels.x |= {"title": {"text": "share of the worker's time (%)"}, "range": [0, 100]}
     return Figure(
         "time-per-worker", "Where each worker's time went",
-        "Sums over all steps of the run, dropped gradients included." + _cut_lanes(runs),
+        "Sums over all steps of the run, dropped gradients included." + _cut_lanes(series),
         panels.traces, panels.layout,
         ["series", "worker", "activity", "share (%)"], keys=["meta", "y", "name", "x"], height_px=panels.height_px,
     )  # fmt: skip
@@ -104,16 +113,16 @@ def _shares_of(own: np.ndarray) -> dict[str, float]:
     return {kind: 100 * max(0.0, value) / total for kind, value in seconds.items()}
 
 
-def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
+def lanes(series: Sequence[Series]) -> Figure | None:
     """One lane per worker with its activities over time; the same duration for every run."""
-    shown = _with_records(runs, labels)
+    shown = _with_records(series)
     if not shown:
         return None
-    num_lanes = [min(len(run.records), _MAX_LANES) for run, _ in shown]
-    window_s = steady_window_s([run.records for run, _ in shown], max(3, min(20, _MAX_BARS // (3 * sum(num_lanes)))))
+    num_lanes = [min(len(run.records), _MAX_LANES) for run, *_ in shown]
+    window_s = steady_window_s([run.records for run, *_ in shown], max(3, min(20, _MAX_BARS // (3 * sum(num_lanes)))))
     scale, unit = (1e3, "ms") if window_s < 2 else (1.0, "s")
-    panels = Panels([label for _, label in shown], [_LANE_PX * number + 6 for number in num_lanes])
-    for index, (run, label) in enumerate(shown):
+    panels = Panels([label for _, label, _ in shown], [_LANE_PX * number + 6 for number in num_lanes])
+    for index, (run, label, _) in enumerate(shown):
         workers = sorted(run.records)[:_MAX_LANES]
         for kind, items in _bars(run, workers, window_s).items():
             if kind == "dropped" and not items:
@@ -131,7 +140,7 @@ def lanes(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
     panels.x |= {"title": {"text": f"time since every worker's first step ({unit})"}, "range": [0, window_s * scale]}
     return Figure(
         "lanes", "Who waits for whom: one lane per worker",
-        "The same duration of every run. Blank: not accounted for." + _cut_lanes(runs),
+        "The same duration of every run. Blank: not accounted for." + _cut_lanes(series),
         panels.traces, panels.layout,
         ["series", "worker", "activity", f"start ({unit})", f"duration ({unit})", "step"],
         keys=["meta", "y", "name", "base", "x", "customdata"], height_px=panels.height_px,
@@ -163,13 +172,13 @@ def _bars(run: RunData, workers: Sequence[int], window_s: float) -> dict[str, li
     return bars
 
 
-def sizes_of_batches(runs: Sequence[RunData], labels: Sequence[str]) -> Figure | None:
+def sizes_of_batches(series: Sequence[Series]) -> Figure | None:
     """One line per worker, in one panel per run that has such batches."""
-    shown = [(run, label) for run, label in zip(runs, labels, strict=True) if run.result.get("batch_sizes")]
+    shown = [one for one in series if one.run.result.get("batch_sizes")]
     if not shown:
         return None
-    panels = Panels([label for _, label in shown], [_BATCHES_PX] * len(shown))
-    for index, (run, label) in enumerate(shown):
+    panels = Panels([label for _, label, _ in shown], [_BATCHES_PX] * len(shown))
+    for index, (run, label, _) in enumerate(shown):
         changes = run.result["batch_sizes"]
         times_s = [0.0, *(one["elapsed_s"] for one in changes[1:]), max(run.result["wall_s"], changes[-1]["elapsed_s"])]
         for worker in range(min(len(changes[0]["sizes"]), _MAX_LANES)):
@@ -184,15 +193,16 @@ def sizes_of_batches(runs: Sequence[RunData], labels: Sequence[str]) -> Figure |
     return Figure(
         "batch-sizes", "How large each worker's batch was",
         "Samples of a round, dealt out by the workers' measured speeds; short rounds at the ends of epochs are left out."
-        + (f" The first {_MAX_LANES} workers are shown." if len(shown[0][0].records) > _MAX_LANES else ""),
+        + _cut_lanes(shown),
         panels.traces, panels.layout,
         ["series", "worker", "time (s)", "samples"], keys=["meta", "name", "x", "y"], height_px=panels.height_px,
     )  # fmt: skip
 
 
-def _with_records(runs: Sequence[RunData], labels: Sequence[str]) -> list[tuple[RunData, str]]:
-    return [(run, label) for run, label in zip(runs, labels, strict=True) if any(map(len, run.records.values()))]
+def _with_records(series: Sequence[Series]) -> list[Series]:
+    return [one for one in series if any(map(len, one.run.records.values()))]
 
 
-def _cut_lanes(runs: Sequence[RunData]) -> str:
-    return f" The first {_MAX_LANES} workers are shown." if any(len(run.records) > _MAX_LANES for run in runs) else ""
+def _cut_lanes(series: Sequence[Series]) -> str:
+    cut = any(len(one.run.records) > _MAX_LANES for one in series)
+    return f" The first {_MAX_LANES} workers are shown." if cut else ""

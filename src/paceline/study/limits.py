@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from paceline.errors import UsageError, shown
+from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT, EPOCHS, SECONDS_ABOVE_0, SEED, TRIALS
-from paceline.specs.text import closest
+from paceline.specs.types import check_fields
 
 __all__ = ["Design", "Limits", "is_number", "is_whole"]
 
@@ -22,16 +22,14 @@ class Limits:
         seconds: of training, virtual ones in the simulator; the first limit counts.
     """
 
-    epochs: float | None = None
-    steps: int | None = None
-    seconds: float | None = None
+    epochs: Annotated[float, EPOCHS] | None = None
+    steps: Annotated[int, COUNT] | None = None
+    seconds: Annotated[float, SECONDS_ABOVE_0] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.epochs is not None and self.steps is not None:
             raise UsageError("give either epochs or steps, not both.")
-        for name, bound in (("epochs", EPOCHS), ("steps", COUNT), ("seconds", SECONDS_ABOVE_0)):
-            if getattr(self, name) is not None:
-                bound.check(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,25 +46,16 @@ class Design:
     """
 
     kind: Literal["grid", "one-at-a-time", "random", "optuna"] = "grid"
-    trials: int | None = None
-    seed: int = 0
+    trials: Annotated[int, TRIALS] | None = None
+    seed: Annotated[int, SEED] = 0
     measure: str | None = None
     goal: Literal["minimize", "maximize"] = "minimize"
 
     def __post_init__(self) -> None:
-        kinds = ("grid", "one-at-a-time", "random", "optuna")
-        if self.kind not in kinds:
-            raise UsageError(
-                f"unknown kind {shown(self.kind)}.{closest(str(self.kind), kinds)} Known: {', '.join(kinds)}."
-            )
-        if self.goal not in ("minimize", "maximize"):
-            raise UsageError(f"goal must be minimize or maximize, not {shown(self.goal)}.")
-        SEED.check("seed", self.seed)
+        check_fields(self)
         needs_number = self.kind in ("random", "optuna")
         if needs_number and self.trials is None:
             raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
-        if needs_number:
-            TRIALS.check("trials", self.trials)
         if not needs_number and self.trials is not None:
             raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
         if (self.kind == "optuna") != (self.measure is not None):

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.errors import PacelineError, UsageError
 from paceline.observe.document import Table, settings_table, write_page
 from paceline.observe.drawing import Figure
-from paceline.observe.panels import lanes
+from paceline.observe.panels import Series, lanes
 from paceline.records.run_data import RunData
 from paceline.study.facets import Facets, facets_of
 from paceline.study.findings import Comparison, compare_everything
@@ -128,12 +128,13 @@ def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> F
         if not all(any(place.glob("events-*.jsonl")) for place in places):
             continue
         try:
-            runs = [RunData.load(place) for place in places]
+            series = [
+                Series(RunData.load(at), str(trials.method_of[row])) for at, row in zip(places, rows, strict=True)
+            ]
         except PacelineError:
             continue
-        labels = [str(trials.method_of[row]) for row in rows]
         settings = [level_text(name, trials.column_of[name][rows[0]]) for name in (*trials.others, "seed")]
-        if (figure := lanes(runs, labels)) is not None:
+        if (figure := lanes(series)) is not None:
             figure.note += f" The pair: {', '.join(settings)}."
             return figure
     return None

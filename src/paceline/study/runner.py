@@ -44,7 +44,6 @@ class StudyProgress:
     Args:
         done: trials that have been run, now or earlier.
         total: trials of the study.
-        elapsed_s: since this call began.
         remaining_s: how long the rest will take, by the trials so far; None before the first.
         trial: the last one.
         outcome: its.
@@ -53,7 +52,6 @@ class StudyProgress:
 
     done: int
     total: int
-    elapsed_s: float
     remaining_s: float | None
     trial: Trial
     outcome: str
@@ -112,7 +110,6 @@ class _Running:
         self.elsewhere = 0  # trials found that were run on another machine, or with other versions
         self.pace = Pace()
         self.told_s = -math.inf
-        self.began_s = time.monotonic()
         self.environment = {"versions": versions(), "machine": machine()}
         self.targets = sorted({*study.targets, *TARGETS}, reverse=True)
 
@@ -162,62 +159,55 @@ class _Running:
         if name in self.handled:
             return
         self.handled.add(name)
-        if self.folder.done(name):
-            about = self.folder.trial(name)
-            self.end.found += 1
-            self.elsewhere += about.get("environment") != self.environment
-            self.end.outcomes[about["outcome"]] += 1
-            self.pace.took(trial, about.get("host_s"))
-            return
+        found = self.folder.done(name)
+        if not found:
+            self._add(trial)
+        about = self.folder.trial(name)
+        self.end.found += found
+        self.end.ran += not found
+        self.end.outcomes[about["outcome"]] += 1
+        self.elsewhere += about.get("environment") != self.environment
+        self.pace.took(trial, about.get("host_s"))
+        if not found:
+            self._tell(trial, about, total)
+
+    def _add(self, trial: Trial) -> None:
         began_s = time.monotonic()
         run = _run(trial)
-        took_s = time.monotonic() - began_s
-        about = self._about(trial, run, took_s)
-        self.folder.add(name, lambda path: self._write(path, run, about))
-        self.end.ran += 1
-        self.end.outcomes[about["outcome"]] += 1
-        self.pace.took(trial, took_s)
-        self._tell(trial, about["outcome"], took_s, total)
+        failed = run.result["outcome"] in ("diverged", "crashed")
+        about = {
+            "hash": trial.hash,
+            "number": len(self.handled) - 1,
+            "factors": dict(trial.factors),
+            "outcome": run.result["outcome"],
+            "reason": run.result.get("outcome_reason") or "",
+            "step": run.result.get("steps") if failed else None,
+            "reached": crossings(run, self.targets),
+            "per_step": per_step(run),
+            "host_s": time.monotonic() - began_s,
+            "environment": self.environment,
+        }
+        kept = run if self.study.keep_events else dataclasses.replace(run, records={})
 
-    def _tell(self, trial: Trial, outcome: str, took_s: float, total: int) -> None:
+        def write(path: Path) -> None:
+            kept.save(path)
+            write_json(path / "trial.json", about)
+
+        self.folder.add(trial.hash, write)
+
+    def _tell(self, trial: Trial, about: dict[str, Any], total: int) -> None:
         done, now_s = self.end.ran + self.end.found, time.monotonic()
         if self.on_progress is None or (now_s - self.told_s < _PROGRESS_EVERY_S and done < total):
             return
         self.told_s = now_s
         waiting = [one for name, one in self.planned.items() if name not in self.handled]
+        remaining_s = self.pace.remaining_s(waiting, total - done)
         self.on_progress(
             StudyProgress(
-                done=done,
-                total=max(total, done),
-                elapsed_s=now_s - self.began_s,
-                remaining_s=self.pace.remaining_s(waiting, total - done),
-                trial=trial,
-                outcome=outcome,
-                took_s=took_s,
+                done=done, total=max(total, done), remaining_s=remaining_s, trial=trial, outcome=about["outcome"],
+                took_s=about["host_s"],
             )
-        )
-
-    def _about(self, trial: Trial, run: RunData, took_s: float) -> dict[str, Any]:
-        result = run.result
-        failed = result["outcome"] in ("diverged", "crashed")
-        return {
-            "hash": trial.hash,
-            "number": len(self.handled) - 1,
-            "factors": dict(trial.factors),
-            "outcome": result["outcome"],
-            "reason": result.get("outcome_reason") or "",
-            "step": result.get("steps") if failed else None,
-            "reached": crossings(run, self.targets),
-            "per_step": per_step(run),
-            "host_s": took_s,
-            "environment": self.environment,
-        }
-
-    def _write(self, path: Path, run: RunData, about: dict[str, Any]) -> None:
-        if not self.study.keep_events:
-            run = dataclasses.replace(run, records={})
-        run.save(path)
-        write_json(path / "trial.json", about)
+        )  # fmt: skip
 
     def _measure(self, trials: list[Trial]) -> float | None:
         """The median of the design's measure over a combination's seeds; None where it has none."""

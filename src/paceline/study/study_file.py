@@ -10,12 +10,13 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from paceline.errors import UsageError, shown
 from paceline.run.config import TrainConfig
 from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
 from paceline.specs.text import closest
+from paceline.specs.types import check_fields
 from paceline.study.levels import Level, Range, read_levels
 from paceline.study.limits import Design, Limits, is_number, is_whole
 from paceline.system.plain_files import read_table
@@ -76,7 +77,7 @@ class Study:
     task: str = "digits-mlp"
     backend: Literal["processes", "threads", "simulator"] = "processes"
     timing_only: bool = False
-    parameters: int | None = None
+    parameters: Annotated[int, PARAMETERS] | None = None
     factors: Mapping[str, tuple[Level, ...] | Range] = field(default_factory=dict)
     settings: Mapping[str, Level] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -92,7 +93,10 @@ class Study:
     keep_events: bool = True
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", Path(self.data))
+        check_fields(self)
+        if not self.name:
             raise UsageError('A study needs a name: add name = "my-study".')
         try:
             self.as_text().encode()
@@ -100,16 +104,12 @@ class Study:
             raise UsageError(
                 f"A study's names and paths must be UTF-8, as its file is, and {shown(error.object)} is not."
             ) from error
-        if self.backend not in ("processes", "threads", "simulator"):
-            raise UsageError(f"Unknown backend {self.backend!r}: choose processes, threads or simulator.")
         if self.backend != "simulator":
             for name in ("timing_only", "parameters", "cluster", "clusters"):
                 if getattr(self, name):
                     raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
         if self.parameters is not None and not self.timing_only:
             raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
-        if self.parameters is not None:
-            PARAMETERS.check("parameters", self.parameters)
         for seed in self.seeds:
             SEED.check("Each of the seeds", seed)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -205,12 +205,6 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
     for name in ("factors", "settings", "baseline", "clusters"):
         if not isinstance(arguments.get(name, {}), Mapping):
             raise UsageError(f"[{name}] holds names and values, such as workers = 2.")
-    for name, kind, what in (("question", str, "text"), ("timing_only", bool, "true or false"),
-                             ("stop_at_target", bool, "true or false"), ("keep_events", bool, "true or false"),
-                             ("task", str, "a task's name"), ("parameters", int, "a whole number"),
-                             ("data", str | Path, "a folder's path")):  # fmt: skip
-        if name in arguments and not isinstance(arguments[name], kind):
-            raise UsageError(f"{name} must be {what}, not {shown(arguments[name])}.")
     factors = {name: read_levels(name, levels) for name, levels in dotted(arguments.get("factors", {})).items()}
     arguments["factors"] = _by_long_names("[factors]", factors)
     for part in ("settings", "baseline"):
@@ -224,8 +218,6 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
         arguments["targets"] = tuple(map(_number, targets if isinstance(targets, list) else [targets]))
     if "target" in arguments:
         arguments["target"] = _number(arguments["target"])
-    if "data" in arguments:
-        arguments["data"] = Path(arguments["data"])
     if "cluster" in arguments:
         arguments["cluster"] = _cluster("cluster", arguments["cluster"], folder)
     clusters = arguments.get("clusters", {})
@@ -334,10 +326,8 @@ def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Range):
         return value.as_table()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-        defaults = {one.name: one.default for one in dataclasses.fields(value)}
-        return {name: _plain(one) for name, one in fields.items() if one != defaults[name]}
+    if isinstance(value, Limits | Design):
+        return {one.name: own for one in dataclasses.fields(value) if (own := getattr(value, one.name)) != one.default}
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, tuple | list):
