@@ -11,6 +11,8 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from paceline.data.plan import partition_registry
+from paceline.memory.placement import placement_registry
 from paceline.specs.registry import Registry
 
 
@@ -41,6 +43,11 @@ class Sequential(Quiet):
     max_workers: ClassVar[int | None] = 1
 
 
+ALGORITHMS = Registry("algorithm")
+ALGORITHMS.register("hogwild", Hogwild)
+ALGORITHMS.register("sequential", Sequential)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     task: str = "digits-mlp"
@@ -63,6 +70,15 @@ class TrainConfig:
     data: Path | None = None
     restarts: int = 0
     intra_op_threads: int = 1
+
+    @property
+    def built_algorithm(self):
+        return ALGORITHMS.build(self.algorithm)
+
+    def resolved(self, task):
+        partition_registry.build(self.partition)
+        placement_registry.build(self.placement)
+        return self
 
 
 @dataclass
@@ -107,19 +123,12 @@ def training(monkeypatch, tmp_path):
         (out / "result.json").write_text(json.dumps(result, indent=2))
         return RunData(config=asdict(config), result=result)
 
-    registry = Registry("algorithm")
-    registry.register("hogwild", Hogwild)
-    registry.register("sequential", Sequential)
-    placements = Registry("placement")
-    placements.register("first-touch", dataclass(frozen=True)(type("FirstTouch", (), {})))
-
     def module(name, **members):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
 
     module("paceline.run.train", train=train)
     module("paceline.run.config", TrainConfig=TrainConfig)
-    module("paceline.algorithms", registry=registry)
-    module("paceline.memory.placement", placement_registry=placements)
+    module("paceline.algorithms", registry=ALGORITHMS)
     module("paceline.records.run_data", RunData=RunData)
     module("paceline.observe.progress", LiveTable=Live)
     module(

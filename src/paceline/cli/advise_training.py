@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,7 +181,7 @@ def _write(advice: Advice, folder: Path) -> Path:
     from paceline.records.run_data import write_json
 
     write_json(folder / "advice.json", as_json(advice))
-    return write_report(advice, folder / "advice.html", command=options.write_command(sys.argv[1:]))
+    return write_report(advice, folder / "advice.html", command=options.write_command())
 
 
 def _show(advice: Advice, page: Path, *, as_json: bool) -> None:

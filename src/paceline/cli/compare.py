@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
-from paceline.cli.train import execute, outcome_line, read_result, settings
+from paceline.cli.train import execute, outcome_line, read_result
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import RUNS, SEED
@@ -25,26 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
+@options.with_config(
+    "layout",
+    "inject_staleness",
+    "staleness_ramp_epochs",
+    algorithm=Annotated[list[str] | None, typer.Option(help="Comma-separated; default hogwild,leashed,locked")],
+    workers=Annotated[list[str] | None, typer.Option(help="Comma-separated or repeated; default 2")],
+)
 def compare(
-    task: options.Task = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="Comma-separated; default hogwild,leashed,locked")] = None,
-    workers: Annotated[list[str] | None, typer.Option(help="Comma-separated or repeated; default 2")] = None,
+    given: dict[str, Any],
+    *,
     repeats: Annotated[int, typer.Option(help="Runs of each, with seeds S, S+1, ...")] = 1,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
-    target_loss: options.TargetLoss = None,
-    target_accuracy: options.TargetAccuracy = None,
-    batch_size: options.BatchSize = None,
-    learning_rate: options.LearningRate = None,
-    momentum: options.Momentum = None,
-    optimizer: options.Optimizer = None,
-    optimizer_state: options.OptimizerState = None,
-    partition: options.Partition = None,
-    placement: options.Placement = None,
-    backend: options.Backend = None,
-    restarts: options.Restarts = None,
-    seed: options.Seed = None,
-    data: options.Data = None,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:
@@ -52,8 +42,6 @@ def compare(
 
     Example: paceline compare --algorithm "hogwild,leashed(persistence=2)" --workers 1,2,4 --target-loss 0.2
     """
-    given = settings(locals())  # before any other local name exists
-
     from paceline.specs.registry import split_specs
 
     specs = [spec for text in given.pop("algorithm", ["hogwild,leashed,locked"]) for spec in split_specs(text)]
@@ -150,7 +138,7 @@ def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:
     report = folder / "report.html"
     listed = list(runs.values())
     title = f"{listed[0].config['task']}: {len(listed)} runs compared"
-    write_report(listed, report, title=title, command=options.write_command(sys.argv[1:]))
+    write_report(listed, report, title=title, command=options.write_command())
     console = results(as_json=as_json)
     console.print(comparison_table([run.result for run in listed]))
     console.print(f"Report: {report}", soft_wrap=True)

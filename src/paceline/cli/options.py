@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
+import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +32,7 @@ __all__ = [
     "check_resumed",
     "check_specs",
     "out_folder",
+    "with_config",
     "write_command",
 ]
 
@@ -54,46 +58,73 @@ def slow_workers(panel: str) -> Any:
 
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
-Algorithm = Annotated[str | None, typer.Option(help="Spec, as leashed(persistence=1); default all-reduce")]
-Layout = Annotated[str | None, typer.Option(help="Cuts the model, as hybrid(groups=2); default: whole")]
 Epochs = Annotated[
     float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)
 ]
 Steps = Annotated[int | None, typer.Option(help="Instead: gradients per worker.", rich_help_panel=_LENGTH)]
-TargetLoss = Annotated[float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_LENGTH)]
-TargetAccuracy = Annotated[float | None, typer.Option(help="Or at this test accuracy.", rich_help_panel=_LENGTH)]
 BatchSize = Annotated[int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_SGD)]
-LearningRate = Annotated[
-    float | None, typer.Option(help="Step size; default: algorithm's, else task's", rich_help_panel=_SGD)
-]
-Momentum = Annotated[float | None, typer.Option(help="For optimizers with one.", rich_help_panel=_SGD)]
-Optimizer = Annotated[str | None, typer.Option(help="Spec: adamw(weight_decay=0.1); default sgd", rich_help_panel=_SGD)]
-OptimizerState = Annotated[
-    _OptimizerState | None, typer.Option(help="One state per worker, or one for all.", rich_help_panel=_SGD)
-]
-InjectStaleness = Annotated[
-    str | None,
-    typer.Option(help="Gradients wait so many updates: 20, random(highest=40)", rich_help_panel=_SGD),
-]
-StalenessRampEpochs = Annotated[
-    float | None, typer.Option(help="That wait grows from 0 over so many epochs.", rich_help_panel=_SGD)
-]
-Partition = Annotated[
-    str | None, typer.Option(help="dynamic, fixed, skewed(alpha=0.5); default the first", rich_help_panel=_RUN)
-]
-Placement = Annotated[
-    str | None,
-    typer.Option(help="first-touch, interleave, bind(node=0); default the first", rich_help_panel=_RUN),
-]
-Backend = Annotated[_Backend | None, typer.Option(help="Where workers run; default processes", rich_help_panel=_RUN)]
-Restarts = Annotated[int | None, typer.Option(help="Dead workers to replace; default 0", rich_help_panel=_RUN)]
-Seed = Annotated[int | None, typer.Option(help="Of parameters, order, algorithm; default 0", rich_help_panel=_RUN)]
 Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
 Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Curves, into tensorboard/ of --out.", rich_help_panel=_RUN)
-]
 Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
+
+
+def _option(kind: Any, help: str, panel: str | None = None) -> Any:
+    return Annotated[kind | None, typer.Option(help=help, rich_help_panel=panel)]
+
+
+# The fields of TrainConfig that verbs set.
+_CONFIG = {
+    "task": Task,
+    "algorithm": _option(str, "Spec, as leashed(persistence=1); default all-reduce"),
+    "workers": _option(int, "How many; default 2"),
+    "layout": _option(str, "Cuts the model, as hybrid(groups=2); default: whole"),
+    "epochs": Epochs,
+    "steps": Steps,
+    "target_loss": _option(float, "Stop at this training loss.", _LENGTH),
+    "target_accuracy": _option(float, "Or at this test accuracy.", _LENGTH),
+    "batch_size": BatchSize,
+    "learning_rate": _option(float, "Step size; default: algorithm's, else task's", _SGD),
+    "momentum": _option(float, "For optimizers with one.", _SGD),
+    "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", _SGD),
+    "optimizer_state": _option(_OptimizerState, "One state per worker, or one for all.", _SGD),
+    "inject_staleness": _option(str, "Gradients wait so many updates: 20, random(highest=40)", _SGD),
+    "staleness_ramp_epochs": _option(float, "That wait grows from 0 over so many epochs.", _SGD),
+    "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", _RUN),
+    "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", _RUN),
+    "backend": _option(_Backend, "Where workers run; default processes", _RUN),
+    "restarts": _option(int, "Dead workers to replace; default 0", _RUN),
+    "seed": _option(int, "Of parameters, order, algorithm; default 0", _RUN),
+    "data": Data,
+}
+
+
+def with_config(*left_out: str, **replaced: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a verb, whose first parameter then receives the fields of TrainConfig that the user gave.
+
+    Args:
+        left_out: fields for which the verb has no option.
+        replaced: options of its own for others.
+    """
+    shared = {name: kind for name, kind in {**_CONFIG, **replaced}.items() if name not in left_out}
+
+    def decorated(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def run(**arguments: Any) -> None:
+            given = {name: arguments.pop(name) for name in shared}
+            words = {name: getattr(value, "value", value) for name, value in given.items() if value is not None}
+            verb(words, **arguments)
+
+        signature = inspect.signature(verb, eval_str=True)
+        _, *own = signature.parameters.values()
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in shared.items()
+        ]
+        run.__dict__["__signature__"] = signature.replace(parameters=[*options, *own])
+        run.__annotations__ = shared | {one.name: one.annotation for one in own}
+        return run
+
+    return decorated
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
@@ -102,10 +133,10 @@ def check_numbers(given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: the message names the option.
     """
-    check_run(given, name_of=_option)
+    check_run(given, name_of=_spelled)
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if given.get(one) is not None and given.get(other) is not None:
-            raise UsageError(f"{_option(one)} and {_option(other)} exclude each other; leave one out.")
+            raise UsageError(f"{_spelled(one)} and {_spelled(other)} exclude each other; leave one out.")
     data = given.get("data")
     if data is not None and not Path(data).is_dir():
         raise UsageError(f"--data {data} is not a folder; check the path.")
@@ -119,21 +150,14 @@ def check_specs(configs: Iterable[TrainConfig]) -> None:
     Raises:
         UsageError: an unknown task, algorithm, optimizer, partition or placement, or a bad argument of one.
     """
-    from paceline.data.plan import partition_registry
-    from paceline.memory.placement import placement_registry
-    from paceline.model_parallel.layouts import layout_of
     from paceline.specs.registry import check_optimizer
     from paceline.tasks import load_task
 
     lines: dict[str, None] = {}
     for config in {(one.algorithm, one.workers): one for one in configs}.values():
         algorithm = config.built_algorithm
-        partition_registry.build(config.partition)
-        placement_registry.build(config.placement)
-        if config.layout is not None:
-            layout_of(config.layout)
         check_optimizer(config.optimizer, config.learning_rate, config.momentum)
-        load_task(config.task)
+        config.resolved(load_task(config.task))
         for said in filter(None, (algorithm.overrides, algorithm.caution(config.workers))):
             lines[f"{config.algorithm}: {said}"] = None
     for line in lines:
@@ -203,12 +227,12 @@ def task_word(reference: str) -> str:
     return reference.rpartition(":")[2]
 
 
-def write_command(arguments: Sequence[str]) -> str:
+def write_command() -> str:
     """The command line, quoted for a shell."""
     import shlex
 
-    return shlex.join(["paceline", *arguments])
+    return shlex.join(["paceline", *sys.argv[1:]])
 
 
-def _option(name: str) -> str:
+def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")

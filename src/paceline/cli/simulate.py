@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import say
-from paceline.cli.train import finished, settings, show
+from paceline.cli.train import finished, show
 from paceline.errors import UsageError
 from paceline.loop.slowness import slow_factors
 from paceline.specs.bounds import PARAMETERS
@@ -28,10 +27,15 @@ __all__ = ["described", "simulate"]
 _CLUSTER = "The cluster"
 
 
+@options.with_config(
+    "layout",
+    "optimizer_state",
+    "backend",
+    workers=Annotated[int | None, typer.Option(help="How many; default: the cluster's, or 2")],
+)
 def simulate(
-    task: options.Task = None,
-    algorithm: options.Algorithm = None,
-    workers: Annotated[int | None, typer.Option(help="How many; default: the cluster's, or 2")] = None,
+    given: dict[str, Any],
+    *,
     cluster: Annotated[
         Path | None, typer.Option(help="TOML or JSON file: speeds, workers.", rich_help_panel=_CLUSTER)
     ] = None,
@@ -49,21 +53,6 @@ def simulate(
     parameters: Annotated[
         int | None, typer.Option(help="For timing only: so many, not the task's.", rich_help_panel=_CLUSTER)
     ] = None,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
-    target_loss: options.TargetLoss = None,
-    target_accuracy: options.TargetAccuracy = None,
-    batch_size: options.BatchSize = None,
-    learning_rate: options.LearningRate = None,
-    momentum: options.Momentum = None,
-    optimizer: options.Optimizer = None,
-    inject_staleness: options.InjectStaleness = None,
-    staleness_ramp_epochs: options.StalenessRampEpochs = None,
-    partition: options.Partition = None,
-    placement: options.Placement = None,
-    restarts: options.Restarts = None,
-    seed: options.Seed = None,
-    data: options.Data = None,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:
@@ -71,7 +60,6 @@ def simulate(
 
     Example: paceline simulate --task digits-mlp --algorithm leashed --workers 16 --slow 0:100
     """
-    given = settings(locals())  # before any other local name exists
     options.check_numbers(given)
     if parameters is not None:
         PARAMETERS.check("--parameters", parameters)
@@ -81,9 +69,9 @@ def simulate(
         from paceline.run.config import TrainConfig
         from paceline.run.simulate_task import simulate_task
 
-    simulated, faults = described(cluster, workers, slow or [], slow_link or []), _faults(kill or [])
+    simulated, faults = described(cluster, given.get("workers"), slow or [], slow_link or []), _faults(kill or [])
     faults.check(simulated.workers)
-    if placement is not None and simulated.sockets is None:
+    if "placement" in given and simulated.sockets is None:
         raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
     config = TrainConfig(**{**given, "workers": simulated.workers})
     options.check_specs([config])
@@ -98,7 +86,7 @@ def simulate(
             num_parameters=parameters,
             faults=faults,
             out=folder,
-            command=options.write_command(sys.argv[1:]),
+            command=options.write_command(),
         )
         run, not_written = finished(start)
     show(run, not_written, folder, as_json=as_json)

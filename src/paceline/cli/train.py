@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,34 +27,18 @@ if TYPE_CHECKING:
 
 Run = TypeVar("Run", bound="RunData | None")
 
-__all__ = ["execute", "finished", "outcome_line", "settings", "show", "train"]
+__all__ = ["execute", "finished", "outcome_line", "show", "train"]
 
 
+@options.with_config()
 def train(
-    task: options.Task = None,
-    algorithm: options.Algorithm = None,
-    workers: Annotated[int | None, typer.Option(help="How many; default 2")] = None,
-    layout: options.Layout = None,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
-    target_loss: options.TargetLoss = None,
-    target_accuracy: options.TargetAccuracy = None,
-    batch_size: options.BatchSize = None,
-    learning_rate: options.LearningRate = None,
-    momentum: options.Momentum = None,
-    optimizer: options.Optimizer = None,
-    optimizer_state: options.OptimizerState = None,
-    inject_staleness: options.InjectStaleness = None,
-    staleness_ramp_epochs: options.StalenessRampEpochs = None,
-    partition: options.Partition = None,
-    placement: options.Placement = None,
-    backend: options.Backend = None,
-    restarts: options.Restarts = None,
+    given: dict[str, Any],
+    *,
     slow: Annotated[list[str] | None, options.slow_workers("The run")] = None,
-    seed: options.Seed = None,
-    data: options.Data = None,
     out: options.Out = None,
-    tensorboard: options.TensorBoard = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Curves, into tensorboard/ of --out.", rich_help_panel="The run")
+    ] = False,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run, as configured there.", rich_help_panel="The run")
     ] = None,
@@ -65,7 +48,6 @@ def train(
 
     Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4
     """
-    given = settings(locals())  # before any other local name exists
     if slow:
         given["slow"] = slow_factors(slow)
     options.check_numbers(given)
@@ -101,19 +83,6 @@ def train(
     show(run, not_written, folder, as_json=as_json)
 
 
-def settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    """TrainConfig's fields among a verb's arguments, as far as the user gave them."""
-    others = (
-        "out", "resume", "as_json", "tensorboard", "repeats",
-        "cluster", "slow", "slow_link", "kill", "timing_only", "parameters",
-    )  # fmt: skip
-    return {
-        key: getattr(value, "value", value)  # enum members become their values
-        for key, value in arguments.items()
-        if key not in others and value is not None
-    }
-
-
 def execute(
     config: TrainConfig, folder: Path, *, resume: Path | None = None, tensorboard: bool = False
 ) -> tuple[RunData, NotWrittenError | None]:
@@ -121,7 +90,7 @@ def execute(
     from paceline.observe.progress import LiveTable
     from paceline.run.train import train as run_training
 
-    command = options.write_command(sys.argv[1:])
+    command = options.write_command()
     workers = f"{config.workers} worker{'s' if config.workers > 1 else ''}"
     title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
     try:
