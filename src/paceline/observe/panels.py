@@ -32,43 +32,32 @@ class Series(NamedTuple):
 
 def staleness(series: Sequence[Series]) -> Figure | None:
     """One histogram per run; in bins where there are more than 50 values."""
-    shown = []
-    for run, label, colour in series:
-        histogram = (run.result.get("staleness") or {}).get("histogram") or {}
-        if histogram:
-            values = np.array([int(value) for value in histogram])
-            shown.append((label, colour, values, np.array(list(histogram.values()), dtype=np.float64)))
+    found = [(one, (one.run.result.get("staleness") or {}).get("histogram") or {}) for one in series]
+    shown = [(one, {int(value): count for value, count in histogram.items()}) for one, histogram in found if histogram]
     if not shown:
         return None
-    highest = max(int(values.max()) for _, _, values, _ in shown)
-    lowest = min(0, *(int(values.min()) for _, _, values, _ in shown))
+    lowest = min(0, *(min(histogram) for _, histogram in shown))
+    highest = max(max(histogram) for _, histogram in shown)
     width = max(1, math.ceil((highest - lowest + 1) / 50))
-    panels = Panels([label for label, *_ in shown], [84] * len(shown))
-    for index, (label, colour, values, counts) in enumerate(shown):
-        bins = (values - lowest) // width
-        share = np.bincount(bins, weights=counts) / counts.sum() * 100
-        filled = np.flatnonzero(share)
-        first = lowest + filled * width
+    panels = Panels([one.label for one, _ in shown], [84] * len(shown))
+    for index, (one, histogram) in enumerate(shown):
         panels.add(
-            index, type="bar", name=label,
-            x=(first + (width - 1) / 2).tolist(), y=numbers(share[filled], 4), width=width * 0.86,
-            marker={"color": colour, "line": {"width": 0}},
-            customdata=[str(at) if width == 1 else f"{at} to {at + width - 1}" for at in first.tolist()],
-            hovertemplate="%{y:.2f} % of updates at staleness %{customdata}<extra></extra>",
+            index, type="histogram", name=one.label, x=list(histogram), y=list(histogram.values()),
+            histfunc="sum", histnorm="percent", xbins={"start": lowest - 0.5, "size": width}, autobinx=False,
+            marker={"color": one.colour, "line": {"width": 0}},
+            hovertemplate="%{y:.2f} % of updates at staleness %{x}<extra></extra>",
         )  # fmt: skip
         panels.y(index, title={"text": "share (%)"}, nticks=4, rangemode="tozero")
-    panels.x |= {
-        "title": {"text": "staleness (updates)"},
-        "range": [lowest - 0.7, max(highest + width - 0.3, lowest + 8.7)],
-        "showgrid": False,
-    }
+    reach = [lowest - 0.7, max(highest + width - 0.3, lowest + 8.7)]
+    panels.x |= {"title": {"text": "staleness (updates)"}, "range": reach, "showgrid": False}
+    panels.layout["bargap"] = 0.14
     if highest - lowest < 12:
         panels.x["dtick"] = 1
     return Figure(
         "staleness", "How stale the applied gradients were",
         "Staleness: how many updates were applied between a gradient's reading of the parameters and its own update.",
         panels.traces, panels.layout,
-        ["series", "staleness (updates)", "share of updates (%)"], keys=["name", "customdata", "y"],
+        ["series", "staleness (updates)", "updates"], keys=["name", "x", "y"],
         height_px=panels.height_px, legend=False,
     )  # fmt: skip
 

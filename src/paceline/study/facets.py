@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,27 @@ from paceline.observe.words import ABSENT, number_text
 from paceline.study.statistics import SampleEstimate
 from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_text
 
-__all__ = ["Facets", "estimate_text", "facets_of", "level_name", "together"]
+__all__ = ["Facets", "estimate_text", "facets_of", "level_name"]
 
 _MOST_PANELS = 6
+_DOT = " \N{MIDDLE DOT} "
+
+
+class FacetCell(NamedTuple):
+    """A method at one level of each axis.
+
+    Args:
+        rows: row numbers of its trials.
+        names: the cells that name it in a table.
+        row: its name as a row of a method's panel.
+    """
+
+    method: str
+    across: Any
+    down: Any
+    rows: np.ndarray
+    names: list[str]
+    row: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,9 @@ class Facets:
 
     @property
     def pooled_note(self) -> str:
-        return together(self.pooled)
+        """A sentence to append: which factors' levels are shown as one."""
+        names = [factor_text(factor) for factor in self.pooled]
+        return f" All levels of {' and '.join(names)} together." if names else ""
 
     def colour(self, method: str) -> str:
         """The method's colour, the same in all figures."""
@@ -65,32 +85,41 @@ class Facets:
         where = {METHOD: method, self.across: across, self.down: down}
         return np.flatnonzero(self.trials.rows({k: v for k, v in where.items() if k is not None and v is not None}))
 
-    def cells(self) -> Iterator[tuple[str, Any, Any, np.ndarray]]:
+    def cells(self) -> Iterator[FacetCell]:
         """Every method at every level, with its trials; empty ones are left out."""
         for method, down, across in itertools.product(self.trials.methods, self.down_levels, self.across_levels):
             rows = self.rows(method, across, down)
+            names = [level_name(level) for level, factor in ((across, self.across), (down, self.down)) if factor]
             if len(rows):
-                yield method, across, down, rows
+                yield FacetCell(method, across, down, rows, [method, *names], _DOT.join(names[::-1]) or " ")
 
+    @property
     def head(self) -> list[str]:
+        """Headings of the columns that name a cell."""
         return ["method", *(factor_text(factor) for factor in (self.across, self.down) if factor)]
 
-    def names(self, method: str, across: Any, down: Any) -> list[str]:
-        """The cells that name a table's row."""
-        return [method, *(level_name(level) for level, factor in ((across, self.across), (down, self.down)) if factor)]
+    def table(self, heads: Sequence[str], texts: Callable[[FacetCell], Sequence[str]]) -> list[list[str]]:
+        """A row for each cell."""
+        return [[*self.head, *heads], *([*cell.names, *texts(cell)] for cell in self.cells())]
+
+    @property
+    def rows_note(self) -> str:
+        """A sentence to append: what `FacetCell.row` names."""
+        return f" Rows: {_DOT.join(self.head[:0:-1])}." if len(self.head) > 1 else ""
+
+    def pool_down(self) -> Facets:
+        """The same with all panels in one."""
+        return replace(self, down=None, pooled=tuple(filter(None, (self.down, *self.pooled))))
 
     def panel_title(self, down: Any) -> str:
         return level_text(self.down, down) if self.down else ""
 
-    def _trial_cells(self, row: int) -> list[Any]:
-        levels = [column[row] for column in self.trials.column_of.values()]
-        return [str(self.trials.frame["trial"].iloc[row]), *levels, str(self.trials.outcomes[row])]
-
     def data(self, measured: Mapping[str, np.ndarray]) -> tuple[list[str], list[list[Any]]]:
         """A CSV file's headers and its rows, one for each trial: what names it, and what was measured of it."""
-        values = [numbers(column, 17) for column in measured.values()]
-        rows = [[*self._trial_cells(row), *(column[row] for column in values)] for row in range(len(self.trials))]
-        return ["trial", *map(factor_text, self.trials.column_of), "outcome", *measured], rows
+        trials = self.trials
+        named = [map(str, trials.frame["trial"]), *trials.column_of.values(), map(str, trials.outcomes)]
+        rows = zip(*named, *(numbers(column, 17) for column in measured.values()), strict=True)
+        return ["trial", *map(factor_text, trials.column_of), "outcome", *measured], list(map(list, rows))
 
 
 def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:
@@ -102,12 +131,6 @@ def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:
     few = [name for name in left if len(trials.factors[name]) <= _MOST_PANELS]
     down = down_first if down_first in few else next(iter(few), None)
     return Facets(trials, trials.primary, across, down, tuple(name for name in left if name != down))
-
-
-def together(factors: Sequence[str | None]) -> str:
-    """A sentence to append: which factors' levels are shown as one."""
-    names = [factor_text(factor) for factor in factors if factor]
-    return f" All levels of {' and '.join(names)} together." if names else ""
 
 
 def level_name(level: Any) -> str:

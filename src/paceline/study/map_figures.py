@@ -13,15 +13,14 @@ import numpy as np
 from paceline.observe.drawing import Figure, Panels, numbers
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.words import number_text, percent_text
-from paceline.study.facets import Facets, facets_of, level_name
+from paceline.study.facets import FacetCell, Facets, facets_of
 from paceline.study.rows import quantile
 from paceline.study.statistics import share_estimate
-from paceline.study.trials import OUTCOMES, Trials, factor_text
+from paceline.study.trials import OUTCOMES, Trials
 
 __all__ = ["outcome_figure", "staleness_figure", "waiting_figure"]
 
 _ROW_PX = 19
-_DOT = " \N{MIDDLE DOT} "
 _MOST_BINS = 60
 _SHARES = {"gradient": "compute_share", "wait": "waiting_share", "apply": "apply_share", "input": "input_share"}
 _PATTERNS = {"diverged": "/", "crashed": "x"}
@@ -34,8 +33,8 @@ def staleness_figure(facets: Facets) -> Figure | None:
     if texts is None:
         return None
     histograms = [json.loads(text) if isinstance(text, str) and text else {} for text in texts.tolist()]
-    cells = [(*cell, _sum(histograms[row] for row in rows)) for *cell, rows in facets.cells()]
-    cells = [cell for cell in cells if cell[3]]
+    found = [(cell, _sum(histograms[row] for row in cell.rows)) for cell in facets.cells()]
+    cells = [(cell, histogram) for cell, histogram in found if histogram]
     if not cells:
         return None
     lowest = min(0, *(min(one) for *_, one in cells))
@@ -48,26 +47,25 @@ def staleness_figure(facets: Facets) -> Figure | None:
     ranges = [str(first) if width == 1 else f"{first} to {first + width - 1}" for first in firsts]
     if most >= lowest + num_bins * width:
         ranges[-1] = f"{firsts[-1]} or more"
-    shown = [method for method in facets.trials.methods if any(cell[0] == method for cell in cells)]
-    panels = Panels(shown, [_ROW_PX * sum(cell[0] == method for cell in cells) + 4 for method in shown])
+    shown = [method for method in facets.trials.methods if any(cell.method == method for cell, _ in cells)]
+    panels = Panels(shown, [_ROW_PX * sum(cell.method == method for cell, _ in cells) + 4 for method in shown])
     data: list[list[Any]] = []
-    table = [[*facets.head(), "mean", "median", "95 %", "most"]]
+    table = [[*facets.head, "mean", "median", "95 %", "most"]]
     for index, method in enumerate(shown):
         names, shades, hovers = [], [], []
-        for _, across, down, histogram in (cell for cell in cells if cell[0] == method):
+        for cell, histogram in (one for one in cells if one[0].method == method):
             total = sum(histogram.values())
             share = np.zeros(num_bins)
             for value, count in histogram.items():
                 share[min((value - lowest) // width, num_bins - 1)] += count / total
-            names.append(_row_name(facets, across, down))
+            names.append(cell.row)
             shades.append(numbers(np.sqrt(share / share.max()), 3))
             hovers.append(
                 [f"{percent_text(one)} of updates at staleness {at}" for one, at in zip(share, ranges, strict=True)]
             )
             mean = sum(value * count for value, count in histogram.items()) / total
-            cell_names = facets.names(method, across, down)
-            data += [[*cell_names, value, count] for value, count in sorted(histogram.items())]
-            table.append([*cell_names, number_text(mean), *(str(quantile(histogram, q)) for q in (0.5, 0.95, 1.0))])
+            data += [[*cell.names, value, count] for value, count in sorted(histogram.items())]
+            table.append([*cell.names, number_text(mean), *(str(quantile(histogram, q)) for q in (0.5, 0.95, 1.0))])
         panels.add(
             index, type="heatmap", name=method, x=[first + (width - 1) / 2 for first in firsts], y=names, z=shades,
             text=hovers, zmin=0, zmax=1, xgap=0.5, ygap=1.5, showscale=False,
@@ -83,8 +81,8 @@ def staleness_figure(facets: Facets) -> Figure | None:
         "staleness", "How stale the applied gradients were",
         "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
         "stronger the colour, the more of the row's updates; the last column has all that are staler."
-        + _rows_note(facets) + facets.pooled_note,
-        panels.traces, panels.layout, [*facets.head(), "staleness", "updates"], rows=data, table=table,
+        + facets.rows_note + facets.pooled_note,
+        panels.traces, panels.layout, [*facets.head, "staleness", "updates"], rows=data, table=table,
         height_px=panels.height_px, legend=False,
     )  # fmt: skip
 
@@ -103,18 +101,19 @@ def outcome_figure(trials: Trials) -> Figure | None:
 
     panels = _stacked(facets, {one: one for one in seen}, part)
     panels.x["title"] = {"text": "share of the runs (%)"}
-    heads, table = [*facets.head(), *seen], []
-    for method, across, down, rows in facets.cells():
-        counts = [str((trials.outcomes[rows] == one).sum()) for one in seen]
-        good = share_estimate(len(rows) - int(trials.failed[rows].sum()), len(rows))
-        interval = f"{100 * good.low:.0f} to {100 * good.high:.0f} %"
-        table.append([*facets.names(method, across, down), *counts, interval])
+
+    def texts(cell: FacetCell) -> list[str]:
+        total, failed = len(cell.rows), int(trials.failed[cell.rows].sum())
+        good = share_estimate(total - failed, total)
+        counts = [str((trials.outcomes[cell.rows] == one).sum()) for one in seen]
+        return [*counts, f"{100 * good.low:.0f} to {100 * good.high:.0f} %"]
+
+    heads, *rows = facets.table([*seen, "share that ended well, 95 % interval"], texts)
     return Figure(
         "outcomes", "How the runs ended",
         "Each bar is divided as its runs were. Converged: reached the smallest target; stopped: a limit came first; diverged: "
-        f"the loss grew or was no number; crashed: the run ended with an error.{_rows_note(facets)}" + facets.pooled_note,
-        panels.traces, panels.layout, [*heads, "95 % interval of ending well"], rows=table,
-        table=[[*heads, "share that ended well, 95 % interval"], *table], height_px=panels.height_px,
+        f"the loss grew or was no number; crashed: the run ended with an error.{facets.rows_note}" + facets.pooled_note,
+        panels.traces, panels.layout, heads, rows=rows, table=[heads, *rows], height_px=panels.height_px,
     )  # fmt: skip
 
 
@@ -134,13 +133,12 @@ def waiting_figure(facets: Facets) -> Figure | None:
     panels.x |= {"title": {"text": "share of the workers' time (%)"}} if len(kinds) > 1 else {
         "title": {"text": "waiting (% of the workers' time)"}, "range": None, "rangemode": "tozero",
     }  # fmt: skip
-    table = [[*facets.head(), *kinds.values()]]
-    for method, across, down, rows in facets.cells():
-        medians = [percent_text(_median(shares[kind][rows])) for kind in kinds]
-        table.append([*facets.names(method, across, down), *medians])
+    table = facets.table(
+        list(kinds.values()), lambda cell: [percent_text(_median(shares[kind][cell.rows])) for kind in kinds]
+    )
     return Figure(
         "waiting", "Waiting for locks, for others and for input",
-        f"Medians over runs. Blank: not accounted for.{_rows_note(facets)}" + facets.pooled_note,
+        f"Medians over runs. Blank: not accounted for.{facets.rows_note}" + facets.pooled_note,
         panels.traces, panels.layout, *facets.data({f"{kind} share": shares[kind] for kind in kinds}), table=table,
         height_px=panels.height_px, legend=len(kinds) > 1,
     )  # fmt: skip
@@ -149,12 +147,12 @@ def waiting_figure(facets: Facets) -> Figure | None:
 def _stacked(facets: Facets, kinds: dict[str, str], part: Callable[[str, np.ndarray], _Part]) -> Panels:
     """A panel per method, and in it a bar per level, made of a part of each kind."""
     cells, methods = list(facets.cells()), facets.trials.methods
-    panels = Panels(methods, [_ROW_PX * sum(cell[0] == method for cell in cells) + 4 for method in methods])
+    panels = Panels(methods, [_ROW_PX * sum(cell.method == method for cell in cells) + 4 for method in methods])
     for index, method in enumerate(methods):
-        mine = [cell for cell in cells if cell[0] == method]
-        names = [_row_name(facets, across, down) for _, across, down, _ in mine]
+        mine = [cell for cell in cells if cell.method == method]
+        names = [cell.row for cell in mine]
         for kind, name in kinds.items():
-            lengths, hovers = zip(*(part(kind, rows) for *_, rows in mine), strict=True)
+            lengths, hovers = zip(*(part(kind, cell.rows) for cell in mine), strict=True)
             pattern = {"shape": _PATTERNS.get(kind, ""), "size": 5, "fillmode": "overlay", "solidity": 0.25}
             panels.bars(
                 index, kind, name, names, lengths, customdata=hovers, marker={"pattern": pattern},
@@ -176,13 +174,3 @@ def _sum(histograms: Iterable[dict[str, Any]]) -> dict[int, int]:
     for histogram in histograms:
         total.update({int(value): int(count) for value, count in histogram.items()})
     return dict(total)
-
-
-def _row_name(facets: Facets, across: Any, down: Any) -> str:
-    levels = ((down, facets.down), (across, facets.across))
-    return _DOT.join(level_name(level) for level, factor in levels if factor) or " "
-
-
-def _rows_note(facets: Facets) -> str:
-    named = [factor_text(factor) for factor in (facets.down, facets.across) if factor]
-    return f" Rows: {_DOT.join(named)}." if named else ""

@@ -13,7 +13,7 @@ from paceline.observe.drawing import method_colour
 from paceline.observe.words import ABSENT, number_text, percent_text
 from paceline.study.facets import estimate_text
 from paceline.study.findings import Comparison, interval_text, times_text
-from paceline.study.statistics import arrival_curve, median_estimate, share_estimate
+from paceline.study.statistics import share_estimate
 from paceline.study.trials import METHOD, Trials, level_text
 
 __all__ = ["comparisons_table", "environment", "findings", "glance_table", "read_text"]
@@ -32,7 +32,7 @@ def glance_table(trials: Trials) -> Table:
     measure = trials.primary
     timed = measure.kind != "throughput"
     steps = trials.values(trials.measure("steps", measure.percent).column)
-    values, times = trials.values(measure.column), trials.times(measure)
+    times = trials.times(measure)
     others = [one for one in _AT_A_GLANCE if not np.isnan(trials.values(one[2])).all()]
     heads = [Cell("method", kind="name"), Cell("trials")]
     if timed:
@@ -44,9 +44,11 @@ def glance_table(trials: Trials) -> Table:
         total = int(mine.sum())
         cells = [str(total)]
         if timed:
-            reached = times.reached[mine]
-            median = median_estimate(values[mine]) if reached.all() else arrival_curve(times[mine]).median
-            cells += [f"{int(reached.sum())}", estimate_text(median), _median_text(steps[mine])]
+            cells += [
+                str(times.reached[mine].sum()),
+                estimate_text(trials.median(measure, mine)),
+                _median_text(steps[mine]),
+            ]
         cells += [_median_text(scale * trials.values(column)[mine]) for *_, column, scale in others]
         failed = int(trials.failed[mine].sum())
         share = share_estimate(failed, total)

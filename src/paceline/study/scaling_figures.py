@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.observe.drawing import Figure, Panels, axis_name, dashed, error_bars, log_axis, numbers, scatter
 from paceline.observe.words import number_text, workers_text
-from paceline.study.facets import Facets, level_name, together
+from paceline.study.facets import Facets, level_name
 from paceline.study.findings import interval_text, times_text
 from paceline.study.statistics import Ratio, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, factor_text
@@ -32,7 +32,7 @@ def efficiency_figure(facets: Facets) -> Figure | None:
         return None
     runs: list[dict[str, Any]] = []
     medians: list[dict[str, Any]] = []
-    table = [[*facets.head(), "updates", "ms per update", "time, s"]]
+    table = [[*facets.head, "updates", "ms per update", "time, s"]]
     for method in trials.methods:
         rows = facets.rows(method)
         rows, colour = rows[known[rows]], facets.colour(method)
@@ -43,19 +43,18 @@ def efficiency_figure(facets: Facets) -> Figure | None:
             )
         )  # fmt: skip
         points: dict[str, list[Any]] = {name: [] for name in ("x", "y", "text", "symbol", "customdata")}
-        for one, across, down, cell in facets.cells():
-            mine = cell[known[cell]]
-            if one != method or not len(mine):
+        for cell in facets.cells():
+            mine = cell.rows[known[cell.rows]]
+            if cell.method != method or not len(mine):
                 continue
             x, y, time_s = (float(np.median(values[mine])) for values in (steps, per_step_ms, times))
-            names = facets.names(method, across, down)
-            headed = [f"{head} {name}" for head, name in zip(facets.head()[1:], names[1:], strict=True)]
+            headed = [f"{head} {name}" for head, name in zip(facets.head[1:], cell.names[1:], strict=True)]
             points["x"].append(x)
             points["y"].append(y)
-            points["text"].append(level_name(across) if facets.across else "")
-            points["symbol"].append(_SYMBOLS[facets.down_levels.index(down) % len(_SYMBOLS)])
+            points["text"].append(level_name(cell.across) if facets.across else "")
+            points["symbol"].append(_SYMBOLS[facets.down_levels.index(cell.down) % len(_SYMBOLS)])
             points["customdata"].append(f"{', '.join(headed)}<br>{number_text(time_s)} s, {len(mine)} runs")
-            table.append([*names, *map(number_text, (x, y, time_s))])
+            table.append([*cell.names, *map(number_text, (x, y, time_s))])
         marker = {"color": colour, "size": 9, "symbol": points.pop("symbol")}
         medians.append(
             scatter(
@@ -107,11 +106,10 @@ def speedup_figure(facets: Facets) -> Figure | None:
     first, *more = [level for level in trials.factors["workers"] if isinstance(level, int)]
     if not more:
         return None
-    down = facets.down if facets.across == "workers" else None
     times = trials.times(facets.measure)
-    levels = trials.factors[down] if down else [None]
+    levels = facets.down_levels
     panels = Panels([facets.panel_title(level) for level in levels], [190] * len(levels))
-    head = ["method", "workers", *([factor_text(down)] if down else []), "times as fast"]
+    head = [*facets.head, "times as fast"]
     rows: list[list[Any]] = []
     table = [[*head, "interval", "pairs"]]
     highest = max(1.0, max(more) / first if max(more) <= 8 * first else 1.0)
@@ -119,8 +117,8 @@ def speedup_figure(facets: Facets) -> Figure | None:
         ends: list[float] = []
         for method in trials.methods:
             points = [(first, 1.0, 1.0, 1.0, "")]
+            where = {METHOD: method, **({facets.down: level} if facets.down else {})}
             for workers in more:
-                where = {METHOD: method, **({down: level} if down else {})}
                 base, other = trials.pairs("workers", first, workers, where)
                 ratio = paired_ratio(*log_ratios(times[base], times[other]))
                 if not ratio.pairs:
@@ -129,7 +127,7 @@ def speedup_figure(facets: Facets) -> Figure | None:
                 said = (times_text(ratio), interval_text(ratio))
                 low, high = (ratio.low, ratio.high) if sure else (math.nan, math.nan)
                 points.append((workers, value, low, high, f"{', '.join(said)}, {ratio.pairs} pairs"))
-                names = [method, str(workers), *([level_name(level)] if down else [])]
+                names = [method, str(workers), *([level_name(level)] if facets.down else [])]
                 rows.append([*names, *numbers([value, ratio.low, ratio.high]), ratio.pairs])
                 table.append([*names, *said, str(ratio.pairs)])
             if len(points) == 1:
@@ -152,17 +150,14 @@ def speedup_figure(facets: Facets) -> Figure | None:
         "title": {"text": "workers"}, "tickvals": [first, *more],
         "range": [first - 0.1 * (max(more) - first), max(more) * 1.06],
     }  # fmt: skip
-    what = (
-        f"sooner to {facets.measure.goal} than"
-        if facets.measure.kind != "throughput"
-        else "as many samples per second as"
-    )
+    timed = facets.measure.kind != "throughput"
+    what = f"sooner to {facets.measure.goal} than" if timed else "as many samples per second as"
     return Figure(
         "speed-up", "What more workers bring",
         f"How many times {what} the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
         "intervals. Dashed: in proportion to the workers."
         + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "")
-        + together([name for name in trials.others if name not in ("workers", down)]),
+        + facets.pooled_note,
         panels.traces, panels.layout, [*head, "low", "high", "pairs"], rows, table=table,
         height_px=panels.height_px, legend=len(trials.methods) > 1,
     )  # fmt: skip

@@ -8,8 +8,8 @@ import numpy as np
 
 from paceline.observe.drawing import Figure, Panels, log_axis, numbers, thin
 from paceline.observe.words import capital, number_text
-from paceline.study.facets import Facets, estimate_text, level_name, together
-from paceline.study.statistics import arrival_curve, median_estimate
+from paceline.study.facets import FacetCell, Facets, estimate_text, level_name
+from paceline.study.statistics import arrival_curve
 from paceline.study.trials import Measure
 
 __all__ = ["arrival_figure", "box_figure"]
@@ -75,15 +75,11 @@ def _trial_text(facets: Facets, measure: Measure, values: np.ndarray, row: int) 
 
 
 def _box_table(facets: Facets, measure: Measure, values: np.ndarray) -> list[list[str]]:
-    times = facets.trials.times(measure)
-    table = [[*facets.head(), "arrived", f"median, {measure.unit} (95 % interval)"]]
-    for method, across, down, rows in facets.cells():
-        own, reached = values[rows], ~np.isnan(values[rows])
-        known = reached.all() or measure.kind == "throughput"
-        estimate = median_estimate(own) if known else arrival_curve(times[rows]).median
-        arrived = f"{int(reached.sum())} of {len(rows)}"
-        table.append([*facets.names(method, across, down), arrived, estimate_text(estimate)])
-    return table
+    def texts(cell: FacetCell) -> list[str]:
+        arrived = (~np.isnan(values[cell.rows])).sum()
+        return [f"{arrived} of {len(cell.rows)}", estimate_text(facets.trials.median(measure, cell.rows))]
+
+    return facets.table(["arrived", f"median, {measure.unit} (95 % interval)"], texts)
 
 
 def arrival_figure(facets: Facets) -> Figure | None:
@@ -92,33 +88,29 @@ def arrival_figure(facets: Facets) -> Figure | None:
     times = trials.times(measure)
     if measure.kind == "throughput" or times.reached.sum() < 2 or len(trials) < 3:
         return None
+    facets = facets.pool_down()
     levels = [facets.across_levels[at] for at in thin(len(facets.across_levels), _MOST_CURVE_PANELS)]
     titles = [f"{facets.across_title} {level_name(level)}" if facets.across else "" for level in levels]
     panels = Panels(titles, [120] * len(levels))
-    head = ["method", *([facets.across_title] if facets.across else [])]
     data: list[list[Any]] = []
-    table = [[*head, "arrived", "half had arrived after, s (95 % interval)"]]
+    table = [[*facets.head, "arrived", "half had arrived after, s (95 % interval)"]]
     finite = times.high[times.reached]
     logarithmic = finite.max() > 20 * finite.min()
     start, end = (float(finite.min()) * 0.8 if logarithmic else 0.0), float(finite.max()) * 1.05
     for index, level in enumerate(levels):
-        for method in trials.methods:
-            rows = facets.rows(method, level, None)
-            if not len(rows):
-                continue
-            curve = arrival_curve(times[rows])
+        for cell in (one for one in facets.cells() if one.across == level):
+            curve = arrival_curve(times[cell.rows])
             last = curve.share[-1] if len(curve.share) else 0.0
             band = [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in zip(curve.low, curve.high, strict=True)]
             panels.add(
-                index, legend=method, type="scatter", mode="lines", name=method,
+                index, legend=cell.method, type="scatter", mode="lines", name=cell.method,
                 x=numbers([start, *curve.at, end]), y=numbers(100 * np.array([0.0, *curve.share, last]), 4),
-                line={"shape": "hv", "color": facets.colour(method), "width": 2, "dash": facets.dash(method)},
+                line={"shape": "hv", "color": facets.colour(cell.method), "width": 2, "dash": facets.dash(cell.method)},
                 customdata=["", *band, ""], hovertemplate="%{y:.0f} % after %{x:.4~g} s<br>%{customdata}",
             )  # fmt: skip
-            name = [method, *([level_name(level)] if facets.across else [])]
             points = np.stack([curve.at, curve.share, curve.low, curve.high], axis=1)
-            data += [[*name, *numbers(point)] for point in points]
-            table.append([*name, f"{curve.arrived} of {curve.count}", estimate_text(curve.median)])
+            data += [[*cell.names, *numbers(point)] for point in points]
+            table.append([*cell.names, f"{curve.arrived} of {curve.count}", estimate_text(curve.median)])
         panels.y(index, title={"text": "arrived (%)"}, range=[-3, 103], nticks=4)
     panels.x |= {"title": {"text": f"{measure.title} (s)"}}
     panels.x |= log_axis(start, end) if logarithmic else {"range": [0, end]}
@@ -126,7 +118,7 @@ def arrival_figure(facets: Facets) -> Figure | None:
         "arrivals", "Which share of the runs had arrived by when",
         "Kaplan and Meier's estimate: further left and up is better. Runs that were stopped are censored then; diverged and "
         "crashed ones never arrive, so a curve may end below 100 %. Hovering shows 95 % intervals."
-        + together([facets.down, *facets.pooled]),
-        panels.traces, panels.layout, [*head, "time (s)", "share", "low", "high"], data, table=table,
+        + facets.pooled_note,
+        panels.traces, panels.layout, [*facets.head, "time (s)", "share", "low", "high"], data, table=table,
         height_px=panels.height_px, legend=len(trials.methods) > 1,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.errors import UsageError
 from paceline.observe.words import workers_text
 from paceline.study.limits import is_number
-from paceline.study.statistics import Times
+from paceline.study.statistics import SampleEstimate, Times, arrival_curve, median_estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +165,13 @@ class Trials:
                 times = Times.of(values, ended, self.failed)
             self._times[measure] = times
         return self._times[measure]
+
+    def median(self, measure: Measure, rows: np.ndarray) -> SampleEstimate:
+        """The median of these trials; those that did not arrive are later than all others."""
+        values = self.values(measure.column)[rows]
+        if measure.kind == "throughput" or not np.isnan(values).any():
+            return median_estimate(values)
+        return arrival_curve(self.times(measure)[rows]).median
 
     def pairs(self, factor: str, base: Any, other: Any, where: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of trials that differ in this factor alone: those at `base`, and each one's partner at `other`.
