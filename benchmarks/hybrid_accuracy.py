@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 import paceline as pl
-from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.model_parallel.layouts import layout_of
 from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
@@ -42,8 +41,8 @@ def planned_bytes(layout: str | None, task: str, workers: int, batch_size: int) 
     ring = 2 * (workers - 1) / workers
     if layout is None:
         return ring * weights * ELEMENT_BYTES
-    plan = plan_cuts(net, layout_of(layout), workers)
-    sharding = CutModel(net, plan, 0).sharding
+    part = WorkerPart(net, layout_of(layout), 0, workers, seed=0)
+    plan, sharding = part.plan, part.sharding
     groups = workers // plan.parts
     alike = ring * sharding.first_cut
     shards = 2 * (groups - 1) / groups * (sharding.num_local - sharding.first_cut)

@@ -33,6 +33,8 @@ class AxisCollectives(DistributedCollectives):
         counts: messages and bytes sent are added here.
     """
 
+    remedy = "Start all workers again from the last checkpoint."
+
     def __init__(
         self,
         group: Any,
@@ -90,12 +92,16 @@ def make_axes(
     num_workers: int,
     timeout_s: float,
     make: Callable[[Any, Sequence[int]], AxisCollectives],
+    backend: str | None = "gloo",
 ) -> dict[str, AxisCollectives]:
-    """This worker's collectives along each axis on which it is not alone; all workers call it alike."""
+    """This worker's collectives along each axis on which it is not alone; all workers call it alike.
+
+    `backend` None: the default group's.
+    """
     found: dict[str, AxisCollectives] = {}
     for name, shape in axes.items():
         for ranks in shape.lists(num_workers) if shape.size > 1 else ():
-            group = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
+            group = dist.new_group(list(ranks), backend=backend, timeout=timedelta(seconds=timeout_s))
             if worker_id in ranks:
                 found[name] = make(group, ranks)
     return found

@@ -15,13 +15,9 @@ from paceline.optim.half_types import add_up, to_sum_type
 from paceline.ports.ports import Counts, Handle
 from paceline.transport.roll_call import RollCall
 
-__all__ = ["SLICE", "DistributedCollectives", "has_failed"]
+__all__ = ["DistributedCollectives"]
 
-_REMEDY = (
-    "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
-    " (`paceline algorithms --tolerates kill`)."
-)
-SLICE = timedelta(seconds=0.5)  # how often a waiting worker checks whether another one has given up
+_SLICE = timedelta(seconds=0.5)  # how often a waiting worker checks whether another one has given up
 _BETWEEN_QUERIES_S = 20e-6  # between polls of a GPU operation: a poll costs a microsecond
 
 # The names since PyTorch 2.13, where the old ones warn.
@@ -53,6 +49,11 @@ class DistributedCollectives:
         counts: as given.
         waited_s: seconds spent in `wait`; the caller reads it and sets it back to 0.
     """
+
+    remedy = (
+        "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
+        " (`paceline algorithms --tolerates kill`)."
+    )
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class DistributedCollectives:
                         self._roll_call.operation_ended()
                         return
                 except RuntimeError as error:
-                    if not in_slices or has_failed(work):
+                    if not in_slices or _has_failed(work):
                         raise self._lost(label, error) from error
                 if time.perf_counter() - begun_s > self._timeout_s:
                     raise self._lost(label, f"not within {self._timeout_s:g} s")
@@ -210,7 +211,7 @@ class DistributedCollectives:
         if answers is None:
             return WorkerLostError(
                 f"{label}: the workers' common store is gone, most likely with worker 0, which holds it unless the launcher"
-                f" does. {_REMEDY}"
+                f" does. {self.remedy}"
             )
         present, left = answers
         missing = sorted(set(range(self._num_workers)) - present)
@@ -219,7 +220,7 @@ class DistributedCollectives:
         ended = f"; {name_workers(sorted(left))} had ended its loop" if left else ""
         return WorkerLostError(
             f"{label}: {name_workers(sorted(present))} arrived, {name_workers(missing)} did not{ended}"
-            f" ({_first_line(why)}). {_REMEDY}"
+            f" ({_first_line(why)}). {self.remedy}"
         )
 
 
@@ -245,12 +246,12 @@ class _GroupOperation:
             self._finish()
 
 
-def has_failed(work: Any) -> bool:
+def _has_failed(work: Any) -> bool:
     """Whether an operation whose wait has raised has really failed; it may also complete just after its slice."""
     if not work.is_completed():
         return False
     try:
-        work.wait(SLICE)
+        work.wait(_SLICE)
     except RuntimeError:
         return True
     return False
@@ -262,9 +263,9 @@ def _is_done_soon(work: Any, *, in_slices: bool) -> bool:
     NCCL's own wait blocks only the stream, and its deadline ends the process, so NCCL operations are polled.
     """
     if in_slices:
-        work.wait(SLICE)
+        work.wait(_SLICE)
         return True
-    until_s = time.perf_counter() + SLICE.total_seconds()
+    until_s = time.perf_counter() + _SLICE.total_seconds()
     while not work.is_completed():
         if time.perf_counter() > until_s:
             return False

@@ -1,7 +1,11 @@
 """A small VGG trained by N threads in groups, and by one; averages are made here, as plainly as can be."""
 
 import copy
+import math
 import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +14,8 @@ from torch import nn
 from paceline.memory.axes import Axes, plan_axes
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import Layout, Segment
-from paceline.model_parallel.counted import Counted, Traffic
-from paceline.model_parallel.hybrid.cut_model import CutModel
 from paceline.model_parallel.hybrid.layout import HybridParallel
-from paceline.model_parallel.hybrid.mesh import Axis, Mesh
-from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.optim.sharding import REPLICAS, AxisShape
 
 STEPS = 3
@@ -69,28 +70,30 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def meshes(num_workers, groups, capacity=None, timeout_s=60.0):
-    """Every worker's place, on shared memory."""
-    capacity = capacity or CAPACITY
+@dataclass
+class Ports:
+    """What a part uses of a program's ports."""
+
+    collectives: Any
+    shared: Any = field(default_factory=lambda: SimpleNamespace(version=0))
+    shards: Any = None
+
+
+def carriers(num_workers, groups, timeout_s=60.0):
+    """Every worker's collectives, on shared memory: along the axes, and of all workers."""
     layout = Layout()
-    everybody = SharedMemoryCollectives.reserve(layout, capacity, num_workers, dtype=torch.float64)
+    everybody = SharedMemoryCollectives.reserve(layout, CAPACITY, num_workers, dtype=torch.float64)
     parts = num_workers // groups
     shapes = {"group": AxisShape(parts), REPLICAS: AxisShape(groups, parts)}
-    plan = plan_axes(layout, num_workers, shapes, capacity, torch.float64)
+    plan = plan_axes(layout, num_workers, shapes, CAPACITY, torch.float64)
     segment = Segment.create(layout.size_bytes)
-    return [_mesh(segment, everybody, plan, worker, parts, capacity, timeout_s) for worker in range(num_workers)]
-
-
-def _mesh(segment, everybody, plan, worker, parts, capacity, timeout_s):
-    along, traffic, n = Axes(segment, plan, worker, timeout_s=timeout_s).along, Traffic(), plan.num_workers
-    group = Counted(along["group"], "group", parts, worker % parts, traffic, None) if "group" in along else None
-    across = (
-        Counted(along[REPLICAS], "replicas", n // parts, worker // parts, traffic, None) if REPLICAS in along else None
-    )
-    all_ = SharedMemoryCollectives(segment, everybody, worker, timeout_s=timeout_s)
-    all_ = Counted(all_, "all", n, worker, traffic, None)
-    axis = Axis(group, worker % parts, parts, capacity)
-    return Mesh(worker, n, n // parts, all_, axis, across, traffic)
+    return [
+        (
+            Axes(segment, plan, worker, timeout_s=timeout_s).along,
+            SharedMemoryCollectives(segment, everybody, worker, timeout_s=timeout_s),
+        )
+        for worker in range(num_workers)
+    ]
 
 
 def together(programs):
@@ -115,16 +118,16 @@ def together(programs):
 def alone(model, optimizer_of, data, seed=7):
     """Losses, input gradients of each step, by one worker with the whole batches."""
     model = copy.deepcopy(model)
-    cut = CutModel(model, plan_cuts(model, HybridParallel(groups=1, min_weights=500), 1), 0, seed)
-    optimizer, found, version = optimizer_of(cut.parameters), [], [0]
-    cut.connect(Mesh.alone(), lambda: version[0])
+    part = WorkerPart(model, HybridParallel(groups=1, min_weights=500), 0, 1, seed)
+    ports = part.begin(Ports(None), {}, None, carrier_counts=True)
+    optimizer, found = optimizer_of(part.binding.parameters), []
     for inputs, targets in data:
         inputs = inputs.clone().requires_grad_()
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
-        version[0] += 1
+        ports.shared.version += 1
         found.append((loss.item(), inputs.grad))
     return model, optimizer, found
 
@@ -134,8 +137,7 @@ class Trained:
 
     def __init__(self, model, optimizer_of, data, shares, layout, seed=7):
         n = len(shares)
-        self.plan = plan_cuts(model, layout, n)
-        self.meshes = meshes(n, layout.groups)
+        self.carriers = carriers(n, layout.groups)
         self.models = [copy.deepcopy(model) for _ in range(n)]
         self.optimizers, self.losses, self.inputs, self.norms = (
             [None] * n,
@@ -143,17 +145,19 @@ class Trained:
             [[] for _ in range(n)],
             [],
         )
-        self.shapes = [None] * n
-        arguments = optimizer_of, data, shares, seed
+        self.shapes, self.parts = [None] * n, [None] * n
+        arguments = optimizer_of, data, shares, layout, seed
         together([lambda worker=worker: self._work(worker, *arguments) for worker in range(n)])
+        self.plan = self.parts[0].plan
 
-    def _work(self, worker, optimizer_of, data, shares, seed):
-        model, mesh, total = self.models[worker], self.meshes[worker], sum(shares)
-        cut = CutModel(model, self.plan, worker, seed)
+    def _work(self, worker, optimizer_of, data, shares, layout, seed):
+        model, total = self.models[worker], sum(shares)
+        part = self.parts[worker] = WorkerPart(model, layout, worker, len(shares), seed)
         self.shapes[worker] = {name: tuple(one.shape) for name, one in model.named_parameters()}
-        optimizer = self.optimizers[worker] = optimizer_of(cut.parameters)
-        version = 0
-        cut.connect(mesh, lambda: version)
+        optimizer = self.optimizers[worker] = optimizer_of(part.binding.parameters)
+        part.most_bytes = 8 * CAPACITY
+        along, everybody = self.carriers[worker]
+        ports = part.begin(Ports(everybody), along, None, carrier_counts=True)
         first = sum(shares[:worker])
         for inputs, targets in data:
             own = slice(first, first + shares[worker])
@@ -165,19 +169,19 @@ class Trained:
                 self.losses[worker].append(loss.item() * shares[worker] / total)
                 self.inputs[worker].append(x.grad * shares[worker] / total)
             else:
-                cut.empty_pass(inputs)
-            for at, parameter in enumerate(cut.parameters):
-                is_cut = at >= len(cut.parameters) - cut.num_cut
-                weight = cut.samples_of_group(shares[worker]) if is_cut else shares[worker]
+                part.without_batch(inputs)
+            for parameter, offset in zip(part.binding.parameters, part.binding.offsets, strict=True):
+                is_cut = offset >= part.binding.cut_from
+                weight = ports.shards.samples(shares[worker]) if is_cut else shares[worker]
                 gradient = parameter.grad.mul_(weight / total)
-                across = mesh.replicas if is_cut else mesh.everybody
+                across = ports.shards.collectives if is_cut else ports.collectives
                 if across is not None:
                     across.start_all_reduce(gradient.view(-1)).wait()
-            norm = cut.norm([one.grad for one in cut.parameters])
+            norm = part.clip(math.inf)
             if worker == 0:
                 self.norms.append(norm)
             optimizer.step()
-            version += 1
-        cut.make_state_whole(optimizer)
-        cut.make_whole()
-        cut.remove()
+            ports.shared.version += 1
+        part.make_state_whole(optimizer)
+        part.make_whole()
+        part.remove()

@@ -1,14 +1,14 @@
 """Workers in groups train as one process does with all their samples as one batch."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
 from model_parallel.hybrid import rooms
 from model_parallel.hybrid.rooms import Trained, adamw, alone, batches, sgd, small_vgg
+from paceline.model_parallel.axes import LoneCollectives
 from paceline.model_parallel.hybrid.layout import HybridParallel
+from paceline.optim.sharding import REPLICAS
 
 EQUAL = {"rtol": 0.0, "atol": 1e-12}
 
@@ -82,7 +82,11 @@ def test_the_norm_counts_every_parameter_once():
 
 
 def test_without_averages_across_groups_the_result_is_another(monkeypatch):
-    made = rooms.meshes
-    monkeypatch.setattr(rooms, "meshes", lambda *arguments: [replace(one, replicas=None) for one in made(*arguments)])
+    made = rooms.carriers
+
+    def without_replicas(*arguments):
+        return [({**along, REPLICAS: LoneCollectives()}, everybody) for along, everybody in made(*arguments)]
+
+    monkeypatch.setattr(rooms, "carriers", without_replicas)
     with pytest.raises(AssertionError):
         check_equal(sgd, [4] * 4, HybridParallel(groups=2, min_weights=500))

@@ -80,8 +80,8 @@ def test_counted_operations_and_bytes_are_the_plans(groups, pairing, monkeypatch
     rows = 4
     layout = HybridParallel(groups=groups, pairing=pairing, min_weights=500)
     trained = Trained(small_vgg(), sgd, batches(4 * rows), [rows] * 4, layout)
-    for mesh in trained.meshes:
-        counted = {kind: n for (axis, kind), n in mesh.traffic.operations.items() if axis == "group"}
+    for part in trained.parts:
+        counted = {kind: n for (axis, kind), n in part.traffic.operations.items() if axis == "group"}
         at_the_end = 2 * 4 + STEPS  # four shards, with their momenta; and a gather for each step's norm
         if pairing == "column-row":
             at_the_end -= 2  # the second layer's bias is whole
@@ -92,7 +92,7 @@ def test_counted_operations_and_bytes_are_the_plans(groups, pairing, monkeypatch
             sum(one.numel() for name, one in trained.models[0].named_parameters() if name in SHARDS[pairing]) // parts
         )
         own = shards * 2 * (parts - 1) * 8 + STEPS * (parts - 1) * 8
-        assert mesh.traffic.sent_bytes["group"] - own == pytest.approx(STEPS * trained.plan.group_bytes(rows, 8))
+        assert part.traffic.sent_bytes["group"] - own == pytest.approx(STEPS * trained.plan.group_bytes(rows, 8))
 
 
 SHARDS = {

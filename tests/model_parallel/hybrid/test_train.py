@@ -7,8 +7,7 @@ import torch
 
 import paceline as pl
 from model_parallel.hybrid.rooms import small_vgg
-from paceline.model_parallel.hybrid.cut_model import CutModel
-from paceline.model_parallel.hybrid.plan import plan_cuts
+from paceline.model_parallel.hybrid.worker_part import WorkerPart
 from paceline.model_parallel.layouts import layout_of
 from paceline.records import checkpoint_contents as contents
 from paceline.records import checkpoint_files as files
@@ -66,8 +65,8 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(tmp_path):
 def test_a_runs_bytes_are_the_plans(groups, tmp_path):
     run, _ = trained(tmp_path / "run", LAYOUT.format(groups, ""), steps=3, epochs=None)
     model = small_vgg()
-    plan = plan_cuts(model, layout_of(LAYOUT.format(groups, "")), 4)
-    sharding = CutModel(model, plan, 0).sharding
+    part = WorkerPart(model, layout_of(LAYOUT.format(groups, "")), 0, 4, seed=0)
+    plan, sharding = part.plan, part.sharding
     alike = 2 * 3 / 4 * sharding.first_cut * 8
     shards = 2 * (groups - 1) / groups * (sharding.num_local - sharding.first_cut) * 8
     numbers_of_rows = 3 * 8

@@ -47,7 +47,5 @@ def test_a_killed_worker_is_named_by_all_others(shape, tmp_path, nothing_left):
         printed = [process.communicate(forked.AGAINST_HANGS_S)[0] for process in processes]
     assert processes[3].returncode == -signal.SIGKILL
     for rank, text in enumerate(printed[:3]):
-        assert re.fullmatch(
-            rf"Worker {rank} lost worker 3 in [a-z-]+ of its (row|column|mesh|line) \(.*\): .*\.\n", text
-        )
-        assert "start all workers again from the last checkpoint" in text
+        assert re.match(r"[a-z-]+ \d+: workers? .* arrived, worker 3 did not", text), rank
+        assert "Start all workers again from the last checkpoint" in text

@@ -9,8 +9,8 @@ import torch.utils.checkpoint
 from model_parallel.tensor.model import OPTIMIZERS, assert_equal, built, data, trained
 from model_parallel.tensor.threads import on_each
 from paceline.errors import UsageError
+from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.tensor import state
-from paceline.model_parallel.tensor.axes import Alone
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.shapes import Grid, Line
 
@@ -26,7 +26,7 @@ class Silent:
 
     def start_all_reduce(self, x):
         self.left_out += 1
-        return Alone().start_all_reduce(x)
+        return Axis().start_all_reduce(x)
 
 
 @pytest.mark.parametrize("axis", ["depth", "row"])

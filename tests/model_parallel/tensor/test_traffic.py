@@ -25,7 +25,7 @@ class Counted:
         self._name, self._found = name, found
 
     def __getattr__(self, operation):
-        kind = operation.removeprefix("start_").replace("_", "-").removesuffix("-max")
+        kind = operation.removeprefix("start_").replace("_", "-")
 
         def counted(x, *arguments):
             if self.size > 1:

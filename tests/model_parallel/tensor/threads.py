@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from paceline.model_parallel.tensor.axes import Alone
-from paceline.model_parallel.tensor.mesh import Mesh, _members
+from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.tensor.mesh import Mesh
 
 AGAINST_HANGS_S = 60.0
 
@@ -58,8 +58,8 @@ class ThreadAxis:
     def start_all_reduce(self, x):
         return self._start(x, lambda all_: x.copy_(sum(all_)))
 
-    def start_all_reduce_max(self, x):
-        return self._start(x, lambda all_: x.copy_(torch.stack(all_).amax(0)))
+    def all_reduce_max(self, x):
+        x.copy_(self.all_gather(x).amax(0))
 
     def start_broadcast(self, x, source):
         return self._start(x, lambda all_: x if self.index == source else x.copy_(all_[0]), [source])
@@ -81,11 +81,11 @@ class _Operation:
 def meshes(shape, **options):
     """One mesh for each worker."""
     axes = [{} for _ in range(shape.workers)]
-    for name, lists in {"world": [list(range(shape.workers))], **_members(shape)}.items():
-        for members in lists:
+    for name, along in shape.axes.items():
+        for members in along.lists(shape.workers):
             join_point = JoinPoint(len(members))
             for index, worker in enumerate(members):
-                axes[worker][name] = ThreadAxis(join_point, index) if len(members) > 1 else Alone()
+                axes[worker][name] = ThreadAxis(join_point, index) if len(members) > 1 else Axis()
     return [Mesh(shape, one, **options) for one in axes]
 
 

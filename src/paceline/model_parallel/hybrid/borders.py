@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from paceline.model_parallel.hybrid.mesh import Axis
+from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.hybrid.rows import Rows
 
 __all__ = ["gather_features", "gather_rows", "part_linear", "scatter_rows", "swap_to_rows"]

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from paceline.model_parallel.hybrid.mesh import Mesh
+from paceline.optim.sharding import AxisShape
 
 __all__ = ["Rows"]
 
@@ -16,6 +16,8 @@ class Rows:
 
     Args:
         counts: each worker's rows; negative: rows of a repeated batch, which get no weight.
+        worker_id: this worker.
+        parts: workers of a group.
         number: of the pass.
 
     Attributes:
@@ -26,12 +28,12 @@ class Rows:
         first_of_group: the number of the group's first row.
     """
 
-    def __init__(self, mesh: Mesh, counts: list[int], number: tuple[int, ...]) -> None:
+    def __init__(self, counts: list[int], worker_id: int, parts: int, number: tuple[int, ...]) -> None:
         begins = [0, *accumulate(map(abs, counts))]
-        group = range(mesh.first_of_group, mesh.first_of_group + mesh.parts)
+        group = AxisShape(parts).members(worker_id)
         self.number = number
-        self.own = abs(counts[mesh.worker_id])
-        self.first = begins[mesh.worker_id]
+        self.own = abs(counts[worker_id])
+        self.first = begins[worker_id]
         self.of_group = [abs(counts[worker]) for worker in group]
         self._weights = [max(0, counts[worker]) for worker in group]
         self.total = sum(self._weights)

@@ -1,32 +1,42 @@
-"""A worker's part of a model under a layout, and its place among the workers, over any carrier."""
+"""A worker's part of a model with cut layers: their computation, and the worker's place among the others."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
-from paceline.model_parallel.counted import Counted, Traffic
-from paceline.model_parallel.hybrid.cut_model import CutModel
+from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.counters import dropout_part
+from paceline.model_parallel.hybrid.borders import (
+    gather_features,
+    gather_rows,
+    part_linear,
+    scatter_rows,
+    swap_to_rows,
+)
 from paceline.model_parallel.hybrid.layout import HybridParallel
-from paceline.model_parallel.hybrid.mesh import Axis, Mesh
-from paceline.model_parallel.hybrid.plan import CutPlan, plan_cuts
-from paceline.optim.flat import FlatBinding
+from paceline.model_parallel.hybrid.plan import CutLayer, plan_cuts
+from paceline.model_parallel.hybrid.rows import Rows
+from paceline.model_parallel.placement import Placement
+from paceline.model_parallel.sharded_part import ShardedPart
 from paceline.optim.settings import check_elementwise
 from paceline.optim.sharding import REPLICAS, AxisShape
-from paceline.ports.ports import Collectives, Ports, Shards
+from paceline.ports.ports import Ports, Shards
 from paceline.ports.rooted import RootedCollectives
 
 __all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
 
 
-class WorkerPart:
-    """A layout's state in a membership: the whole model's initial values, the cut model, and the mesh; a `LayoutPart`.
+class WorkerPart(ShardedPart):
+    """Implements `LayoutPart`: cut layers compute with this worker's shards.
 
     Args:
         model: whole, and the same on all workers; it is cut here.
@@ -36,81 +46,57 @@ class WorkerPart:
         seed: of the run.
 
     Attributes:
-        cut: the model.
         plan: how it is cut.
-        whole: the whole model's initial flat vector (W,); released by `begin`.
-        binding: of the worker's own vector.
-        sharding: how that vector is part of the whole; None: it is all of it.
-        axes: along which workers are related, by name.
-        dealt: this worker's index among those that share the batches, and their number.
+        dealt: as of `LayoutPart`.
         without_batch: takes part in the others' passes, in a round without a batch.
-        repeats: as of `LayoutPart`.
     """
 
-    is_recorded = True
-    keeps_random_alike = False
     pending = None
 
     def __init__(self, model: nn.Module, layout: HybridParallel, worker_id: int, num_workers: int, seed: int) -> None:
-        self.plan: CutPlan = plan_cuts(model, layout, num_workers)
-        self._worker_id, self._num_workers = worker_id, num_workers
-        whole = FlatBinding(model.parameters(), on_any_device=True)
-        self.whole: torch.Tensor | None = whole.zeros()
-        whole.read(self.whole)
-        self.cut = CutModel(model, self.plan, worker_id, seed)
-        self.binding = FlatBinding(self.cut.parameters, on_any_device=True, num_cut=self.cut.num_cut)
-        self.sharding = self.cut.sharding if self.cut.num_cut else None
+        self.plan = plan_cuts(model, layout, num_workers)
         parts = self.plan.parts
-        self.axes: Mapping[str, AxisShape] = {
-            "group": AxisShape(parts),
-            REPLICAS: AxisShape(num_workers // parts, parts),
-        }
+        axes = {"group": AxisShape(parts), REPLICAS: AxisShape(num_workers // parts, parts)}
+        super().__init__(model, axes, worker_id)
         self.dealt = worker_id, num_workers
-        self.without_batch = self.cut.empty_pass
-        self.repeats: Callable[[], bool] = bool
-        self.traffic = Traffic()
+        self.without_batch = self._empty_pass
+        self._seed = seed
+        self._everybody = Axis()
+        self._version: Callable[[], int] = int
+        self._pass = (-1, 0)  # the version at the last forward pass, and the number of passes at that version
+        self._rows: Rows | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._divide(self._placements(), cut_last=True)
+        self._hook()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WorkerPart:
+        """A copy of the model, such as a moving average, has the same shards, on the same worker."""
+        return self
 
     def begin(
         self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
     ) -> Ports[Any]:
-        self.whole = None
         counts = None if carrier_counts else ports.counts
-        parts = self.plan.parts
-        groups = self._num_workers // parts
-
-        def counted(inner: Collectives | None, axis: str, size: int, place: int) -> Counted | None:
-            return Counted(inner, axis, size, place, self.traffic, counts) if inner is not None else None
-
-        replica, place = divmod(self._worker_id, parts)
-        everybody = counted(ports.collectives, "all", self._num_workers, self._worker_id)
-        replicas = counted(axes.get(REPLICAS), REPLICAS, groups, replica)
-        within = counted(axes.get("group"), "group", parts, place)
-        group = Axis(within, place, parts, self.binding.num_elements)
-        alone = self._num_workers == 1
-        self.cut.connect(
-            Mesh(
-                self._worker_id,
-                self._num_workers,
-                groups,
-                None if alone else everybody,
-                group,
-                replicas,
-                self.traffic,
-            ),
-            lambda: ports.shared.version,
-            lambda: self.repeats(),
-        )
-        shards = Shards(self.binding.cut_from, replicas, self.cut.samples_of_group) if self.cut.num_cut else None
-        return replace(ports, collectives=everybody, shards=shards)
+        along, collectives = self._connect(axes, counts), ports.collectives
+        num_workers = self.dealt[1]
+        if collectives is not None:
+            collectives = self._counted(collectives, "all", AxisShape(num_workers), counts)
+        self._everybody = Axis(collectives if num_workers > 1 else None, num_workers, self.worker_id)
+        self._version = lambda: ports.shared.version
+        is_cut = self.sharding is not None
+        shards = Shards(self.binding.cut_from, along.get(REPLICAS), self._samples_of_group) if is_cut else None
+        return replace(ports, collectives=collectives, shards=shards)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to a norm of at most `max_norm`; returns the norm before. All workers call it."""
-        cut = self.cut
-        norm = cut.norm([one.grad for one in cut.parameters])
-        with torch.no_grad():
-            for parameter in cut.parameters:
-                if parameter.grad is not None and norm > max_norm:
-                    parameter.grad.mul_(max_norm / (norm + 1e-6))
+        squares = torch.zeros(2, dtype=torch.float64)
+        gradients = [(one, one.grad) for one in self.binding.parameters if one.grad is not None]
+        for parameter, gradient in gradients:
+            squares[int(parameter in self._placed)] += gradient.detach().double().square().sum().cpu()
+        norm = float((squares[0] + self.along["group"].all_gather(squares[1:]).sum()).sqrt())
+        if norm > max_norm:
+            for _, gradient in gradients:
+                gradient.detach().mul_(max_norm / (norm + 1e-6))
         return norm
 
     def has_changed_gradients(self) -> bool:
@@ -118,19 +104,96 @@ class WorkerPart:
         return False
 
     def remove(self) -> None:
-        self.cut.remove()
+        while self._undo:
+            self._undo.pop()()
 
-    def whole_of(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.sharding is None else self.sharding.whole_of(self.cut.mesh.group.all_gather(x))
+    def _samples_of_group(self, own: int) -> float:
+        """The number of samples of its group if this worker has `own`, from the rows of the last pass."""
+        rows = self._rows
+        return 0 if rows is None else own * rows.total / rows.own if own else rows.total
 
-    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        self.cut.make_state_whole(optimizer)
+    def _empty_pass(self, like: Tensor) -> None:
+        """`like`: inputs of the same kind (n, ...)."""
+        with torch.enable_grad():
+            self.model(like[:0]).sum().backward()
 
-    def make_whole(self) -> None:
-        self.cut.make_whole()
+    # The computation of its modules
 
-    def take_whole(self, x: torch.Tensor) -> None:
-        self.cut.take_whole(x)
+    def _placements(self) -> dict[nn.Parameter, Placement]:
+        modules, found = dict(self.model.named_modules()), {}
+        for layer in self.plan.layers:
+            module: Any = modules[layer.name]
+            found[module.weight] = Placement(((layer.dim, "group"),))
+            if module.bias is not None and layer.dim == 0:
+                found[module.bias] = Placement(((0, "group"),))
+        return found
+
+    def _hook(self) -> None:
+        modules = dict(self.model.named_modules())
+        for layer in self.plan.layers:
+            self._replace_forward(modules[layer.name], partial(self._linear, layer, modules[layer.name]))
+        for name, module in modules.items():
+            if isinstance(module, nn.Dropout):
+                self._replace_forward(module, partial(self._dropout, name, module))
+        hook = self.model.register_forward_pre_hook(self._begin_pass, with_kwargs=True, prepend=True)
+        self._undo.append(hook.remove)
+
+    def _replace_forward(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+        module.forward = forward  # of this object only: it computes with this worker's shards
+        self._undo.append(lambda: module.__dict__.pop("forward", None))
+
+    def _begin_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            self._rows = None
+            return
+        first = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.dim()), None)
+        if first is None:
+            raise UsageError("A model under a layout is called with a tensor whose first dimension is the samples'.")
+        version = self._version()
+        self._pass = (version, self._pass[1] + 1 if self._pass[0] == version else 0)
+        own = torch.tensor(-len(first) if self.repeats() else len(first), dtype=torch.float64)
+        counts = [int(one) for one in self._everybody.all_gather(own).tolist()]
+        self._rows = Rows(counts, self.worker_id, self.plan.parts, self._pass)
+
+    def _of_pass(self, name: str) -> Rows:
+        if self._rows is None:
+            raise UsageError(
+                f"{name} is cut over the workers of a group, which compute it together, so that one cannot evaluate the model"
+                " by itself: give attach its evaluate=, or evaluate after the `with`; and call the model as a whole."
+            )
+        return self._rows
+
+    def _linear(self, layer: CutLayer, module: nn.Module, x: Tensor) -> Tensor:
+        rows, axis = self._of_pass(layer.name), self.along["group"]
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        assert weight is not None
+        if x.dim() != 2 or (layer.entry == "rows" and len(x) != rows.own):
+            raise UsageError(
+                f"{layer.name} is cut, and takes one row of inputs for each sample, not {tuple(x.shape)}: leave it out"
+                " of layers=."
+            )
+        if layer.entry == "rows":
+            x = gather_rows(x, axis, rows)
+        elif layer.entry == "features":
+            x = gather_features(x, axis)
+        y = part_linear(x, weight, bias if layer.dim == 0 else None, rows)
+        if layer.exit == "rows":
+            return swap_to_rows(y, axis, rows)
+        if layer.exit == "sum":
+            y = scatter_rows(y, axis, rows)
+            return y if bias is None else y + bias  # added once, not by every part
+        return y
+
+    def _dropout(self, name: str, module: nn.Dropout, x: Tensor) -> Tensor:
+        if not module.training or not module.p:
+            return x
+        rows = self._of_pass(name)
+        seed = (zlib.crc32(name.encode()), self._seed, *rows.number)
+        first, whole = [rows.first, *[0] * (x.dim() - 1)], list(x.shape)  # places do not depend on the number of rows
+        if name in self.plan.dropouts:
+            first[:2] = rows.first_of_group, self.along["group"].index * x.shape[1]
+            whole[1] *= self.plan.parts
+        return dropout_part(x, seed, whole, first, module.p)
 
 
 def check_algorithm(algorithm: Algorithm) -> None:

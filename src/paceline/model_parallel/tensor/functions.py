@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.errors import UsageError
-from paceline.model_parallel.tensor.axes import Axis
+from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.placement import part_of
 from paceline.model_parallel.tensor.mesh import Mesh
-from paceline.model_parallel.tensor.placement import part_of
 from paceline.model_parallel.tensor.products import multiply, multiply_transposed, weight_gradient
 
 __all__ = [
@@ -238,7 +238,7 @@ class VocabularyLoss(torch.autograd.Function):
         axis, ctx.shape = mesh.hidden, logits.shape
         logits, targets = _tokens(logits), targets.flatten()
         largest = logits.amax(-1)
-        axis.start_all_reduce_max(largest).wait()
+        axis.all_reduce_max(largest)
         shifted = logits - largest[:, None]
         local, is_elsewhere = _local_tokens(targets, logits.shape[-1], axis)
         target = shifted.gather(1, local[:, None])[:, 0].masked_fill_(is_elsewhere, 0)

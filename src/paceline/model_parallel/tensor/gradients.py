@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.model_parallel.tensor.axes import Axis, Started
-from paceline.model_parallel.tensor.placement import Placement
+from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.placement import Placement
+from paceline.ports.ports import Handle
 from paceline.system.torch_internals import call_after_backward
 
 __all__ = ["GradientMeans"]
@@ -35,7 +36,7 @@ class _Sent(NamedTuple):
 
     parameters: tuple[nn.Parameter, ...]
     flat: Tensor
-    started: Started
+    started: Handle
     workers: int
 
 

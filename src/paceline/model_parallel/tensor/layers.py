@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from paceline.errors import UsageError
 from paceline.model_parallel.counters import dropout_part, normal_part
+from paceline.model_parallel.placement import Placement, divided
 from paceline.model_parallel.tensor.functions import (
     ColumnLinear,
     GridEmbedding,
@@ -23,7 +24,6 @@ from paceline.model_parallel.tensor.functions import (
     apply,
 )
 from paceline.model_parallel.tensor.mesh import Mesh
-from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,27 +11,28 @@ from torch import Tensor
 
 from paceline.errors import UsageError
 from paceline.membership.rendezvous import own_part
-from paceline.model_parallel.tensor.axes import Alone, Axis, GroupAxis
+from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.placement import Placement, divided
 from paceline.model_parallel.tensor.gradients import GradientMeans
-from paceline.model_parallel.tensor.placement import Placement, divided
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
+from paceline.ports.ports import Counts
 from paceline.system.torch_internals import default_store
-from paceline.transport.roll_call import RollCall
+from paceline.transport.axes import AxisCollectives, make_axes
 
 __all__ = ["Mesh"]
 
-_ANSWER_S = 5.0  # a layer's computation between two collectives may use some of it
+_TIMEOUT_S = 1800.0  # of one operation, as torch.distributed's
 
 
 class Mesh:
     """The workers of a tensor-parallel model, seen from one of them.
 
     `Mesh.open` creates it from torch.distributed's workers; pass it to layers. Worker k q^2 + i q + j of a grid is in row i,
-    column j, layer k of the depth. Along the axis "column" the column differs, so those workers share a row.
+    column j, layer k of the depth.
 
     Args:
         shape: a line or a grid.
-        axes: "line", or "depth", "row" and "column"; and "world", all workers.
+        axes: by the names of the shape's.
         mode: how products on a grid are computed. "allgather" gathers a row's blocks and a column's, and multiplies once;
             "summa" is the papers' loop of broadcasts, whose two buffers take less memory and which sends as many bytes.
         seed: of parameters and dropout.
@@ -53,19 +54,15 @@ class Mesh:
         bucket_bytes: int = 25 << 20,
     ) -> None:
         check_mode(mode, shape)
-        self.shape = shape
-        self.axes = dict(axes)
-        self.mode: Mode = mode
         self.seed = seed
         self.bucket_bytes = bucket_bytes
-        self.gradients = GradientMeans(self.axes, bucket_bytes)
-        self.replica, self.replicas = 0, 1
         self._streams = 0
+        self.connect(shape, axes, mode=mode)
 
     @staticmethod
     def alone(*, seed: int = 0) -> Mesh:
         """The mesh of one worker. A model built on it is whole, until `attach(layout=...)` cuts it over the run's workers."""
-        return Mesh(Line(1), {"world": Alone(), "line": Alone()}, seed=seed)
+        return Mesh(Line(1), {name: Axis() for name in Line(1).axes}, seed=seed)
 
     def connect(
         self,
@@ -85,15 +82,15 @@ class Mesh:
             replicas: the number of meshes.
             mode: as of the constructor.
         """
-        self.shape, self.axes, self.mode = shape, dict(axes), mode
+        self.shape, self.axes = shape, dict(axes)
+        self.mode: Mode = mode
         self.replica, self.replicas = replica, replicas
         self.gradients = GradientMeans(self.axes, self.bucket_bytes)
 
     def disconnect(self) -> None:
         """Turns this into a mesh of one worker again."""
         lone = Mesh.alone()
-        self.shape, self.axes, self.mode, self.gradients = lone.shape, lone.axes, lone.mode, lone.gradients
-        self.replica, self.replicas = 0, 1
+        self.connect(lone.shape, lone.axes)
 
     @staticmethod
     def open(
@@ -111,10 +108,8 @@ class Mesh:
                 f"{str(shape).capitalize()} needs {shape.workers} workers, and there are {workers}: start"
                 f" {shape.workers} (torchrun --nproc-per-node {shape.workers}), or choose another mesh."
             )
-        roll_call = _roll_call(workers) if workers > 1 else None
-        axes: dict[str, Axis] = {"world": _axis([range(workers)], "mesh", roll_call)}
-        for name, lists in _members(shape).items():
-            axes[name] = _axis(lists, name, roll_call)
+        collectives, worker = _collectives(shape) if workers > 1 else {}, dist.get_rank() if workers > 1 else 0
+        axes = {name: Axis(collectives.get(name), one.size, one.place(worker)) for name, one in shape.axes.items()}
         return Mesh(shape, axes, mode=mode, seed=seed, bucket_bytes=bucket_bytes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
@@ -184,25 +179,11 @@ class Mesh:
         return self.seed, self._streams
 
 
-def _members(shape: Line | Grid) -> dict[str, list[list[int]]]:
-    """For each axis, its groups of workers, in order."""
-    if isinstance(shape, Line):
-        return {"line": [list(range(shape.workers))]}
-    number = torch.arange(shape.workers).view(shape.depth, shape.q, shape.q)
-    return {
-        name: number.movedim(at, -1).reshape(-1, number.shape[at]).tolist()
-        for at, name in enumerate(("depth", "row", "column"))
-    }
+def _collectives(shape: Line | Grid) -> dict[str, AxisCollectives]:
+    """Along each axis; a worker that gives up says so to all meshes of these workers."""
+    store, worker, workers = own_part(default_store(), "mesh"), dist.get_rank(), dist.get_world_size()
 
+    def make(group: Any, ranks: Sequence[int]) -> AxisCollectives:
+        return AxisCollectives(group, ranks, store, worker, workers, timeout_s=_TIMEOUT_S, counts=Counts())
 
-def _axis(lists: list[Any], name: str, roll_call: RollCall | None) -> Axis:
-    if roll_call is None or len(lists[0]) == 1:
-        return Alone()
-    group, _ = dist.new_subgroups_by_enumeration([list(members) for members in lists])
-    return GroupAxis(group, name, roll_call)
-
-
-def _roll_call(workers: int) -> RollCall:
-    """In the default group's store; a worker that gives up does so on all meshes of these workers."""
-    store = own_part(default_store(), "mesh")
-    return RollCall(store, dist.get_rank(), workers, answer_s=_ANSWER_S)
+    return make_axes(shape.axes, worker, workers, _TIMEOUT_S, make, backend=None)

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paceline.model_parallel.tensor.axes import Axis, Started
+from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.ports.ports import Handle
 
 __all__ = ["multiply", "multiply_transposed", "weight_gradient"]
 
@@ -67,7 +68,7 @@ def _blocks(mine: Tensor, axis: Axis) -> Iterator[Tensor]:
     mine = mine.contiguous()
     buffers: list[Tensor | None] = [None, None]
 
-    def start(t: int) -> tuple[Tensor, Started]:
+    def start(t: int) -> tuple[Tensor, Handle]:
         if t == axis.index:
             block = mine
         else:
@@ -92,20 +93,10 @@ def _reduced(products: Iterator[Tensor], axis: Axis) -> Tensor:
         if before is not None:
             before.wait()
         product = product.contiguous()
-        before = _Held(product, axis.start_reduce(product, t))
+        before = axis.start_reduce(product, t)
         if t == axis.index:
             mine = product
     assert before is not None
     assert mine is not None
     before.wait()
     return mine
-
-
-class _Held:
-    """A product that must stay alive while it is being sent."""
-
-    def __init__(self, product: Tensor, started: Started) -> None:
-        self._product, self._started = product, started
-
-    def wait(self) -> None:
-        self._started.wait()

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from paceline.errors import UsageError, shown
+from paceline.optim.sharding import AxisShape
 
 __all__ = ["Grid", "Line", "Mode", "check_mode", "choose_mesh", "parse_mesh"]
 
@@ -37,6 +38,11 @@ class Line:
 
     def __str__(self) -> str:
         return f"a line of {self.workers}"
+
+    @property
+    def axes(self) -> dict[str, AxisShape]:
+        """Along which workers differ, by name; "world" has all of them."""
+        return {"world": AxisShape(self.workers), "line": AxisShape(self.workers)}
 
     @property
     def batch_parts(self) -> int:
@@ -94,6 +100,13 @@ class Grid:
     @property
     def workers(self) -> int:
         return self.q * self.q * self.depth
+
+    @property
+    def axes(self) -> dict[str, AxisShape]:
+        """As of `Line`; along "column" the column differs, so those workers share a row."""
+        q, depth = self.q, self.depth
+        world = {"world": AxisShape(self.workers)}
+        return {**world, "depth": AxisShape(depth, q * q), "row": AxisShape(q, q), "column": AxisShape(q)}
 
     @property
     def batch_parts(self) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.model_parallel.placement import Placement
 from paceline.model_parallel.tensor.layers import cut_modules
 from paceline.model_parallel.tensor.mesh import Mesh
-from paceline.model_parallel.tensor.placement import Placement
 from paceline.optim.settings import check_elementwise
 
 __all__ = [
@@ -79,7 +79,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
     mesh, placed = placements_of(model)
     if mesh.shape.workers == 1:
         return dict(model.state_dict())
-    names = ("line",) if mesh.is_line else ("depth", "row", "column")
+    names = tuple(name for name in mesh.axes if name != "world")
     device = next(model.parameters()).device.type
     devices = init_device_mesh(device, tuple(mesh.axes[name].size for name in names), mesh_dim_names=names)
     state: dict[str, Tensor] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UsageError
-from paceline.model_parallel.tensor.axes import Axis
+from paceline.model_parallel.axes import Axis
 
 __all__ = ["Placement", "part_of"]
 

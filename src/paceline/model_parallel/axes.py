@@ -1,0 +1,134 @@
+"""Exchanges of whole tensors among the workers along one axis of a layout or a mesh, over any carrier."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from torch import Tensor
+
+from paceline.ports.ports import Handle
+from paceline.ports.rooted import RootedCollectives
+
+__all__ = ["Axis", "LoneCollectives"]
+
+
+class Axis:
+    """The workers that differ only in one coordinate.
+
+    Args:
+        collectives: among them; None: there is one worker, or they are not connected yet.
+        size: number of workers.
+        index: this worker's position among them.
+        most_bytes: of one operation; longer ones are split, as shared memory has areas of a fixed size.
+    """
+
+    def __init__(
+        self,
+        collectives: RootedCollectives | None = None,
+        size: int = 1,
+        index: int = 0,
+        most_bytes: int = sys.maxsize,
+    ) -> None:
+        self._collectives = collectives or LoneCollectives()
+        self.size, self.index = size, index
+        self._most_bytes = most_bytes
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All workers' `x`, (size, *x.shape)."""
+        return self._exchange(x[None], self.size, self._collectives.start_all_gather)
+
+    def reduce_scatter(self, pieces: Tensor) -> Tensor:
+        """This worker's piece of `pieces` (size, ...), summed over all workers."""
+        return self._exchange(pieces, 1, self._collectives.start_reduce_scatter)[0]
+
+    def all_to_all(self, pieces: Tensor) -> Tensor:
+        """Piece k of `pieces` (size, ...) goes to worker k; returns the pieces for this worker, in worker order."""
+        return self._exchange(pieces, self.size, self._collectives.start_all_to_all)
+
+    def start_all_reduce(self, x: Tensor) -> Handle:
+        """Begins replacing `x` by the sum."""
+        return self._start(x, self._collectives.start_all_reduce)
+
+    def all_reduce_max(self, x: Tensor) -> None:
+        """Replaces `x` by the largest."""
+        x.copy_(self.all_gather(x).amax(0))
+
+    def start_broadcast(self, x: Tensor, source: int) -> Handle:
+        """Begins replacing `x` by that of worker `source`."""
+        return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
+
+    def start_reduce(self, x: Tensor, to: int) -> Handle:
+        """Begins replacing `x` by the sum on worker `to`; on others it is then undefined."""
+        return self._start(x, lambda piece: self._collectives.start_reduce(piece, to))
+
+    def _exchange(self, pieces: Tensor, rows: int, start: Callable[[Tensor, Tensor], Handle]) -> Tensor:
+        """(n, ...) -> (rows, ...)."""
+        flat = pieces.contiguous().view(len(pieces), -1)
+        out = flat.new_empty(rows, flat.shape[1])
+        started: list[tuple[Handle, Tensor, Tensor]] = []
+        for columns in self._ranges(flat.shape[1], self.size * flat.itemsize):
+            target = out[:, columns]
+            taken = target.contiguous()  # the same memory unless `target` has gaps
+            started.append((start(flat[:, columns].contiguous().view(-1), taken.view(-1)), taken, target))
+        for handle, taken, target in started:
+            handle.wait()
+            if taken.data_ptr() != target.data_ptr():
+                target.copy_(taken)
+        return out.view(rows, *pieces.shape[1:])
+
+    def _start(self, x: Tensor, start: Callable[[Tensor], Handle]) -> Handle:
+        flat = x.contiguous().view(-1)
+        return _Started([start(flat[piece]) for piece in self._ranges(len(flat), flat.itemsize)], x, flat)
+
+    def _ranges(self, length: int, element_bytes: int) -> list[slice]:
+        """Ranges short enough that an operation on each is within the limit."""
+        step = max(1, self._most_bytes // element_bytes)
+        return [slice(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+class _Started:
+    def __init__(self, handles: list[Handle], x: Tensor, flat: Tensor) -> None:
+        self._handles, self._x, self._flat = handles, x, flat
+
+    def wait(self) -> None:
+        for handle in self._handles:
+            handle.wait()
+        if self._flat.data_ptr() != self._x.data_ptr():
+            self._x.copy_(self._flat.view(self._x.shape))
+
+
+class LoneCollectives:
+    """Implements `RootedCollectives` for one worker."""
+
+    def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
+        """Leaves `vector` (P,) unchanged, or zero without a weight; returns the number."""
+        if not weight:
+            vector.zero_()
+        return number
+
+    def start_all_reduce(self, vector: Tensor) -> Handle:
+        return _Done()
+
+    def start_reduce_scatter(self, vector: Tensor, part: Tensor) -> Handle:
+        part.copy_(vector)
+        return _Done()
+
+    def start_all_gather(self, part: Tensor, vector: Tensor) -> Handle:
+        vector.copy_(part)
+        return _Done()
+
+    def start_all_to_all(self, given: Tensor, taken: Tensor) -> Handle:
+        taken.copy_(given)
+        return _Done()
+
+    def start_broadcast(self, vector: Tensor, root: int) -> Handle:
+        return _Done()
+
+    def start_reduce(self, vector: Tensor, root: int) -> Handle:
+        return _Done()
+
+
+class _Done:
+    def wait(self) -> None:
+        """Returns at once."""
