@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.observe.drawing import Figure
 from paceline.observe.palette import METHODS, tokens
+from paceline.observe.words import counted, few, number_text, percent_text, seconds_text
 from paceline.records.run_data import write_text
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ def _environment() -> jinja2.Environment:
 
     loader = jinja2.PackageLoader("paceline", "")
     found = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=jinja2.select_autoescape(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     found.filters |= {
@@ -110,6 +115,11 @@ def _environment() -> jinja2.Environment:
         "prose": lambda text: Markup(re.sub(r"(\d) (?=(?:s|ms|min|h|%)(?!\w))", r"\1&nbsp;", str(escape(text)))),
         # A spec may break at its punctuation.
         "breakable": lambda text: Markup(re.sub(r"([(,=_])", r"\1<wbr>", str(escape(text)))),
+        "number": number_text,
+        "percent": percent_text,
+        "counted": counted,
+        "few": few,
+        "seconds": seconds_text,
         "as_table": lambda rows, most: Table(rows[1 : most + 1], rows[0]),
         "drawn": lambda figure: {name: value for name, value in asdict(figure).items() if name != "table"},
     }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.observe.compare import CLEAR_RATIO, Group, failed, figure, group_runs, target_text
-from paceline.observe.words import few, number_text, seconds_text, workers_text
+from paceline.observe.document import markup
+from paceline.observe.words import number_text, seconds_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["caution", "headline"]
 
 _FEW = 3
+_FRACTIONS = {
+    ("time_to_fraction_s", one): f"brought the training loss to {float(one) * 100:g} % of its start"
+    for one in sorted(FRACTIONS, key=float)
+}
 
 
 def headline(results: Sequence[Mapping[str, Any]]) -> str:
@@ -21,61 +26,36 @@ def headline(results: Sequence[Mapping[str, Any]]) -> str:
     initial loss that any reached, else by the final training loss. Uses medians if a method has several runs. Ratios
     below `CLEAR_RATIO` name no winner.
     """
-    if not results:
-        return "There are no runs."
-    if len(results) == 1:
-        return _of_one(results[0])
-    if len({str(result.get("task")) for result in results}) > 1:
-        return "These runs trained different tasks, so their losses and times cannot be compared."
-    groups = group_runs(results)
-    goals = [(("time_to_target_s",), f"reached {target_text(results[0])}")]
-    goals += [
-        (("time_to_fraction_s", fraction), f"brought the training loss to {float(fraction) * 100:g} % of its start")
-        for fraction in sorted(FRACTIONS, key=float)
-    ]
-    for path, did in goals:
-        if times := _values(groups, *path):
-            return _ranked(times, len(groups), f"{did} soonest", did, seconds_text)
-    if losses := _values(groups, "train_loss"):
-        did = "ended with a training loss"
-        return _ranked(losses, len(groups), "ended with the lowest training loss", did, number_text)
-    return "No run that ended well reported a loss, so the methods cannot be compared by it."
+    groups, target = group_runs(results), target_text(results[0] if results else {})
+    times = {("time_to_target_s",): f"reached {target}", **_FRACTIONS}
+    goals = [(path, did, f"{did} soonest", seconds_text) for path, did in times.items()]
+    goals.append((("train_loss",), "ended with a training loss", "ended with the lowest training loss", number_text))
+    ranked = ((_values(groups, *path), *words) for path, *words in goals)
+    values, did, best_did, text = next((one for one in ranked if one[0]), ([], "", "", number_text))
+    said = markup(
+        "observe/headline.txt",
+        results=results,
+        target=target,
+        figure=figure,
+        failed=failed,
+        tasks=len({str(result.get("task")) for result in results}),
+        methods=len(groups),
+        values=values,
+        texts=[text(value) for value, _ in values],
+        close=[label for value, label in values if value <= values[0][0] * CLEAR_RATIO],
+        did=did,
+        best_did=best_did,
+    )
+    return " ".join(said.split())
+
+
+def _values(groups: Sequence[Group], *path: str) -> list[tuple[float, str]]:
+    """Medians of the methods that ended well and have this figure, the lowest first."""
+    known = ((one.median(*path), one.label) for one in groups if not one.failed)
+    return sorted((value, label) for value, label in known if value is not None)
 
 
 def caution(results: Sequence[Mapping[str, Any]]) -> str:
     """A caution about few runs; "" if every method has three."""
     few = any(len(group.results) < _FEW for group in group_runs(results))
     return "Few runs are no proof: repeat with other seeds before you choose." if few else ""
-
-
-def _of_one(result: Mapping[str, Any]) -> str:
-    subject = str(result.get("algorithm", "The run"))
-    if (workers := result.get("workers")) is not None:
-        subject += f" with {workers_text(workers)}"
-    goal, time_s, wall_s = target_text(result), figure(result, "time_to_target_s"), figure(result, "wall_s")
-    if time_s is not None and not failed(result):
-        return f"{subject} reached {goal} after {seconds_text(time_s)}."
-    after = f" after {seconds_text(wall_s)}" if wall_s is not None else ""
-    missed = f" without reaching {goal}" if time_s is None and goal != "the target" else ""
-    reason = str(result.get("outcome_reason") or "").strip().rstrip(".")
-    did = result["outcome"] if failed(result) else "ended"
-    return f"{subject} {did}{after}{missed}{f': {reason}' if reason else ''}."
-
-
-def _values(groups: Sequence[Group], *path: str) -> list[tuple[float, str]]:
-    """Medians of the methods that ended well and have this figure, the lowest first."""
-    return sorted(
-        (value, group.label) for group in groups if not group.failed and (value := group.median(*path)) is not None
-    )
-
-
-def _ranked(values: list[tuple[float, str]], of: int, first_did: str, did: str, text: Callable[[float], str]) -> str:
-    (best, first), *others = values
-    if not others:
-        return f"{'Only ' if of > 1 else ''}{first} {did}: {text(best)}{'' if of > 1 else ' (median)'}."
-    close = [label for value, label in values if value <= best * CLEAR_RATIO]
-    if len(close) > 1:
-        return f"{few(close)} {first_did}, within 5 % of each other ({text(best)}): too close to name a winner."
-    second, label = others[0]
-    times = f"{second / best:.2f}" if second < 2 * best else number_text(second / best, 2)
-    return f"{first} {first_did}: {text(best)}; the next, {label}: {text(second)}, {times} times as much."

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich import table
 from rich.text import Text
 
 from paceline.observe.compare import clearly_best, evaluated_notes, failed, figure, run_labels, target_text
-from paceline.observe.document import Cell, Table
+from paceline.observe.document import Cell, Table, markup
 from paceline.observe.terminal import OUTCOMES, shown
-from paceline.observe.words import ABSENT, counted, number_text, percent_text, workers_text
+from paceline.observe.words import ABSENT, number_text, workers_text
 from paceline.records.summary import FRACTIONS
 
 __all__ = ["comparison_table", "result_table", "runs_table"]
 
 _Results = Sequence[Mapping[str, Any]]
-_MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,116 +174,7 @@ def result_table(result: Mapping[str, Any]) -> table.Table:
     outcome = str(result.get("outcome", "unknown"))
     reason = f": {result['outcome_reason']}" if result.get("outcome_reason") else ""
     made.add_row("outcome", Text(outcome, OUTCOMES.get(outcome, "")).append(reason, "not bold default"))
-    for name, text in _lines(result):
-        if text is not None:
-            made.add_row(name, Text(text))
+    lines = markup("observe/result.txt", result=result, figure=partial(figure, result), target=target_text(result))
+    for name, _, text in (line.partition(": ") for line in lines.split("\n") if line):
+        made.add_row(name, Text(text))
     return made
-
-
-def _lines(result: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Names and texts; None leaves the line out."""
-
-    def said(key: str, text: Callable[[float], str] = number_text) -> str | None:
-        return None if (value := figure(result, key)) is None else text(value)
-
-    def some(key: str, text: Callable[[float], str] = number_text) -> str | None:
-        return said(key, text) if result.get(key) else None
-
-    gossip = result.get("gossip")
-    told = result.get("outcome_reason") or ""
-    return [
-        ("time to target", _time_to_target(result)),
-        ("training time", said("wall_s", lambda value: f"{number_text(value)} s")),
-        ("throughput", said("samples_per_s", lambda value: f"{number_text(value)} samples/s")),
-        ("updates", said("steps")),
-        ("training loss", said("train_loss", lambda value: f"{number_text(value)} (mean of the last 100 batches)")),
-        ("test accuracy", said("test_accuracy", percent_text)),
-        ("waiting", said("waiting_share", lambda value: f"{percent_text(value)} of the workers' time")),
-        ("evaluated", str(result["evaluated"]) if result.get("evaluated") else None),
-        ("staleness", _staleness(result)),
-        (
-            "consensus distance",
-            said(
-                "consensus_distance", lambda one: f"{number_text(one)} (mean square distance of a model from the mean)"
-            ),
-        ),
-        ("worst worker's own", said("worst_worker_accuracy", lambda value: f"{percent_text(value)} test accuracy")),
-        ("averages", _averages(result)),
-        ("late averages", _late(result) if result.get("delay") else None),
-        ("chosen by auto", _chosen(result.get("chosen_gradients"))),
-        ("sent per gradient", _sent(result)),
-        ("bits per element", some("bits_per_element")),
-        ("coding", said("codec_share", lambda value: f"{percent_text(value)} of the workers' time")),
-        ("fewest updates", _fewest_updates(result) if gossip else None),
-        ("failed exchanges", some("peer_failures")),
-        ("unresolved exchanges", some("unresolved_exchanges")),
-        ("updates per worker", _updates(result.get("updates_per_worker") or [])),
-        ("batch sizes", _batch_sizes(result.get("batch_sizes") or [])),
-        ("ideal step", some("ideal_step_s", lambda value: f"{1e3 * value:.3g} ms, without waiting")),
-        # With gossip every gradient is applied, to the worker's own model.
-        ("dropped gradients", None if gossip else said("dropped_updates")),
-        ("failed publishes", None if gossip else said("failed_publishes")),
-        ("workers lost", ", ".join(map(str, result.get("workers_lost") or ())) or None),
-        ("records lost", some("records_lost")),
-        *(("note", str(note)) for note in result.get("notes") or () if note not in told),
-    ]
-
-
-def _time_to_target(result: Mapping[str, Any]) -> str | None:
-    time_s, steps = figure(result, "time_to_target_s"), figure(result, "steps_to_target")
-    if time_s is not None:
-        return f"{number_text(time_s)} s" + ("" if steps is None else f" ({steps:,.0f} updates)")
-    goal = target_text(result)
-    return None if goal == "the target" else f"not reached ({goal.removeprefix('the target ')})"
-
-
-def _staleness(result: Mapping[str, Any]) -> str | None:
-    mean, p95, most = (figure(result, "staleness", key) for key in ("mean", "p95", "max"))
-    tail = "" if p95 is None or most is None else f", 95 % at most {p95:.0f}, most {most:.0f}"
-    return None if mean is None else f"mean {mean:.2f}{tail} updates"
-
-
-def _averages(result: Mapping[str, Any]) -> str | None:
-    averages = figure(result, "averages_per_step")
-    return f"{averages:.2f} per gradient, counted at every worker that takes part" if averages else None
-
-
-def _late(result: Mapping[str, Any]) -> str | None:
-    delay, factor = figure(result, "delay"), figure(result, "progress_factor")
-    kept = "" if factor is None else f", which leaves {factor:.2f} of the progress"
-    return None if delay is None else f"by {counted(round(delay), 'step')}{kept}"
-
-
-def _chosen(chosen: Any) -> str | None:
-    """The last chosen number, and the range of all."""
-    last, fewest, most = (figure({"chosen": chosen}, "chosen", key) for key in ("last", "fewest", "most"))
-    if last is None or fewest is None or most is None:
-        return None
-    before = f", {fewest:.0f} to {most:.0f} in all" if most > fewest else ""
-    return f"{counted(round(last), 'gradient')} at the end{before}"
-
-
-def _sent(result: Mapping[str, Any]) -> str | None:
-    messages, sent_bytes = figure(result, "messages_per_step"), figure(result, "bytes_per_step")
-    return f"{messages:.2f} messages, {number_text(sent_bytes)} bytes" if messages and sent_bytes is not None else None
-
-
-def _fewest_updates(result: Mapping[str, Any]) -> str | None:
-    shares = result.get("share_of_updates") or ()
-    if len(shares) < 2:
-        return None
-    least = min(range(len(shares)), key=shares.__getitem__)
-    return f"{shares[least]:.2%} of all, by worker {least}"
-
-
-def _updates(counts: Sequence[int]) -> str | None:
-    more = ", ..." if len(counts) > _MOST_WORKERS else ""
-    return ", ".join(f"{count:,}" for count in counts[:_MOST_WORKERS]) + more or None
-
-
-def _batch_sizes(changes: Sequence[Mapping[str, Any]]) -> str | None:
-    """The last batch sizes, and how often they changed."""
-    if not changes:
-        return None
-    times = len(changes) - 1
-    return f"{_updates(changes[-1]['sizes'])} samples, by worker, after {times} change{'s' * (times != 1)}"

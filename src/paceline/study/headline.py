@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.words import counted, few, joined
+from paceline.observe.document import markup
+from paceline.observe.words import counted, joined
 from paceline.study.findings import AS_PRINTED, Comparison, interval_text, times_text
 from paceline.study.limits import is_number
 from paceline.study.statistics import MIN_PAIRS
@@ -34,33 +35,23 @@ def asked(trials: Trials, study: Mapping[str, Any]) -> str:
 
 def headline(trials: Trials, comparisons: Sequence[Comparison]) -> str:
     """Which method won, by how much and how surely; `comparisons` as `compare_everything` makes them, of `trials.primary`."""
-    if not len(trials):
-        return "The study has no trials yet: run it with paceline study run."
-    if trials.failed.all() and np.isnan(trials.values(trials.primary.column)).all():
-        return "No winner: every trial diverged or crashed."
-    leader, overall = _leader(trials, comparisons)
-    verdict = _verdict(trials, leader, overall)
-    if not _nothing_reached(trials):
-        return verdict
-    return f"No run reached even {trials.fractions[0]} % of its initial loss. By speed: {verdict}"
-
-
-def _verdict(trials: Trials, leader: str, overall: list[Comparison]) -> str:
-    measure = trials.primary
-    if not overall:
-        return _without_pairs(trials)
+    measure, (leader, overall) = trials.primary, _leader(trials, comparisons)
     beaten = sorted((one for one in overall if one.found and one.centre > 1), key=lambda one: one.centre)
-    unsure = [one.base for one in overall if one not in beaten]
-    unmet = [method for method in trials.methods if method not in {leader, *(one.base for one in overall)}]
-    apart = f"; not compared, as no trials differ in the method alone: {few(unmet)}" if unmet else ""
-    if not beaten:
-        ahead = all(one.centre >= 1 for one in overall) and any(one.centre > 1 for one in overall)
-        why = f"{leader} was not surely ahead of {few(unsure)}" if ahead else "no method was ahead of all others"
-        return f"No winner: {why}{apart}."
-    did = "trained" if measure.kind == "throughput" else f"reached {measure.goal}"
-    ahead_of = few([_than(one) for one in beaten])
-    behind = f"; not surely ahead of {few(unsure)}" if unsure else ""
-    return f"{leader} {'led' if unsure or unmet else 'won'}: it {did} {ahead_of}{behind}{apart}."
+    values = trials.values(measure.column)
+    text = markup(
+        "study/headline.txt",
+        trials=trials,
+        measure=measure,
+        timed=measure.kind != "throughput",
+        nothing_reached=_nothing_reached(trials),
+        known=values[~np.isnan(values)],
+        leader=leader,
+        beaten=[_than(one) for one in beaten],
+        unsure=[one.base for one in overall if one not in beaten],
+        ahead=all(one.centre >= 1 for one in overall) and any(one.centre > 1 for one in overall),
+        unmet=[one for one in trials.methods if overall and one not in {leader, *(other.base for other in overall)}],
+    )
+    return " ".join(text.split())
 
 
 def _leader(trials: Trials, comparisons: Sequence[Comparison]) -> tuple[str, list[Comparison]]:
@@ -86,23 +77,6 @@ def _than(one: Comparison) -> str:
         return f"where {one.base} never arrived in most pairs {bracket}"
     how = "as many samples per second as" if one.measure.kind == "throughput" else "sooner than"
     return f"{times_text(one.ratio)} {how} {one.base} {bracket}"
-
-
-def _without_pairs(trials: Trials) -> str:
-    """Of one method, or of methods without a single pair."""
-    measure, values = trials.primary, trials.values(trials.primary.column)
-    known = values[~np.isnan(values)]
-    if len(trials.methods) > 1:
-        return "No two trials differ in the method alone: compare methods by a grid or a one-at-a-time design."
-    if not len(known):
-        return "The trials ended without anything to compare."
-    low, high = (f"{end:,.3g}" for end in (known.min(), known.max()))
-    span = f"{low if low == high else f'{low} to {high}'} {measure.unit}"
-    if measure.kind == "throughput":
-        said = f"trials trained on {span}"
-    else:
-        said = f"{len(known)} of {counted(len(trials), 'trial')} reached {measure.goal}, after {span}"
-    return f"{said[:1].upper()}{said[1:]}.{' One run is no proof.' if len(trials) == 1 else ''}"
 
 
 def _nothing_reached(trials: Trials) -> bool:
