@@ -101,7 +101,7 @@ def test_the_best_number_of_workers_is_interior_and_depends_on_the_target():
 def test_noise_of_speeds_and_seeds_is_in_the_interval(monkeypatch):
     """Planted noise of 10 % each: 90 % intervals hold about nine of ten runs to come."""
     monkeypatch.setattr(
-        "paceline.advice.evidence.fit", lambda arguments: None
+        "paceline.advice.prediction.fit", lambda arguments: None
     )  # models have no part in it, and take long
     held, runs = 0, 0
     for seed in range(20):

@@ -18,15 +18,15 @@ from paceline.advice.candidates import DEFAULT, OMITTED, candidates
 from paceline.advice.convergence import Job, simulate
 from paceline.advice.machine import matched, with_workers
 from paceline.advice.pool import Pool
+from paceline.advice.prediction import order, progress_error
 from paceline.advice.program import Observed, Shape, mean_rate, observed, steady_rates
-from paceline.advice.ranking import LogSpread, half_width, order, progress_error
 from paceline.advice.reasons import not_asynchronous
 from paceline.advice.short_runs import ShortRuns, designed
 from paceline.advice.tasks import TaskProgram, virtual_rate
 from paceline.advice.words import no_time
 from paceline.algorithms import registry
 from paceline.errors import PacelineError
-from paceline.planner.estimate import Estimate
+from paceline.planner.estimate import Estimate, LogSpread, half_width
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.simulator import Cluster

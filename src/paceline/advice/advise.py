@@ -13,19 +13,19 @@ from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Predic
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.communication import weighed
-from paceline.advice.evidence import convergence_models, gathered, progress_spread
 from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.loops import LoopProgram, load_program
 from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
+from paceline.advice.prediction import Predictor, convergence_models, order
 from paceline.advice.program import Program, Shape
-from paceline.advice.ranking import LogSpread, order, predict, seeds_spread
 from paceline.advice.reasons import close_calls, how_sure, not_asynchronous, nothing_arrives
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.short_runs import ShortRuns, designed
 from paceline.advice.words import name
 from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
+from paceline.planner.estimate import LogSpread
 from paceline.simulator import Cluster
 from paceline.system.machine import machine, num_cores
 from paceline.tasks.base import keep_data
@@ -280,15 +280,11 @@ class _Advising:
     # The answer
 
     def _answer(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> Advice:
-        evidence = gathered(self.candidates, self.target, campaign, models, self.trials if self.measures else None)
-        seeds = seeds_spread(evidence)
-        progress = progress_spread(self.target, self.trials, campaign, seeds)
+        trials = self.trials if self.measures else None
+        predictor = Predictor(target=self.target, campaign=campaign, trials=trials, models=models)
         restart_s = self.trials.setup_s or _RESTART_S
-        predictions = (predict(one, self.target, seeds, progress) for one in evidence)
-        with_all = [
-            with_kills(one, kills_per_s=self.circumstances.kills_per_s, restart_s=restart_s) for one in predictions
-        ]
-        ranked = order(with_all, self.target)
+        kills = {"kills_per_s": self.circumstances.kills_per_s, "restart_s": restart_s}
+        ranked = order((with_kills(predictor.predict(one), **kills) for one in self.candidates), self.target)
         fits = tuple(
             Fit(
                 algorithm=algorithm,
@@ -297,10 +293,10 @@ class _Advising:
             )
             for algorithm, model in models.items()
         )
-        arrives = bool(ranked) and (ranked[0].time_s is not None or ranked[0].at_deadline is not None)
-        self._warn(ranked, seeds, arrives, restart_s)
+        arrives = bool(ranked) and ranked[0].arrives
+        self._warn(ranked, predictor.seeds, arrives, restart_s)
         said = (
-            (how_sure(ranked[0], fits, progress, seeds), *self.on_codecs)
+            (how_sure(ranked[0], fits, predictor.progress, predictor.seeds), *self.on_codecs)
             if arrives
             else (nothing_arrives(ranked, self.target),)
         )

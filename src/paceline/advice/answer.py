@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.planner.estimate import Estimate
 
 __all__ = ["Advice", "Candidate", "Circumstances", "Fit", "Measured", "Prediction", "Target"]
+
+_LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +27,22 @@ class Target:
     loss: float | None = None
     accuracy: float | None = None
     deadline_s: float | None = None
+
+    def gap(self, value: float) -> float:
+        """What Hemingway's model calls the loss: the loss, or the error rate."""
+        return max(_LEAST_GAP, 1 - value) if self.accuracy is not None else value
+
+    def of_gap(self, gap: float) -> float:
+        """The loss or accuracy of a gap."""
+        return min(1.0, max(0.0, 1 - gap)) if self.accuracy is not None else gap
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """The best of some losses or accuracies."""
+        return min(filter(math.isfinite, values), key=self.gap, default=None)
+
+    def text(self, value: float) -> str:
+        """In a sentence: `an accuracy of 0.95`, `a loss of 0.12`."""
+        return f"an accuracy of {value:.4g}" if self.accuracy is not None else f"a loss of {value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +110,11 @@ class Prediction:
     curve: tuple[tuple[float, float], ...] = ()
     extrapolation: str = ""
 
+    @property
+    def arrives(self) -> bool:
+        """Whether it reaches the target, or something is known of it at the deadline."""
+        return self.time_s is not None or self.at_deadline is not None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
@@ -137,5 +162,4 @@ class Advice:
     def best(self) -> Prediction | None:
         """What is advised; None: no candidate reaches the target."""
         first = self.ranked[0] if self.ranked else None
-        reaches = first is not None and (first.time_s is not None or first.at_deadline is not None)
-        return first if reaches else None
+        return first if first is not None and first.arrives else None

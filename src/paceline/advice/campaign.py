@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.candidates import ALONE
-from paceline.advice.convergence import Job, Simulated, gap, simulate, stretched
+from paceline.advice.convergence import Job, Simulated, simulate
 from paceline.advice.machine import with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Program, Shape
@@ -115,7 +115,7 @@ class Campaign:
             run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made
         ):
             return math.inf
-        return min((gap(self.target, value) for run in made for _, _, value in run.run.curve), default=math.inf)
+        return min((self.target.gap(value) for run in made for _, _, value in run.run.curve), default=math.inf)
 
     def again(self, seeds: int, until: float) -> None:
         best_s, leaders = self.best_s, self.leaders()
@@ -142,7 +142,11 @@ class Campaign:
 
     def runs(self, candidate: Candidate) -> tuple[Observed, ...]:
         """Its simulations, in seconds of the machine as measured so far."""
-        return tuple(stretched(one.run, self._stretch(candidate)) for one in self.found.get(candidate, []))
+        return tuple(one.run.stretched(self._stretch(candidate)) for one in self.found.get(candidate, []))
+
+    def simulated_rates(self, candidate: Candidate) -> list[float]:
+        """Samples per second of its simulations."""
+        return [run.rates[0] for run in self.runs(candidate) if run.rates and run.rates[0] > 0]
 
     def _stretch(self, candidate: Candidate) -> float:
         """How much slower the machine is than the simulated one, by later measurements."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -17,9 +16,8 @@ from paceline.errors import PacelineError, UsageError, first_line
 from paceline.planner.convergence_model import ConvergenceModel, Curve
 from paceline.simulator import Cluster
 
-__all__ = ["Job", "Simulated", "fit", "gap", "of_gap", "simulate", "stretched"]
+__all__ = ["Job", "Simulated", "fit", "simulate"]
 
-_LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last sample
 _FEWEST = 4  # points of a curve
 
 
@@ -83,16 +81,6 @@ def simulate(job: Job) -> Simulated:
     )
 
 
-def gap(target: Target, value: float) -> float:
-    """What Hemingway's model calls the loss: the loss, or the error rate."""
-    return max(_LEAST_GAP, 1 - value) if target.accuracy is not None else value
-
-
-def of_gap(target: Target, value: float) -> float:
-    """The loss or accuracy of a gap."""
-    return min(1.0, max(0.0, 1 - value)) if target.accuracy is not None else value
-
-
 def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> ConvergenceModel | None:
     """Hemingway's model of one algorithm's simulations, in samples; None: they show too little.
 
@@ -103,7 +91,7 @@ def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> Convergence
     curves = []
     for workers, run in runs:
         points = [
-            (samples, gap(target, value)) for _, samples, value in run.curve if samples >= 1 and math.isfinite(value)
+            (samples, target.gap(value)) for _, samples, value in run.curve if samples >= 1 and math.isfinite(value)
         ]
         i, first = np.unique(np.array([samples for samples, _ in points]), return_index=True)
         if len(i) >= _FEWEST:
@@ -114,14 +102,3 @@ def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> Convergence
         return ConvergenceModel.fit(curves, lower_bound=0.0)
     except UsageError:
         return None
-
-
-def stretched(run: Observed, factor: float) -> Observed:
-    """The run on a machine that is slower by this factor."""
-    return dataclasses.replace(
-        run,
-        rates=tuple(rate / factor for rate in run.rates),
-        curve=tuple((time_s * factor, samples, value) for time_s, samples, value in run.curve),
-        wall_s=run.wall_s * factor,
-        reached_s=None if run.reached_s is None else run.reached_s * factor,
-    )

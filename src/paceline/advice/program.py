@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +59,16 @@ class Observed:
     staleness: float | None = None
     compute_deviation: float = 0.0
     setup_s: float = 0.0
+
+    def stretched(self, factor: float) -> Observed:
+        """The run on a machine that is slower by this factor."""
+        return replace(
+            self,
+            rates=tuple(rate / factor for rate in self.rates),
+            curve=tuple((time_s * factor, samples, value) for time_s, samples, value in self.curve),
+            wall_s=self.wall_s * factor,
+            reached_s=None if self.reached_s is None else self.reached_s * factor,
+        )
 
 
 class Program(Protocol):

@@ -6,22 +6,23 @@ import math
 from collections.abc import Sequence
 
 from paceline.advice.answer import Candidate, Fit, Prediction, Target
-from paceline.advice.ranking import LogSpread, best_value, value_text
 from paceline.advice.words import name
 from paceline.algorithms import registry
 from paceline.observe.words import counted, few, number_text, seconds_text, whole_percent_text
+from paceline.planner.estimate import LogSpread
 
 __all__ = ["close_calls", "how_sure", "not_asynchronous", "nothing_arrives"]
 
 
 def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
     """What the best candidate came to if none reaches the target."""
-    known = [(value, one) for one in ranked if (value := best_value(one, target)) is not None]
+    bests = [(target.best(value for _, value in one.curve), one) for one in ranked]
+    known = [(value, one) for value, one in bests if value is not None]
     if not known:
         why = next((one.why_not for one in ranked if one.why_not), "nothing could be simulated")
         return f"nothing could be said of any candidate; of {name(ranked[0].candidate)}: {why}."
     value, best = (max if target.accuracy is not None else min)(known, key=lambda one: one[0])
-    return f"the best came to {value_text(target, value)}, {name(best.candidate)}: {best.why_not or 'not in time'}."
+    return f"the best came to {target.text(value)}, {name(best.candidate)}: {best.why_not or 'not in time'}."
 
 
 def close_calls(ranked: Sequence[Prediction]) -> list[str]:
@@ -42,7 +43,7 @@ def not_asynchronous(ranked: Sequence[Prediction]) -> list[str]:
     if True not in kinds or False not in kinds or kinds.index(True) < kinds.index(False):
         return []
     waits, other = ranked[kinds.index(False)], ranked[kinds.index(True)]
-    if waits.time_s is None and waits.at_deadline is None:
+    if not waits.arrives:
         return []
     said = f"Do not use asynchronous SGD here: the best of it, {name(other.candidate)}, "
     if other.time_s is None or waits.time_s is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from paceline.advice.answer import Candidate, Measured, Target
 from paceline.advice.candidates import ALONE
 from paceline.advice.program import Observed, Program, mean_rate
 from paceline.errors import PacelineError, first_line
-from paceline.planner.estimate import Estimate
+from paceline.planner.estimate import Estimate, LogSpread
 from paceline.planner.system_model import SystemModel, system_features
 
 __all__ = ["Rate", "ShortRuns", "designed"]
@@ -27,13 +27,12 @@ class Rate:
     """How fast a candidate is, and how sure that is.
 
     Args:
-        deviation: standard deviation of the logarithm of one further run's rate over this.
+        spread: of one further run's rate.
         extrapolation: in which respect it was not measured; "" if it was.
     """
 
     value: float
-    deviation: float = 0.0
-    freedom: float = math.inf
+    spread: LogSpread
     extrapolation: str = ""
 
 
@@ -117,11 +116,13 @@ class ShortRuns:
         Raises:
             KeyError: its algorithm has no runs.
         """
-        between, freedom = self._between_runs()
+        between = self._between_runs()
         if runs := self.runs.get(candidate):
             logs = [math.log(np.mean(run.rates)) for run in runs]
             value = math.exp(float(np.mean(logs)))
-            return Rate(value=value, deviation=between * math.sqrt(1 + 1 / len(runs)), freedom=freedom)
+            return Rate(
+                value=value, spread=replace(between, deviation=between.deviation * math.sqrt(1 + 1 / len(runs)))
+            )
         model = self.system(candidate.algorithm)
         if model is None:
             raise KeyError(candidate)
@@ -129,13 +130,12 @@ class ShortRuns:
         said = "its speed is the system model's, from other numbers of workers"
         return Rate(
             value=1 / predicted.value,
-            deviation=math.hypot(between, _deviation(predicted)),
-            freedom=freedom,
+            spread=replace(between, deviation=math.hypot(between.deviation, _deviation(predicted))),
             extrapolation=said,
         )
 
-    def _between_runs(self) -> tuple[float, float]:
-        """Standard deviation of the logarithms of runs of the same candidate, over all that were repeated, and its freedom.
+    def _between_runs(self) -> LogSpread:
+        """The spread of runs of the same candidate, over all that were repeated.
 
         Without repeats: that of the parts of all runs, each about its own mean, which is rather more than less.
         """
@@ -145,8 +145,8 @@ class ShortRuns:
         squares = sum(float(np.sum((np.array(one) - np.mean(one)) ** 2)) for one in repeated)
         freedom = sum(len(one) - 1 for one in repeated)
         if freedom < 1:
-            return _UNKNOWN, 1.0
-        return max(_LEAST, math.sqrt(squares / freedom)), float(freedom)
+            return LogSpread(deviation=_UNKNOWN, freedom=1.0)
+        return LogSpread(deviation=max(_LEAST, math.sqrt(squares / freedom)), freedom=float(freedom))
 
     @property
     def deviation(self) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.special import ndtri, stdtrit
 
-__all__ = ["CONFIDENCE", "Estimate", "deviations"]
+__all__ = ["CONFIDENCE", "Estimate", "LogSpread", "deviations", "half_width", "within_factor"]
 
 CONFIDENCE = 0.9  # of every interval
 
@@ -33,3 +34,30 @@ def deviations(freedom: float = math.inf) -> float:
     """Half width of an interval in standard deviations, by Student's t; with infinite freedom, by the normal distribution."""
     below = (1 + CONFIDENCE) / 2
     return float(ndtri(below) if math.isinf(freedom) else stdtrit(freedom, below))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSpread:
+    """A standard deviation of logarithms, and from how many independent values it is.
+
+    Args:
+        deviation: of one value about what is predicted for it.
+        freedom: degrees of freedom; infinite: it is known.
+    """
+
+    deviation: float = 0.0
+    freedom: float = math.inf
+
+
+def half_width(parts: Sequence[LogSpread]) -> float:
+    """Half of the interval of a logarithm that is off by the sum of independent parts, by Welch's and Satterthwaite's rule."""
+    variance = sum(one.deviation**2 for one in parts)
+    if variance == 0:
+        return 0.0
+    freedom = variance**2 / max(1e-300, sum(one.deviation**4 / one.freedom for one in parts))
+    return deviations(min(freedom, 1e6)) * math.sqrt(variance)
+
+
+def within_factor(value: float, half: float, *, open_above: bool = False) -> Estimate:
+    """A value whose logarithm is known to within `half`; nothing is known of its upper end where it is open above."""
+    return Estimate(value=value, low=value * math.exp(-half), high=math.inf if open_above else value * math.exp(half))

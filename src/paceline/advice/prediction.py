@@ -1,0 +1,288 @@
+"""From short runs, simulations and models to predictions with intervals, the best first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.advice.answer import Candidate, Prediction, Target
+from paceline.advice.campaign import Budget, Campaign
+from paceline.advice.convergence import fit
+from paceline.advice.pool import Pool
+from paceline.advice.program import Observed
+from paceline.advice.short_runs import Rate, ShortRuns
+from paceline.observe.words import counted
+from paceline.planner.convergence_model import ConvergenceModel
+from paceline.planner.estimate import Estimate, LogSpread, half_width, within_factor
+from paceline.planner.system_model import SystemModel
+from paceline.planner.time_to_loss import TimeToLoss
+
+__all__ = ["Predictor", "convergence_models", "order", "progress_error"]
+
+_ENDS = (1.1, 1.3)  # times the budget: when no fit begins any more, and when those that go on are given up
+_UNKNOWN_SEEDS = LogSpread(
+    deviation=0.15, freedom=4.0
+)  # where no candidate was simulated twice: about that of three seeds
+
+
+def convergence_models(campaign: Campaign, target: Target, pool: Pool, budget: Budget) -> dict[str, ConvergenceModel]:
+    """Hemingway's model of each algorithm that was simulated; one worker's curves are every algorithm's."""
+    jobs: dict[str, list[tuple[int, Observed]]] = {one.algorithm: [] for one in campaign.found}
+    for algorithm, runs in jobs.items():
+        for one in campaign.found:
+            if one.algorithm == algorithm or one.workers == 1:
+                runs += [(one.workers, run) for run in campaign.runs(one)]
+    names = list(jobs)
+    begin_s, end_s = (budget.at(share) for share in _ENDS)
+    found = pool.map(fit, [(target, jobs[one]) for one in names], begin_until_s=begin_s, end_until_s=end_s)
+    return {algorithm: model for algorithm, model in zip(names, found, strict=True) if model is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnSpeed:
+    """Seconds per sample of a candidate that has run itself: a slow worker makes its number of workers unlike all others."""
+
+    rate: Rate
+
+    def predict(self, workers: int) -> Estimate:
+        return within_factor(1 / self.rate.value, half_width([self.rate.spread]))
+
+
+@dataclass(kw_only=True)
+class Predictor:
+    """Predicts each candidate by what is known of all.
+
+    The time is the median of the simulated ones. Its interval puts together, as independent shares, how much seeds differ, how
+    much runs differ in speed, how much real progress differed from simulated progress, and how often is evaluated.
+
+    Args:
+        trials: None: the cluster was given, not measured.
+        models: Hemingway's, by algorithm.
+
+    Attributes:
+        seeds: how much seeds of one candidate differ in their time, over all that were repeated; None: none was.
+        progress: real against simulated progress, beyond what seeds explain; None: it was not compared.
+    """
+
+    target: Target
+    campaign: Campaign
+    trials: ShortRuns | None
+    models: Mapping[str, ConvergenceModel]
+
+    def __post_init__(self) -> None:
+        self.seeds = self._seeds_spread()
+        self.progress = self._progress_spread()
+
+    def predict(self, one: Candidate) -> Prediction:
+        """What is expected of one candidate."""
+        target, runs = self.target, self.campaign.runs(one)
+        rate = self.trials.rate(one) if self.trials is not None else None
+        modelled, modelled_samples, modelled_at_deadline = self._modelled(one)
+        reached_s = tuple(run.reached_s if run.reached_s is not None else math.inf for run in runs)
+        parts = [self._of_seeds(max(1, sum(map(math.isfinite, reached_s))))]
+        parts += [self.progress] if self.progress is not None else []
+        speed = [rate.spread] if rate is not None else []
+        said = [rate.extrapolation] if rate is not None and rate.extrapolation else []
+        time_s, samples, why_not = None, None, ""
+        median_s = float(np.median(reached_s)) if runs else math.inf
+        if math.isfinite(median_s):
+            parts.append(_resolution(target, runs))
+            open_above = not all(map(math.isfinite, reached_s))
+            time_s = within_factor(median_s, half_width([*parts, *speed]), open_above=open_above)
+            needed = [run.reached_samples if run.reached_samples is not None else math.inf for run in runs]
+            samples = within_factor(float(np.median(needed)), half_width(parts), open_above=open_above)
+        elif not (why_not := _why_not(runs, target, is_modelled=modelled is not None)) and modelled is not None:
+            time_s, more = _extrapolated(modelled, runs)
+            samples = modelled_samples
+            said.append(more)
+        at_deadline = None
+        if target.deadline_s is not None:
+            half = half_width([*parts, *speed])
+            at_deadline = _at_deadline(runs, target, target.deadline_s, half, modelled_at_deadline)
+        known = [run.rates[0] for run in runs if run.rates]
+        per_s = float(np.median(known)) if known else rate.value if rate is not None else math.nan
+        stale = [run.staleness for run in runs if run.staleness is not None]
+        return Prediction(
+            candidate=one,
+            time_s=time_s,
+            why_not=why_not if time_s is None else "",
+            at_deadline=at_deadline,
+            samples_per_s=within_factor(per_s, half_width(speed)),
+            samples_to_target=samples,
+            simulated_s=reached_s,
+            modelled_s=modelled,
+            staleness=float(np.mean(stale)) if stale else None,
+            curve=tuple((time_s_, value) for time_s_, _, value in runs[0].curve) if runs else (),
+            extrapolation="; ".join(said),
+        )
+
+    def _seeds_spread(self) -> LogSpread | None:
+        squares, freedom = 0.0, 0
+        for one in self.campaign.found:
+            logs = np.log([run.reached_s for run in self.campaign.runs(one) if run.reached_s])
+            if len(logs) > 1:
+                squares += float(np.sum((logs - logs.mean()) ** 2))
+                freedom += len(logs) - 1
+        return LogSpread(deviation=math.sqrt(squares / freedom), freedom=float(freedom)) if freedom else None
+
+    def _progress_spread(self) -> LogSpread | None:
+        made = self.trials.runs if self.trials is not None else {}
+        found = [
+            progress_error(self.target, run, self.campaign.runs(one)) for one, runs in made.items() for run in runs
+        ]
+        errors = [error for error in found if error is not None]
+        if len(errors) < 2:
+            return None
+        explained = 2 * self.seeds.deviation**2 if self.seeds is not None else 0.0
+        squares = max(0.0, float(np.mean(np.square(errors))) - explained)
+        return LogSpread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
+
+    def _of_seeds(self, number: int) -> LogSpread:
+        """The spread of a further seed about the median of this number of seeds."""
+        spread = self.seeds or _UNKNOWN_SEEDS
+        return dataclasses.replace(spread, deviation=spread.deviation * math.sqrt(1 + 1 / number))
+
+    def _modelled(self, one: Candidate) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+        """Seconds and samples to the target by the fitted models, and what they expect at the deadline."""
+        target, model, system = self.target, self.models.get(one.algorithm), self._system(one)
+        if model is None or system is None:
+            return None, None, None
+        h = TimeToLoss(system=system, convergence=model)
+        value = target.accuracy if target.accuracy is not None else target.loss
+        assert value is not None
+        wanted, at_deadline = target.gap(value), None
+        if target.deadline_s is not None:
+            found = h.loss(target.deadline_s, one.workers)
+            low, high = sorted(target.of_gap(end) for end in (found.low, found.high))
+            at_deadline = dataclasses.replace(found, value=target.of_gap(found.value), low=low, high=high)
+        return h.time_to(wanted, one.workers), model.iterations_to(wanted, one.workers), at_deadline
+
+    def _system(self, one: Candidate) -> _OwnSpeed | SystemModel | None:
+        """Its own speed, if it has run; else Ernest's model of its algorithm.
+
+        With a given cluster, both are from simulations. Where runs were made, the simulations of what has not run were matched
+        to the system model, and tell no more than that.
+        """
+        if self.trials is not None:
+            return (
+                _OwnSpeed(rate=self.trials.rate(one)) if one in self.trials.runs else self.trials.system(one.algorithm)
+            )
+        if rates := self.campaign.simulated_rates(one):
+            return _OwnSpeed(rate=Rate(value=float(np.median(rates)), spread=LogSpread()))
+        points = [
+            (other.workers, 1 / rate)
+            for other in self.campaign.found
+            if other.algorithm == one.algorithm or other.workers == 1
+            for rate in self.campaign.simulated_rates(other)
+        ]
+        return SystemModel.fit(*zip(*points, strict=True), relative=True) if points else None
+
+
+def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]) -> float | None:
+    """By how much, as a logarithm, simulations need more samples than a short real run did for where that one came to.
+
+    None: the real run came to nothing that the simulations passed, too.
+    """
+    found = []
+    points = [(samples, target.gap(value)) for _, samples, value in real.curve if samples > 0 and math.isfinite(value)]
+    if not points:
+        return None
+    least = min(value for _, value in points)
+    took = next(samples for samples, value in points if value <= least)
+    for run in simulated:
+        passed = [(samples, target.gap(value)) for _, samples, value in run.curve if samples > 0]
+        at = next((k for k, (_, value) in enumerate(passed) if value <= least), None)
+        if at is None:
+            continue
+        samples = passed[at][0]
+        if at and passed[at - 1][1] > least and passed[at][1] > 0:
+            (before, above), (after, below) = passed[at - 1], passed[at]
+            samples = before * (after / before) ** (math.log(above / least) / math.log(above / below))
+        found.append(math.log(samples / took))
+    return float(np.median(found)) if found else None
+
+
+def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction, ...]:
+    """The best first: the soonest; with a deadline, those that meet it, then by their values; last those that never arrive."""
+
+    def key(one: Prediction) -> tuple[float, ...]:
+        m = one.candidate.workers
+        if one.time_s is not None and (target.deadline_s is None or one.time_s.value <= target.deadline_s):
+            return (0.0, one.time_s.value, m)
+        if one.at_deadline is not None:
+            return (1.0, target.gap(one.at_deadline.value), m)
+        if one.time_s is not None:
+            return (2.0, one.time_s.value, m)
+        best = target.best(value for _, value in one.curve)
+        return (3.0, math.inf if best is None else target.gap(best), m)
+
+    return tuple(sorted(predictions, key=key))
+
+
+def _value_at(run: Observed, target: Target, time_s: float) -> float | None:
+    """The best loss or accuracy until then; None: the run had ended before, without having reached the target."""
+    if run.wall_s < 0.999 * time_s and run.reached_s is None:
+        return None
+    return target.best(value for at_s, _, value in run.curve if at_s <= time_s)
+
+
+def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
+    """An accuracy is known where it is evaluated, in the simulation and in reality: two uniform errors of a step each."""
+    shares = [0.0]
+    if target.accuracy is not None:
+        for run in runs:
+            times_s = [time_s for time_s, _, _ in run.curve]
+            if run.reached_s in times_s[1:]:
+                at = times_s.index(run.reached_s)
+                shares.append((times_s[at] - times_s[at - 1]) / times_s[at])
+    return LogSpread(deviation=float(np.mean(shares[1:] or shares)) / math.sqrt(6), freedom=math.inf)
+
+
+def _why_not(runs: Sequence[Observed], target: Target, *, is_modelled: bool) -> str:
+    """Why a candidate does not arrive at all; "" where it might, later."""
+    crashed = [run for run in runs if run.outcome == "crashed"]
+    if crashed:
+        return crashed[0].reason or "its simulation crashed"
+    diverged = sum(run.outcome == "diverged" for run in runs)
+    if diverged:
+        return f"diverged in {diverged} of {counted(len(runs), 'simulation')}"
+    if not runs:
+        return "" if is_modelled else "it was not simulated: the budget was spent"
+    best = target.best(value for run in runs for _, _, value in run.curve)
+    at = "an unknown value" if best is None else target.text(best)
+    come_to = f"at {at} after {max(run.samples for run in runs):,} samples"
+    if any(run.ended_itself and run.reached_s is None for run in runs):
+        return f"the program itself ends before, {come_to}"
+    within = f"not within the {max(run.wall_s for run in runs):.3g} s that were simulated"
+    return "" if is_modelled else f"{within}, {come_to}"
+
+
+def _extrapolated(modelled: Estimate, runs: Sequence[Observed]) -> tuple[Estimate, str]:
+    """The models' time, not before the simulations' ends, and in words what that is."""
+    if not runs:
+        return modelled, "by the fitted models, not simulated"
+    seen_s = max(run.wall_s for run in runs)
+    said = f"by the fitted models, as it did not arrive in the {seen_s:.3g} s that were simulated"
+    if modelled.high <= seen_s:
+        later = Estimate(value=seen_s, low=seen_s, high=math.inf)
+        return later, f"{said}, which they did not expect: at least that long"
+    return Estimate(value=max(modelled.value, seen_s), low=max(modelled.low, seen_s), high=modelled.high), said
+
+
+def _at_deadline(
+    runs: Sequence[Observed], target: Target, then_s: float, half: float, modelled: Estimate | None
+) -> Estimate | None:
+    at, early, late = (
+        [value for run in runs if (value := _value_at(run, target, then_s * factor)) is not None]
+        for factor in (1.0, math.exp(-half), math.exp(half))
+    )
+    if not at:
+        return modelled
+    if any(run.outcome in ("crashed", "diverged") for run in runs):
+        return None
+    ends = [*at, *early, *late]
+    return Estimate(value=float(np.median(at)), low=min(ends), high=max(ends))
