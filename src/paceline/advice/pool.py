@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
+from paceline.data.ending_processes import end_with_parent
 from paceline.errors import PacelineError
 from paceline.run.fork_server import fork_server_context
 from paceline.system.interrupts import leave_to_supervisor
 
 __all__ = ["Pool"]
 
-_JOIN_S = 5.0
-
 
 class Pool:
-    """Processes that wait for jobs; those of `ProcessPoolExecutor` outlive a killed parent, and cannot end one job."""
+    """Processes of `concurrent.futures` that end with their parent, and can be ended in the middle of a job."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._idle: list[tuple[Connection, ForkServerProcess]] = []
-        self._all: list[tuple[Connection, ForkServerProcess]] = []
+        self._executor: ProcessPoolExecutor | None = None
+        self._processes: list[ForkServerProcess] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for line, _ in self._all:
-            line.close()  # the end of a process's line is its own
-        for _, process in self._all:
-            process.join(_JOIN_S if error is None else 0.0)
-            _end(process)
-        self._all.clear()
-        self._idle.clear()
+        self._end(at_once=error is not None)
 
     def map(
         self,
@@ -66,78 +61,67 @@ class Pool:
                 found.append(call(job) if time.monotonic() < begin_until_s else None)
                 on_done(len(found))
             return found
-        results: list[Any] = [None] * len(jobs)
-        waiting, running, done = list(range(len(jobs))), {}, 0
-        while waiting or running:
-            while waiting and len(running) < self._size and time.monotonic() < begin_until_s:
-                line, process = self._idle.pop() if self._idle else self._started()
-                number = waiting.pop(0)
-                with contextlib.suppress(BrokenPipeError):  # its process has ended, which is heard below
-                    line.send((call, jobs[number]))
-                running[line] = (number, process)
-            if time.monotonic() >= begin_until_s:
-                waiting.clear()
-            if not running:
-                break
-            for line in wait(list(running), timeout=max(0.0, min(1.0, end_until_s - time.monotonic()))):
-                number, process = running.pop(line)  # type: ignore[arg-type]
-                results[number] = self._received(line, process)  # type: ignore[arg-type]
-                done += 1
-                on_done(done)
-            if time.monotonic() >= end_until_s:
-                for line, (_, process) in running.items():
-                    self._drop(line, process)
-                break
-        return results
-
-    def _started(self) -> tuple[Connection, ForkServerProcess]:
-        context = fork_server_context()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        self._all.append((ours, process))
-        return ours, process
-
-    def _received(self, line: Connection, process: ForkServerProcess) -> Any:
+        if time.monotonic() >= begin_until_s:
+            return [None] * len(jobs)
+        executor = self._started()
+        futures = [executor.submit(_work, call, job, begin_until_s) for job in jobs]
         try:
-            error, result = line.recv()
-        except (EOFError, ConnectionResetError):
-            self._drop(line, process)
+            for done, future in enumerate(as_completed(futures, max(0.0, end_until_s - time.monotonic())), 1):
+                future.result()
+                on_done(done)
+        except TimeoutError:
+            results = [future.result() if future.done() else None for future in futures]
+            self._end(at_once=True)
+            return results
+        except BrokenProcessPool:
+            self._end(at_once=True)
             raise PacelineError(
                 "A process that simulates has ended; the machine may be short of memory: try fewer workers."
             ) from None
-        self._idle.append((line, process))
-        if error is not None:
-            raise error
-        return result
+        return [future.result() for future in futures]
 
-    def _drop(self, line: Connection, process: ForkServerProcess) -> None:
-        self._all.remove((line, process))
-        line.close()
-        _end(process)
+    def _started(self) -> ProcessPoolExecutor:
+        if self._executor is None:
+            context: Any = fork_server_context()
+            begin = context.Process
+
+            def process(*args: Any, **named: Any) -> ForkServerProcess:
+                self._processes.append(begin(*args, **named))
+                return self._processes[-1]
+
+            context.Process = process
+            self._executor = ProcessPoolExecutor(self._size, context, _begin)
+        return self._executor
+
+    def _end(self, *, at_once: bool) -> None:
+        if self._executor is None:
+            return
+        for process in self._processes if at_once else ():
+            process.kill()
+        self._executor.shutdown(cancel_futures=True)
+        self._executor = None
+        self._processes.clear()
 
 
-def _end(process: ForkServerProcess) -> None:
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    process.close()
+_for_life = contextlib.ExitStack()  # of a process of the pool
 
 
-def _work(line: Connection) -> None:
-    leave_to_supervisor()
+def _begin() -> None:
     import torch
 
     from paceline.tasks.base import keep_data
 
+    leave_to_supervisor()
     torch.set_num_threads(1)
-    unheard = contextlib.redirect_stdout(io.StringIO())  # a loop may print; a program's own output is no place for that
-    with keep_data(), unheard, contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            call, job = line.recv()
-            try:
-                answer = (None, call(job))
-            except (Exception, SystemExit) as error:  # only its words can be sent for sure
-                answer = (PacelineError(f"{type(error).__name__} in a simulation: {error}"), None)
-            line.send(answer)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _for_life.enter_context(keep_data())
+    _for_life.enter_context(contextlib.redirect_stdout(io.StringIO()))  # a loop may print; stdout has the answer alone
+
+
+def _work(call: Callable[[Any], Any], job: Any, begin_until_s: float) -> Any:
+    if time.monotonic() >= begin_until_s:
+        return None
+    try:
+        return call(job)
+    except (Exception, SystemExit) as error:  # only its words can be sent for sure
+        raise PacelineError(f"{type(error).__name__} in a simulation: {error}") from None

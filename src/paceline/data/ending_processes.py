@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["ending_with_worker"]
+__all__ = ["end_with_parent", "ending_with_worker"]
 
 
 def ending_with_worker(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -37,12 +37,13 @@ class _Begin:
 
     def __call__(self, worker_id: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the supervisor's, or the worker's, to heed
-        threading.Thread(target=_end_with_parent, name="paceline-worker-watch", daemon=True).start()
+        threading.Thread(target=end_with_parent, name="paceline-worker-watch", daemon=True).start()
         if self.init is not None:
             self.init(worker_id)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Waits for the end of this process's parent, and ends this process."""
     parent: Any = multiprocessing.parent_process()
     parent.join()
     os._exit(1)
