@@ -30,10 +30,7 @@ class Driver:
     """One run of a loop, ready to begin. Raises a crash of a user's loop; a task's run is returned as crashed.
 
     Args:
-        loop: what every worker runs, and how.
         folder: the run's, locked by the caller; None: nothing is written.
-        earlier: the earlier part of a resumed run.
-        on_progress: called with the run's progress.
         progress_every_s: shortest time between two calls; 0: at every check of the workers.
     """
 

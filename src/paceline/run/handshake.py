@@ -30,11 +30,6 @@ class Handshake:
     A worker's hello names its algorithm and the size of its model. Worker 0's hello decides; workers with another algorithm
     or model are refused. After all hellos, worker 0 writes its parameters and dense buffers into the memory, and those of its
     other tensors that differ between workers. The others wait for that.
-
-    Args:
-        workers: of the run.
-        loop: what they run, and how.
-        saved: the checkpoint from which a resumed run starts.
     """
 
     def __init__(

@@ -23,9 +23,7 @@ class TaskParts:
     """The details of a task's loop.
 
     Args:
-        plan: the run's batches.
         evaluator: evaluates it in the supervisor's process.
-        initial_loss: before the first update.
         dataset: shared memory that has the training set, of which every worker receives a descriptor; None: it is sent along.
     """
 

@@ -29,7 +29,6 @@ class Recording(RunRecord):
 
     Args:
         previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
-        supervisor: of the run.
 
     Attributes:
         batches_missed: batches that resuming skips: handed out before the checkpoint, with updates after it.

@@ -18,14 +18,7 @@ __all__ = ["RunRecord"]
 
 
 class RunRecord:
-    """Samples, losses and evaluations of a run, and whether it is at its goal.
-
-    Args:
-        goal: of the run.
-        initial_loss: before its first update; None: not known.
-        samples: of an earlier part.
-        evaluations: of an earlier part.
-    """
+    """Samples, losses and evaluations of a run, and whether it is at its goal."""
 
     def __init__(
         self,

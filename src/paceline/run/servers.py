@@ -28,12 +28,6 @@ class Servers:
     by shard and version. If it has a second copy, that takes its place at once without loss. In that case, and when a copy
     dies, another copy is started.
 
-    Args:
-        launch: starts a process (or thread) for a server with a given main function.
-        admit: sends a server the run's memory.
-        fail: ends the run with a reason.
-        outcome: collects what happens.
-
     Attributes:
         states: of each server, then of each second copy.
         lost: (shard, first version, last version) of lost updates.

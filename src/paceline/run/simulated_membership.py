@@ -32,19 +32,11 @@ _DEADLINE_S = 600.0  # of virtual time, for the mean at the end
 class SimulatedRun:
     """The common state of the workers in one run of `simulate`.
 
-    Args:
-        scheduler: of their programs.
-        num_workers: of the run.
-        seed: of the run.
-
     Attributes:
         gathering: where they gather values, and meet at the start.
         ending: where they wait for each other at the end.
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
-        algorithm: how they agree.
-        machine: the simulated machine, once worker 0 has attached.
-        record: takes the records, once worker 0 has attached.
         model: worker 0's, with the initial state of all workers.
         buffers: running statistics by name: shared by all workers, or worker 0's if each has its own.
         tables: what they tell each other.
@@ -84,13 +76,6 @@ class SimulatedMembership(Membership):
     """A worker under a virtual clock.
 
     Buffers are one copy that all workers write; in lockstep every worker keeps its own.
-
-    Args:
-        run: the worker's, with a machine.
-        model: the worker's.
-        binding: its parameters.
-        worker_id: this worker.
-        random_states: of the generators.
     """
 
     fetches_ahead = has_own_process = False

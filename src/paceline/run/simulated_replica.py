@@ -24,10 +24,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
     for example) the averaged gradient, as in a real run. Otherwise time passes when the optimizer steps.
 
     Args:
-        optimizer: the user's.
         core: has the times. `Cluster.compute_s` is for the first batch; others take time in proportion.
-        after_backward: lets this worker wait there.
-        base: as for `AttachedReplica`.
     """
 
     def __init__(

@@ -45,8 +45,6 @@ class DeclaredBatches:
 
     Args:
         numbers: the run's batch numbers, shared by all workers.
-        num_batches: for this worker.
-        batch_size: samples in each.
         shares: sizes of the batches, if rounds are dealt by speed; None: all are equal.
     """
 

@@ -34,15 +34,9 @@ class SimulationRecord(RunRecord):
     Evaluations take no virtual time. Stopping ends the run at that instant: steps under way are not recorded.
 
     Args:
-        machine: the simulated machine.
-        algorithm: how its workers agree.
-        goal: when the run ends.
         about: identifies the run in its result: task, algorithm, workers, ...
         evaluator: None: nothing is evaluated.
-        buffers: of the run's model, by name.
-        initial_loss: before the first update.
         epoch_samples: in an epoch; 0: not known yet.
-        timing_only: whether no gradients are computed.
 
     Attributes:
         before_evaluation: gives the model the run's buffers, if workers have their own; None: it has them.

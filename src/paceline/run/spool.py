@@ -24,7 +24,6 @@ class Spool:
 
     Args:
         folder: where `events-<worker>.bin` grow; None: kept in memory.
-        num_workers: number of workers.
         tell: takes a sentence, once, if the disk takes no more.
 
     Attributes:

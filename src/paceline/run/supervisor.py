@@ -55,9 +55,7 @@ class Supervisor:
     algorithm can; it may restart the dead one. It never computes gradients.
 
     Args:
-        loop: what every worker runs, and how.
         folder: the run's folder, for the spool of records and checkpoints; None keeps records in memory only.
-        earlier: the earlier part of a resumed run.
         on_tick: called about every 50 ms with the supervisor; may call `stop`.
         on_end: called once when all workers and servers have ended, possibly before their processes have.
     """

@@ -35,8 +35,6 @@ class TaskWorker:
     Args:
         config: the run's, with the task's defaults filled in.
         algorithm: how the workers agree, with any delay.
-        plan: the run's batches.
-        dataset: how to reach the training set.
     """
 
     config: TrainConfig

@@ -13,8 +13,6 @@ class SimulatedGathering:
     """The values that the workers have brought.
 
     Args:
-        scheduler: of their programs.
-        num_workers: of the run.
         what: what a worker waits for, as an error says it.
     """
 

@@ -45,15 +45,11 @@ class SimulatedMachine:
     """State that the workers of one run share.
 
     Args:
-        cluster: speeds.
         needs: the kind of shared parameters that the algorithm runs on.
         x: initial parameters (P,), copied; empty for timing only.
         vector_bytes: size of one parameter vector, even if `x` is empty.
         batch_size: samples of a full batch.
-        seed: of the run.
         is_gossip: whether every worker has its own model.
-        collective: the kind of all-reduce if the cluster does not set one.
-        faults: the faults to inject.
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
         restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.

@@ -25,11 +25,6 @@ class SimulatedMailbox:
     `send`, and leave after the copy. Peer events come from workers that this worker has exchanged messages with or waited for.
 
     Args:
-        scheduler: virtual time.
-        network: of all workers.
-        worker_id: whose mailbox it is.
-        num_workers: workers of the run.
-        counts: counts messages and bytes.
         declared_bytes: size of every vector if vectors are empty (timing only); None: their own size.
         incarnation: of this worker; above 0, it knows from the start which peers have left.
         copy_s_per_byte: time of copying a vector; 0: the network's time per byte includes it.

@@ -85,7 +85,6 @@ class SlotState:
     A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
 
     Attributes:
-        head: the newest version.
         num_slots: slots that were ever used.
     """
 
@@ -268,7 +267,6 @@ class ReplicatedState:
 
     Args:
         x: initial parameters (P,), copied for every worker.
-        num_workers: the number of workers.
         is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than worker 0's, which all share.
     """
 

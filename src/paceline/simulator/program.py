@@ -32,7 +32,6 @@ class ProgramError(PacelineError):
 
     Attributes:
         worker_id: the worker's, or the server's.
-        cause: the exception of its program.
     """
 
     def __init__(self, program: Program, cause: BaseException, at_s: float) -> None:
@@ -49,7 +48,6 @@ class Program:
         server: its name if it is not a worker's.
         is_main: whether it is the worker's `work`, and not a further program.
         joining: programs that wait for its end.
-        over: whether it has ended.
         here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
             and after its end, and while a serving one is idle.
         serve: of a serving program: called each time it is woken; None: it has its own greenlet.

@@ -135,11 +135,9 @@ class SimulatedReplica(_Overlapping, TaskReplica):
     updates are written as a whole, at the end of their time.
 
     Args:
-        core: times.
         random_states: of all workers.
         buffers: of all workers; None: one copy that all write.
         num_blocks: blocks of an update or a copy; 1 if the vector cannot change meanwhile.
-        task: as for `TaskReplica`.
     """
 
     def __init__(
@@ -214,9 +212,7 @@ class TimedReplica(_Overlapping):
     """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
 
     Args:
-        core: times.
         batches: yields `(batch_number, samples)`.
-        num_blocks: as for `SimulatedReplica`.
         bucket_sizes: in bytes, of the gradient's buckets, in the order in which they leave.
         is_plain_sgd: whether an update is `x -= lr * g` and nothing else: one that copies then does so as it goes.
         base: as for `BaseReplica`; `binding` may be anything.

@@ -20,8 +20,6 @@ class SimulatedShard:
 
     Args:
         x: the shard's elements (n,).
-        ranges: of all shards.
-        average: of the shard (n,), or None.
         update_vectors: vectors of the shard's size that one update moves.
 
     Attributes:
@@ -87,8 +85,6 @@ class ServedState:
         x: initial parameters (P,), kept.
         num_workers: of the run; the cores of servers, and then of their second copies, are numbered after the workers'.
         num_servers: the number of shards; 0: a lone worker holds the vector.
-        averaged: whether there is a moving average, too.
-        update_vectors: vectors that one update moves.
     """
 
     def __init__(

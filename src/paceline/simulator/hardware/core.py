@@ -61,10 +61,6 @@ class Core:
     """One worker's share of the cluster.
 
     Args:
-        scheduler: virtual time.
-        memory: shared by all workers, or this worker's own.
-        cluster: speeds.
-        worker_id: this worker.
         seed: of the run; a worker's compute times depend only on it and the worker.
         vector_bytes: size of one parameter vector.
         batch_size: samples of the batch that `cluster.compute_s` refers to; 0: this worker's first batch.

@@ -72,11 +72,8 @@ class Cores:
     Costs: O(number of cores) for each computation and each slice.
 
     Args:
-        scheduler: virtual time.
-        number: of cores.
         slice_s: how long a program computes while others wait.
         crowding: factor on compute time while all cores compute; with fewer of them, in proportion.
-        cold: the cost of coming back.
     """
 
     def __init__(
@@ -216,8 +213,6 @@ class SharedCore(Core):
     their caches when it is needed: a worker that computes on it in place, or updates it, reads it once more than alone.
 
     Args:
-        named: as for `Core`.
-        cores: shared by all.
         fetched_vectors: 1 if others write the vector that is computed on, otherwise 0.
     """
 

@@ -19,7 +19,6 @@ class Line:
     """A contended cache line: one core after the other takes it; a transfer from a distant core takes longer.
 
     Args:
-        scheduler: virtual time.
         near_s: from a core of the same socket.
         far_s: from a core of another socket.
     """
@@ -48,14 +47,9 @@ class SocketMachine:
     first.
 
     Args:
-        scheduler: virtual time.
-        cluster: has sockets.
-        placing: of vectors and workers.
         is_pool: whether all workers write shared vectors first.
 
     Attributes:
-        places: of the workers.
-        memories: of the sockets.
         line: the cache line that all workers touch: the lock's word, the head, the counter.
     """
 
