@@ -19,7 +19,7 @@ from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import bucket_bytes_for, bucket_ranges
-from paceline.memory.placement import Bind, Interleave, placement_registry
+from paceline.memory.placement import placement_registry
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
 from paceline.ports.round_shares import RoundShares
@@ -116,6 +116,7 @@ class TaskSimulation:
         self.task = load_task(config.task)
         self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
         self.algorithm = self.config.built_algorithm
+        self._batch_size = cast(int, self.config.batch_size)
         self.declared = num_parameters is not None and self.config.steps is not None
         self._check(num_parameters)
         self.plan: BatchPlan | None = None
@@ -171,7 +172,6 @@ class TaskSimulation:
             epoch_samples=self.plan.num_samples if self.plan is not None else 0,
             timing_only=timing_only,
         )
-        self._claim_batch = itertools.count().__next__  # of all workers
 
     def _check(self, num_parameters: int | None) -> None:
         config = self.config
@@ -193,22 +193,13 @@ class TaskSimulation:
         if self.timing_only and any(target is not None for target in targets):
             raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
 
-    @property
-    def _batch_size(self) -> int:
-        assert self.config.batch_size is not None
-        return self.config.batch_size
-
     def _placing(self) -> Placing | None:
         """The effect of `placement` on the simulated machine."""
         if self.cluster.sockets is None:
             return None
-        match placement_registry.build(self.config.placement):
-            case Bind(node=node, pin=pin):
-                return Placing(policy="bind", node=node, pin=pin)
-            case Interleave(pin=pin):
-                return Placing(policy="interleave", pin=pin)
-            case placement:
-                return Placing(pin=placement.pin)
+        policy: Any = self.config.placement.partition("(")[0]
+        placement = placement_registry.build(self.config.placement)
+        return Placing(policy=policy, node=getattr(placement, "node", 0), pin=placement.pin)
 
     def _bucket_sizes(self) -> list[int]:
         """Sizes of a gradient's buckets in bytes; if parameters are only declared, all but the last are equal."""
@@ -219,62 +210,58 @@ class TaskSimulation:
 
     # The workers
 
-    def _claims(self, worker_id: int, taken: int) -> BatchClaims:
-        assert self.plan is not None
-        return BatchClaims(
-            self.plan,
-            worker_id=worker_id,
-            num_workers=self.config.workers,
-            lockstep=self.algorithm.lockstep,
-            counter=self._claim_batch,
-            max_epochs=self.config.epochs,
-            max_steps=self.config.steps,
-            taken=taken,
-        )
-
     def _make_replicas(self) -> Callable[[int], BaseReplica]:
         """A function that makes the replica of a worker, or its next incarnation, and starts its program."""
-        machine, numbers = self.machine, itertools.count()
+        machine, config, numbers = self.machine, self.config, itertools.count()
+        claim_batch = itertools.count().__next__  # of all workers
 
         def seed_of(worker_id: int, incarnation: int) -> int:
-            return hash((self.config.seed, worker_id, incarnation)) & (2**63 - 1)
+            return hash((config.seed, worker_id, incarnation)) & (2**63 - 1)
 
-        seeds = [None, *(seed_of(worker, 0) for worker in range(1, self.config.workers))]
+        seeds = [None, *(seed_of(worker, 0) for worker in range(1, config.workers))]
         if not self.timing_only:
             torch.set_rng_state(self._random_after_model)
         random_states = RandomStates(seeds)
-        is_plain = self.config.optimizer == "sgd" and not self.config.momentum
+        is_plain = config.optimizer == "sgd" and not config.momentum
         declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
         has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
-        buffers = OwnBuffers(cast(nn.Module, self.model), self.config.workers) if has_own else None
+        buffers = OwnBuffers(cast(nn.Module, self.model), config.workers) if has_own else None
         self.record.before_evaluation = partial(buffers.enter, 0) if buffers is not None else None
 
         def make(worker_id: int) -> BaseReplica:
             core = machine.core(worker_id)
             ports = machine.ports(core)
             base = {**machine.base_arguments(ports), "recorder": self.record.recorder(worker_id)}
-            timing = {"core": core, "num_blocks": machine.num_blocks}
-            taken = 0
+            base |= {"core": core, "num_blocks": machine.num_blocks}
+            taken = len(self.record.records_of(worker_id)) if ports.incarnation else 0
             if ports.incarnation:
-                taken = len(self.record.records_of(worker_id))
                 random_states.begin_anew(worker_id, seed_of(worker_id, ports.incarnation))
-            if self.timing_only:
-                if self.declared:
-                    by_speed = self.algorithm.by_speed and self.config.workers > 1
-                    shares = RoundShares(worker_id, self.config.workers) if by_speed else None
-                    steps = cast(int, self.config.steps) - taken
-                    batches: Any = DeclaredBatches(numbers, steps, self._batch_size, shares)
-                else:
-                    claims = self._claims(worker_id, taken)
-                    batches, shares = BatchSizes(claims), claims.shares
-                replica: BaseReplica = TimedReplica(batches=batches, **declared, **timing, **base)
+            shares = None
+            if self.plan is None:
+                if self.algorithm.by_speed and config.workers > 1:
+                    shares = RoundShares(worker_id, config.workers)
+                batches: Any = DeclaredBatches(numbers, cast(int, config.steps) - taken, self._batch_size, shares)
             else:
-                claims = self._claims(worker_id, taken)
-                data, shares = DatasetBatches(self.train_set, claims), claims.shares
-                source = OwnRandomness(data, random_states, worker_id)
+                claims = BatchClaims(
+                    self.plan,
+                    worker_id=worker_id,
+                    num_workers=config.workers,
+                    lockstep=self.algorithm.lockstep,
+                    counter=claim_batch,
+                    max_epochs=config.epochs,
+                    max_steps=config.steps,
+                    taken=taken,
+                )
+                shares = claims.shares
+                if self.timing_only:
+                    batches = BatchSizes(claims)
+                else:
+                    batches = OwnRandomness(DatasetBatches(self.train_set, claims), random_states, worker_id)
+            if self.timing_only:
+                replica: BaseReplica = TimedReplica(batches=batches, **declared, **base)
+            else:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
-                task = (self.model, self.task.loss, self.config.make_optimizer, source)
-                replica = SimulatedReplica(*task, **timing, **base)
+                replica = SimulatedReplica(self.model, self.task.loss, config.make_optimizer, batches, **base)
             replica.shares = shares
             machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
             return replica

@@ -28,15 +28,8 @@ _TRACED_WORKERS = 256  # no viewer shows thousands of lanes
 class Simulation(Protocol):
     """A simulated run that is ready to begin."""
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of its programs."""
-        ...
-
-    @property
-    def machine(self) -> SimulatedMachine | None:
-        """The simulated machine; None: no worker has attached."""
-        ...
+    scheduler: Scheduler
+    machine: Any  # None if no worker has attached
 
     def run(self, interruption: Interruption) -> RunData:
         """Runs its programs until they end or a signal stops them."""

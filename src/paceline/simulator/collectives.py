@@ -27,7 +27,7 @@ __all__ = [
 class AllReduceState:
     """The barrier and the vectors of the current round, shared by all workers."""
 
-    def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float = 0.0) -> None:
+    def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float) -> None:
         self.num_workers = num_workers
         self._scheduler = scheduler
         self._wake_s = wake_s

@@ -48,8 +48,8 @@ class SimulatedMailbox:
         num_workers: int,
         counts: Counts,
         declared_bytes: int | None,
-        incarnation: int = 0,
-        copy_s_per_byte: float = 0.0,
+        incarnation: int,
+        copy_s_per_byte: float,
     ) -> None:
         self.waited_s = 0.0
         self._scheduler = scheduler

@@ -35,7 +35,7 @@ class Network:
         contacts: for each worker, the workers that it has exchanged messages with or waited for.
     """
 
-    def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int) -> None:
         num_members = cluster.workers + num_servers
         self.boxes: dict[int, Box] = {}
         self.contacts: list[set[int]] = [set() for _ in range(num_members)]
