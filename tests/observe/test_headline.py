@@ -3,7 +3,7 @@ import doctest
 import pytest
 
 from paceline.observe import compare, words
-from paceline.observe.compare import clearly_best, group_runs, run_labels
+from paceline.observe.compare import clearly_best, method_labels, run_labels
 from paceline.observe.headline import caution, headline
 
 
@@ -88,9 +88,7 @@ def test_one_run(one, said):
 def test_labels_tell_runs_apart():
     same = [result("a", seed=0), result("a", seed=1), result("b", seed=0), result("a", seed=1)]
     assert run_labels(same) == ["a · seed 0", "a · seed 1", "b", "a · seed 1 (#2)"]
-    assert [group.label for group in group_runs([result("a"), result("a") | {"workers": 8}])] == [
-        "a · 4 workers", "a · 8 workers"
-    ]  # fmt: skip
+    assert method_labels([result("a"), result("a") | {"workers": 8}]) == ["a · 4 workers", "a · 8 workers"]
     assert (headline([]), caution([])) == ("There are no runs.", "")
 
 

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.observe.words import percent_text, workers_text
 
 __all__ = [
     "CLEAR_RATIO",
-    "Group",
     "clearly_best",
     "evaluated_notes",
     "failed",
     "figure",
-    "group_runs",
+    "method_labels",
     "run_labels",
     "target_text",
 ]
 
 CLEAR_RATIO = 1.05  # two single runs with a smaller ratio count as equal: repeats of one setting differ by as much
 _DISTINGUISHING = ("workers", "task", "backend")
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs of one method: the same algorithm, workers, task and backend, usually with different seeds."""
-
-    label: str
-    members: tuple[int, ...]
-    results: tuple[Mapping[str, Any], ...]
-
-    @property
-    def failed(self) -> bool:
-        return sum(map(failed, self.results)) * 2 > len(self.results)
-
-    def median(self, *path: str) -> float | None:
-        """Median of a figure; a run without it counts as infinite, so None means that half or more have none."""
-        values = [math.inf if (value := figure(result, *path)) is None else value for result in self.results]
-        median = statistics.median_high(values)
-        return None if math.isinf(median) else median
 
 
 def failed(result: Mapping[str, Any]) -> bool:
@@ -60,28 +39,19 @@ def figure(result: Mapping[str, Any], *path: str) -> float | None:
     return value
 
 
-def group_runs(results: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Runs that differ at most in their seed, in order of first appearance."""
-    members: dict[tuple[str, ...], list[int]] = {}
-    for index, result in enumerate(results):
-        key = (_algorithm(result), *(str(result.get(name)) for name in _DISTINGUISHING))
-        members.setdefault(key, []).append(index)
-    varying = [
-        name
-        for name in _DISTINGUISHING
-        if len({str(result[name]) for result in results if result.get(name) is not None}) > 1
-    ]
-    groups = []
-    for indices in members.values():
-        first = results[indices[0]]
-        parts = [_algorithm(first)]
-        parts += [
-            workers_text(first[name]) if name == "workers" else str(first[name])
-            for name in varying
-            if first.get(name) is not None
-        ]
-        groups.append(Group(" · ".join(parts), tuple(indices), tuple(results[index] for index in indices)))
-    return groups
+def method_labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The method of each run: its algorithm, and workers, task and backend if these vary; not the seed."""
+    known = {
+        name: {str(result[name]) for result in results if result.get(name) is not None} for name in _DISTINGUISHING
+    }
+    varying = [name for name, values in known.items() if len(values) > 1]
+
+    def label(result: Mapping[str, Any]) -> str:
+        found = {name: result[name] for name in varying if result.get(name) is not None}
+        parts = [workers_text(value) if name == "workers" else str(value) for name, value in found.items()]
+        return " · ".join([str(result.get("algorithm", "unnamed")), *parts])
+
+    return list(map(label, results))
 
 
 def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,21 +65,12 @@ def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def run_labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """One distinct label per run: its method's, with the seed where a method has several runs."""
-    labels = [""] * len(results)
-    taken: set[str] = set()
-    for group in group_runs(results):
-        for index, result in zip(group.members, group.results, strict=True):
-            label = group.label if len(group.members) == 1 else f"{group.label} · seed {result.get('seed', '?')}"
-            distinct, number = label, 2
-            while distinct in taken:
-                distinct, number = f"{label} (#{number})", number + 1
-            taken.add(distinct)
-            labels[index] = distinct
-    return labels
-
-
-def _algorithm(result: Mapping[str, Any]) -> str:
-    return str(result.get("algorithm", "unnamed"))
+    methods = method_labels(results)
+    runs = Counter(methods)
+    seeds = (f" · seed {result.get('seed', '?')}" for result in results)
+    labels = [one + (seed if runs[one] > 1 else "") for one, seed in zip(methods, seeds, strict=True)]
+    repeats = (labels[:at].count(label) for at, label in enumerate(labels))
+    return [f"{one} (#{number + 1})" if number else one for one, number in zip(labels, repeats, strict=True)]
 
 
 def clearly_best(values: Sequence[float | None], *, lower: bool) -> int | None:

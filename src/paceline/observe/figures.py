@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.observe.compare import failed, figure, group_runs, run_labels
+from paceline.observe.compare import failed, figure, method_labels, run_labels
 from paceline.observe.drawing import Figure, add_rule, log_axis, method_colour, scatter, thin
 from paceline.observe.panels import Series, lanes, shares, sizes_of_batches, staleness
 from paceline.records.run_data import RunData
@@ -35,12 +35,9 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
 
 def method_colours(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """One colour name per run: the same for runs of one method, unless there is only one method."""
-    groups = group_runs(results)
-    names = [""] * len(results)
-    for index, group in enumerate(groups):
-        for offset, member in enumerate(group.members):
-            names[member] = method_colour(offset if len(groups) == 1 else index)
-    return names
+    methods = method_labels(results)
+    distinct = list(dict.fromkeys(methods))
+    return [method_colour(run if len(distinct) == 1 else distinct.index(one)) for run, one in enumerate(methods)]
 
 
 def _loss(

@@ -70,45 +70,39 @@ def estimate(study: Study, folder: Path) -> Forecast:
     remaining_s, reason = pace.remaining_s(waiting, len(waiting)), "from the trials that have been run"
     if remaining_s is None:
         with keep_data():
-            cost = _Costs(study)
-            known = [cost.seconds(trial) for trial in (waiting or [example])]
+            known = list(map(_costs(study), waiting or [example]))
         remaining_s = statistics.fmean(known) * (total - len(done))
         reason = "at most, from the time of a few gradients"
     return Forecast(
-        trials=trials,
-        total=total,
-        done=frozenset(done),
-        remaining_s=remaining_s,
-        reason=reason,
-        notes=notes,
+        trials=trials, total=total, done=frozenset(done), remaining_s=remaining_s, reason=reason, notes=notes
     )
 
 
-class _Costs:
-    """The time of a trial, from the time of steps on this machine."""
+def _costs(study: Study) -> Callable[[Trial], float]:
+    """The seconds of a trial, from the time of a few gradients on this machine."""
+    task = load_task(study.task)
 
-    def __init__(self, study: Study) -> None:
-        self._task = load_task(study.task)
-        self._train_set: Callable[[], Any] = functools.cache(lambda: self._task.load(study.data)[0])
-        self._gradient_s = functools.cache(self._measured_s)
+    @functools.cache
+    def train_set() -> Any:
+        return task.load(study.data)[0]
 
-    def seconds(self, trial: Trial) -> float:
+    @functools.cache
+    def gradient_s(batch_size: int) -> float:
+        rows = steps(task, train_set(), min(batch_size, len(train_set())), at_least=_GRADIENTS, for_s=0.0)
+        return float(np.median(rows["ended_s"] - rows["started_s"]))
+
+    def seconds(trial: Trial) -> float:
         config = trial.config
         assert config.batch_size is not None
         if config.steps is not None:
             gradients = config.steps * config.workers
         else:
             assert config.epochs is not None
-            gradients = config.epochs * len(self._train_set()) / config.batch_size
-        if trial.timing_only:
-            return _SIMULATED_START_S + gradients * _SIMULATED_STEP_S
-        gradient_s = self._gradient_s(config.batch_size)
+            gradients = config.epochs * len(train_set()) / config.batch_size
+        each_s = 0.0 if trial.timing_only else gradient_s(config.batch_size)
         if config.backend == "simulator":
-            return _SIMULATED_START_S + gradients * (gradient_s + _SIMULATED_STEP_S)
-        training_s = gradients * gradient_s / min(config.workers, num_cores())
-        return _START_S + min(training_s, config.limit_s if config.limit_s is not None else training_s)
+            return _SIMULATED_START_S + gradients * (each_s + _SIMULATED_STEP_S)
+        training_s = gradients * each_s / min(config.workers, num_cores())
+        return _START_S + min(training_s, training_s if config.limit_s is None else config.limit_s)
 
-    def _measured_s(self, batch_size: int) -> float:
-        train_set = self._train_set()
-        rows = steps(self._task, train_set, min(batch_size, len(train_set)), at_least=_GRADIENTS, for_s=0.0)
-        return float(np.median(rows["ended_s"] - rows["started_s"]))
+    return seconds

@@ -15,7 +15,7 @@ from paceline.observe.words import ABSENT, number_text
 from paceline.study.statistics import SampleEstimate
 from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_text
 
-__all__ = ["Facets", "estimate_text", "facets_of", "level_name"]
+__all__ = ["Facets", "estimate_text", "facets_of", "level_name", "median_text"]
 
 _MOST_PANELS = 6
 _DOT = " \N{MIDDLE DOT} "
@@ -148,3 +148,9 @@ def estimate_text(one: SampleEstimate) -> str:
         return number_text(one.value)
     high = "unknown" if np.isinf(one.high) else number_text(one.high)
     return f"{number_text(one.value)} ({number_text(one.low)} to {high})"
+
+
+def median_text(values: np.ndarray) -> str:
+    """The median of the values that are known."""
+    known = values[~np.isnan(values)]
+    return number_text(float(np.median(known))) if len(known) else ABSENT

@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.observe.document import Cell, Table
 from paceline.observe.drawing import method_colour
-from paceline.observe.words import ABSENT, number_text, percent_text
-from paceline.study.facets import estimate_text
+from paceline.observe.words import ABSENT, percent_text
+from paceline.study.facets import estimate_text, median_text
 from paceline.study.findings import Comparison, interval_text, times_text
 from paceline.study.statistics import share_estimate
 from paceline.study.trials import METHOD, Trials, level_text
@@ -47,19 +47,14 @@ def glance_table(trials: Trials) -> Table:
             cells += [
                 str(times.reached[mine].sum()),
                 estimate_text(trials.median(measure, mine)),
-                _median_text(steps[mine]),
+                median_text(steps[mine]),
             ]
-        cells += [_median_text(scale * trials.values(column)[mine]) for *_, column, scale in others]
+        cells += [median_text(scale * trials.values(column)[mine]) for *_, column, scale in others]
         failed = int(trials.failed[mine].sum())
         share = share_estimate(failed, total)
         cells.append(f"{failed} ({percent_text(share.low)} to {percent_text(share.high)})" if failed else "0")
         rows.append([Cell(method, colour=method_colour(index)), *cells])
     return Table(rows, heads, kind="figures-table")
-
-
-def _median_text(values: np.ndarray) -> str:
-    known = values[~np.isnan(values)]
-    return number_text(float(np.median(known))) if len(known) else ABSENT
 
 
 def findings(found: Sequence[Comparison], baseline: str) -> list[Comparison]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.observe.drawing import Figure, Panels, axis_name, dashed, error_bars, log_axis, numbers, scatter
 from paceline.observe.words import number_text, workers_text
-from paceline.study.facets import Facets, level_name
+from paceline.study.facets import Facets, level_name, median_text
 from paceline.study.findings import interval_text, times_text
 from paceline.study.statistics import Ratio, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, factor_text
@@ -30,9 +30,9 @@ def efficiency_figure(facets: Facets) -> Figure | None:
     known = ~np.isnan(per_step_ms)
     if not known.any():
         return None
+    measured = [np.where(known, own, np.nan) for own in (steps, per_step_ms, times)]
     runs: list[dict[str, Any]] = []
     medians: list[dict[str, Any]] = []
-    table = [[*facets.head, "updates", "ms per update", "time, s"]]
     for method in trials.methods:
         rows = facets.rows(method)
         rows, colour = rows[known[rows]], facets.colour(method)
@@ -42,27 +42,23 @@ def efficiency_figure(facets: Facets) -> Figure | None:
                 opacity=0.22, hoverinfo="skip", marker={"color": colour, "size": 4},
             )
         )  # fmt: skip
-        points: dict[str, list[Any]] = {name: [] for name in ("x", "y", "text", "symbol", "customdata")}
-        for cell in facets.cells():
-            mine = cell.rows[known[cell.rows]]
-            if cell.method != method or not len(mine):
-                continue
-            x, y, time_s = (float(np.median(values[mine])) for values in (steps, per_step_ms, times))
-            headed = [f"{head} {name}" for head, name in zip(facets.head[1:], cell.names[1:], strict=True)]
-            points["x"].append(x)
-            points["y"].append(y)
-            points["text"].append(level_name(cell.across) if facets.across else "")
-            points["symbol"].append(_SYMBOLS[facets.down_levels.index(cell.down) % len(_SYMBOLS)])
-            points["customdata"].append(f"{', '.join(headed)}<br>{number_text(time_s)} s, {len(mine)} runs")
-            table.append([*cell.names, *map(number_text, (x, y, time_s))])
-        marker = {"color": colour, "size": 9, "symbol": points.pop("symbol")}
+        cells = [one for one in facets.cells() if one.method == method and known[one.rows].any()]
+        x, y, time_s = ([np.nanmedian(own[one.rows]) for one in cells] for own in measured)
+        headed = [", ".join(map(" ".join, zip(facets.head[1:], one.names[1:], strict=True))) for one in cells]
+        counts = [known[one.rows].sum() for one in cells]
+        said = [f"{head}<br>{number_text(s)} s, {n} runs" for head, s, n in zip(headed, time_s, counts, strict=True)]
+        symbols = [_SYMBOLS[facets.down_levels.index(one.down) % len(_SYMBOLS)] for one in cells]
         medians.append(
             scatter(
-                "markers+text", method, **points, legendgroup=method, marker=marker,
+                "markers+text", method, x, y, text=[level_name(one.across) if facets.across else "" for one in cells],
+                customdata=said, legendgroup=method, marker={"color": colour, "size": 9, "symbol": symbols},
                 textposition="top right", textfont={"color": colour, "size": 10.5},
                 hovertemplate="%{x:,.4~g} updates of %{y:.3~g} ms<br>%{customdata}",
             )
         )  # fmt: skip
+    table = facets.table(
+        ["updates", "ms per update", "time, s"], lambda cell: [median_text(own[cell.rows]) for own in measured]
+    )
     (x_low, x_high), (y_low, y_high) = ((float(v[known].min()), float(v[known].max())) for v in (steps, per_step_ms))
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": f"updates to {measure.goal}"}, **log_axis(x_low, x_high)},
