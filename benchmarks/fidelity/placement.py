@@ -157,17 +157,17 @@ def unet() -> tuple[nn.Module, torch.Tensor]:
 def problem_of(model: nn.Module, example: torch.Tensor) -> Problem:
     """The model's groups with times that follow from their operations, on unequal devices."""
     traced = trace(model, example)
-    blocks = blocks_of(traced)
+    blocks, together = blocks_of(traced)
     arguments, _ = arguments_of(model, example)
-    measured = measure(model, traced, blocks.groups, arguments, repeats=1, busy_cores=0)
+    measured = measure(model, traced, blocks, arguments, repeats=1, busy_cores=0)
     groups = []
     for one in measured.groups:
         forward_s = max(LEAST_S, one.flops / FLOPS_PER_S)
         groups.append(replace(one, forward_s=forward_s, backward_s=2 * forward_s))
-    tensors = tensors_of(traced, blocks.groups, lambda node: node.num_bytes)
+    tensors = tensors_of(traced, blocks, lambda node: node.num_bytes)
     draw = random.Random(0)
     devices = tuple(Device(draw.choice((1.0, 1.0, 2.0, 4.0))) for _ in range(DEVICES))
-    return Problem(tuple(groups), tuple(tensors), devices, LINK, together=blocks.together)
+    return Problem(tuple(groups), tuple(tensors), devices, LINK, together=tuple(map(tuple, together)))
 
 
 def hashed(problem: Problem) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.planner.balance import Layer
+from paceline.tasks.base import evaluation_mode
 
 __all__ = ["model_layers"]
 
@@ -30,16 +31,13 @@ def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
         inputs: (points, ...) a batch of any size.
     """
     names = {id(parameter): name.removesuffix(".weight") for name, parameter in model.named_parameters()}
-    modes = [(module, module.training) for module in model.modules()]
     seen, fast = _Seen(len(inputs), names), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses a whole encoder layer into one operation
     try:
-        with torch.no_grad(), seen:
-            model.eval()(inputs)
+        with evaluation_mode(model), seen:
+            model(inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for module, training in modes:
-            module.training = training
     return seen.layers
 
 

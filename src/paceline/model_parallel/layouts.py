@@ -34,10 +34,7 @@ def layout_of(layout: AnyLayout | str) -> AnyLayout:
 
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
     """Rejects an algorithm that does not work with a layout."""
-    if isinstance(layout, HybridParallel):
-        hybrid.check_algorithm(algorithm)
-    else:
-        tensor.check_algorithm(algorithm)
+    (hybrid if isinstance(layout, HybridParallel) else tensor).check_algorithm(algorithm)
 
 
 def division_of(layout: AnyLayout) -> Division:

@@ -15,9 +15,8 @@ from paceline.errors import RunStopped, UsageError
 from paceline.loop.replica import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
-from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
+from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, checked_layout, counted_s
 from paceline.model_parallel.hybrid.layout import HybridParallel
-from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import AnyLayout, check_layout, division_of
 from paceline.model_parallel.tensor.layout import TensorParallel
@@ -78,25 +77,17 @@ class ShardedWorker(Worker):
                 layout.replicas(self.num_workers)
             check_model(model, layout.shape if self.num_workers > 1 else Line(1))
         else:
-            layout = self._checked(layout, model, example_inputs)
-        self.layout = layout
-
-    def _checked(self, layout: HybridParallel, model: nn.Module, example_inputs: torch.Tensor | None) -> HybridParallel:
-        if self.num_workers == 1:
-            layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
-        elif example_inputs is not None:
-            layout = chosen_layout(
+            if self.num_workers == 1:
+                layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
+            layout = checked_layout(
                 layout,
                 model,
                 example_inputs,
                 workers=self.num_workers,
-                batch_size=len(example_inputs),
+                batch_size=0 if example_inputs is None else len(example_inputs),
                 compute_s=counted_s(FLOPS_PER_S),  # the same on every worker, unlike a measurement
             )
-        plan = plan_cuts(model, layout, self.num_workers)
-        if example_inputs is not None:
-            check_called(plan, model, example_inputs)
-        return layout
+        self.layout = layout
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
         join: Any = entry.join  # each of the remaining memberships takes a layout

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from paceline.algorithms import Algorithm
 from paceline.data.shared import share_dataset
 from paceline.errors import UsageError
-from paceline.model_parallel.hybrid.choose import chosen_layout
+from paceline.model_parallel.hybrid.choose import checked_layout
 from paceline.model_parallel.hybrid.layout import HybridParallel
-from paceline.model_parallel.hybrid.plan import check_called, plan_cuts
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import check_layout, layout_of, layout_registry
 from paceline.observe.progress import Progress
@@ -140,17 +139,8 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
             "A tensor layout is for loops of your own, whose models are built of the layers of paceline.model_parallel: give"
             " it to paceline.attach, and start the loop by paceline.launch or torchrun."
         )
-    if layout.groups == "auto":
-        assert config.batch_size is not None
-        layout = chosen_layout(
-            layout,
-            model,
-            inputs,
-            workers=config.workers,
-            batch_size=config.batch_size,
-        )
     check_optimizer_of(config.make_optimizer(list(model.parameters())))
-    check_called(plan_cuts(model, layout, config.workers), model, inputs)
+    layout = checked_layout(layout, model, inputs, workers=config.workers, batch_size=config.batch_size)
     return layout_registry.spec(layout)
 
 

@@ -140,20 +140,27 @@ def evaluate(
     num_samples = len(dataset)  # type: ignore[arg-type]
     if num_samples == 0:
         raise UsageError("The evaluation data set is empty; give the task at least one test sample.")
-    modes = [(module, module.training) for module in model.modules()]
     total_loss, total_correct = 0.0, 0.0
+    with evaluation_mode(model):
+        for chunk in torch.arange(num_samples).split(chunk_size):
+            inputs, targets = fetch(dataset, chunk)
+            output = model(inputs)
+            total_loss += float(loss(output, targets)) * len(chunk)
+            total_correct += float(accuracy(output, targets)) * len(chunk) if accuracy else 0.0
+    return {"loss": total_loss / num_samples, "accuracy": total_correct / num_samples if accuracy else None}
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Within it the model is in evaluation mode, and records no gradients; afterwards each module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            for chunk in torch.arange(num_samples).split(chunk_size):
-                inputs, targets = fetch(dataset, chunk)
-                output = model(inputs)
-                total_loss += float(loss(output, targets)) * len(chunk)
-                total_correct += float(accuracy(output, targets)) * len(chunk) if accuracy else 0.0
+            yield
     finally:
         for module, training in modes:
             module.training = training
-    return {"loss": total_loss / num_samples, "accuracy": total_correct / num_samples if accuracy else None}
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.errors import UsageError, shown
 from paceline.model_parallel.graph.problem import Group, Problem, TensorInfo
+from paceline.model_parallel.graph.schedule import in_order
 from paceline.model_parallel.graph.trace import Node, Traced
 from paceline.specs.text import closest
 
-__all__ = ["Blocks", "blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
+__all__ = ["blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
 
 _MOST_GROUPS = 200  # chains are merged until no more than this remain
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A partition of the operations: groups as lists of names, in the graph's order, and sets that must be on one device."""
-
-    groups: tuple[tuple[str, ...], ...]
-    together: tuple[tuple[int, ...], ...]
 
 
 def find_nodes(traced: Traced, name: str) -> list[str]:
@@ -41,8 +33,10 @@ def find_nodes(traced: Traced, name: str) -> list[str]:
     return found
 
 
-def blocks_of(traced: Traced, labels: Mapping[str, object] | None = None) -> Blocks:
-    """Groups that follow from the graph alone.
+def blocks_of(
+    traced: Traced, labels: Mapping[str, object] | None = None
+) -> tuple[list[tuple[str, ...]], list[list[int]]]:
+    """Groups that follow from the graph alone, as names in the graph's order, and sets of groups that must be on one device.
 
     An operation joins the one with which it shares memory, as a view does; an operation whose value is no tensor, such as a
     tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must just be on one
@@ -65,7 +59,11 @@ def blocks_of(traced: Traced, labels: Mapping[str, object] | None = None) -> Blo
             merger.merge(u, v)
     sets = [[u, v] for u, v in edges if not nodes[u].is_tensor] + sharing
     _check_changes(nodes, edges, merger)
-    return merger.blocks([one.name for one in nodes], sets)
+    groups = merger.sets()
+    group_of = {one: at for at, members in enumerate(groups) for one in members}
+    return [tuple(nodes[one].name for one in members) for members in groups], [
+        [group_of[one] for one in members] for members in sets
+    ]
 
 
 def _check_changes(nodes: Sequence[Node], edges: set[tuple[int, int]], merger: _Merger) -> None:
@@ -205,27 +203,7 @@ class _Merger:
         members: dict[int, list[int]] = {}
         for one in range(len(self._root)):
             members.setdefault(self.root(one), []).append(one)
-        waiting = {one: len(self._before[one]) for one in members}
-        ready, order = [one for one, number in waiting.items() if not number], []
-        while ready:
-            one = min(ready, key=lambda r: members[r][0])
-            ready.remove(one)
-            order.append(members[one])
-            for other in sorted(self._after[one]):
-                waiting[other] -= 1
-                if not waiting[other]:
-                    ready.append(other)
-        return order
-
-    def blocks(self, names: Sequence[str], together: Sequence[Sequence[int]]) -> Blocks:
-        """As `Blocks`, with sets of operations that must be on one device."""
-        groups = self.sets()
-        group_of = {one: at for at, members in enumerate(groups) for one in members}
-        joined = {tuple(sorted({group_of[one] for one in members})) for members in together}
-        return Blocks(
-            tuple(tuple(names[one] for one in members) for members in groups),
-            tuple(sorted(one for one in joined if len(one) > 1)),
-        )
+        return [members[one] for one in in_order(self._before, lambda one: members[one][0])]
 
 
 def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[TensorInfo]:

@@ -13,7 +13,7 @@ from paceline.errors import UsageError, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.model_parallel.graph.bounds import bounds, check_memory
 from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
-from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, Measured, measure, spread
+from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
 from paceline.model_parallel.graph.micro_batches import check_micro_batches
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
@@ -108,16 +108,16 @@ def place(
     if number > 1:
         check_micro_batches(model, traced, batch, number)
     labels, allowed_of, sets = _constraints(traced, machines, pins or {}, together)
-    blocks = blocks_of(traced, labels)
+    blocks, same_device = blocks_of(traced, labels)
     busy_cores = len(machines) - 1
-    rough = measure(model, traced, blocks.groups, arguments, repeats=1, busy_cores=busy_cores).groups
+    rough = measure(model, traced, blocks, arguments, repeats=1, busy_cores=busy_cores).groups
 
     def problem_of(groups: Any, joined: Any) -> Problem:
         names = [one.nodes for one in groups]
         group_of = {name: at for at, own in enumerate(names) for name in own}
         tensors = tensors_of(traced, names, lambda one: _bytes(one, "" if one.name in traced.outputs else wire))
-        asked = [sorted({group_of[a], group_of[b]}) for a, b in sets if a in group_of and b in group_of]
-        classes = {tuple(one) for one in (*joined, *asked) if len(one) > 1}
+        asked = [(group_of[a], group_of[b]) for a, b in sets if a in group_of and b in group_of]
+        classes = {tuple(sorted({*one})) for one in (*joined, *asked)}
         allowed = [next((allowed_of[name] for name in own if name in allowed_of), ()) for own in names]
         return Problem(
             groups=tuple(groups),
@@ -125,11 +125,11 @@ def place(
             devices=machines,
             link=link,
             allowed=tuple(allowed) if any(allowed) else (),
-            together=tuple(sorted(classes)),
+            together=tuple(sorted(one for one in classes if len(one) > 1)),
             microbatches=number,
         )
 
-    singly = problem_of(rough, blocks.together)
+    singly = problem_of(rough, same_device)
     whole = coarsened(singly, [None] * len(rough), lambda _: LEAST_BLOCK_S / 2)  # there and back
     parts = [one.nodes for one in merged(singly, whole)]
     measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
@@ -143,39 +143,29 @@ def place(
             )
         tries += 1
         measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
-    fine = problem_of(spread(rough, whole, measured.groups), blocks.together)
+    fine = problem_of(spread(rough, whole, measured.groups), same_device)
     merging = coarsened(fine, [labels.get(one.nodes[0]) for one in fine.groups])
     at = {one: index for index, members in enumerate(merging) for one in members}
-    joined = [sorted({at[one] for one in members}) for members in fine.together]
-    problem = problem_of(merged(fine, merging), joined)
-    return replace(
-        _decided(model, traced, problem, measured, placer),
-        arguments=tuple(arguments),
-        any_mode=any_mode,
-        objective=objective,
-        wire=wire,
-        seed=seed,
-    )
-
-
-def _decided(model: nn.Module, traced: Traced, problem: Problem, measured: Measured, placer: str | None) -> Plan:
+    problem = problem_of(merged(fine, merging), [[at[one] for one in members] for members in fine.together])
     check_memory(problem)
-    nowhere = Placement("", (0,) * len(problem.groups), tuple(range(len(problem.groups))), 0.0)
     return Plan(
         model=type(model).__name__,
         digest=traced.digest,
-        arguments=(),
+        arguments=tuple(arguments),
         inputs=traced.inputs,
         outputs=traced.outputs,
         constants=tuple(traced.constants.items()),
         random=tuple(one.name for one in traced.nodes if one.is_random),
-        any_mode=True,
+        any_mode=any_mode,
         problem=problem,
-        placement=nowhere,
+        placement=Placement("", (), (), 0.0),
         others=(),
         bounds=bounds(problem),
         step_s=measured.step_s,
         sum_s=measured.sum_s,
+        objective=objective,
+        wire=wire,
+        seed=seed,
     ).again(placer=placer)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any
 
 from paceline.model_parallel.graph.partition import Operation, Transfer, programs
 from paceline.model_parallel.graph.problem import Problem
 
-__all__ = ["Event", "Run", "Schedule", "longest_remaining", "simulate"]
+__all__ = ["Event", "Run", "Schedule", "in_order", "longest_remaining", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +62,19 @@ class Schedule:
 def longest_remaining(problem: Problem) -> tuple[int, ...]:
     """An order of all groups: of the ready groups, the one with the longest remaining path comes first."""
     rank = remaining_s(problem)
-    waiting = [len(earlier) for earlier in problem.earlier]
-    later: dict[int, list[int]] = {}
-    for group, earlier in enumerate(problem.earlier):
-        for one in earlier:
-            later.setdefault(one, []).append(group)
-    ready = [group for group, number in enumerate(waiting) if not number]
-    order: list[int] = []
-    while ready:
-        group = min(ready, key=lambda one: (-rank[one], one))
-        ready.remove(group)
-        order.append(group)
-        for one in later.get(group, ()):
-            waiting[one] -= 1
-            if not waiting[one]:
-                ready.append(one)
-    return tuple(order)
+    return tuple(in_order(dict(enumerate(problem.earlier)), lambda group: (-rank[group], group)))
+
+
+def in_order(earlier: Mapping[int, Iterable[int]], key: Callable[[int], Any]) -> Iterator[int]:
+    """Each comes after the `earlier` ones; of those that are ready, the one with the least key comes first."""
+    sorter = TopologicalSorter(earlier)
+    sorter.prepare()
+    ready: list[int] = []
+    while sorter:
+        ready += sorter.get_ready()
+        yield (first := min(ready, key=key))
+        ready.remove(first)
+        sorter.done(first)
 
 
 def remaining_s(problem: Problem) -> list[float]:

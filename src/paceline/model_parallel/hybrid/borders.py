@@ -7,6 +7,8 @@ mean of the group's losses, like those of a penalty on the weights in a loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -22,22 +24,28 @@ __all__ = ["gather_features", "gather_rows", "part_linear", "scatter_rows", "swa
 
 def gather_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(b, f) -> (B, f): all rows of the group. Backward: reduce-scatter, each worker gets its own rows' sum."""
-    return _GatherRows.apply(x, axis, rows)  # type: ignore[return-value]
-
-
-def gather_features(x: Tensor, axis: Axis) -> Tensor:
-    """(B, f / m) -> (B, f): all features of the group's rows. Backward: reduce-scatter over the features."""
-    return _GatherFeatures.apply(x, axis)  # type: ignore[return-value]
-
-
-def swap_to_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
-    """(B, f / m) -> (b, f): own rows with all features, by all-to-all. Backward: the all-to-all the other way round."""
-    return _SwapToRows.apply(x, axis, rows)  # type: ignore[return-value]
+    return _exchanged(x, partial(_all_rows, axis, rows), partial(_own_rows, axis, rows))
 
 
 def scatter_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(B, f) -> (b, f): the sum of all workers' partial results, own rows of it. Backward: all-gather of the rows."""
-    return _ScatterRows.apply(x, axis, rows)  # type: ignore[return-value]
+    return _exchanged(x, partial(_own_rows, axis, rows), partial(_all_rows, axis, rows))
+
+
+def gather_features(x: Tensor, axis: Axis) -> Tensor:
+    """(B, f / m) -> (B, f): all features of the group's rows. Backward: reduce-scatter over the features."""
+    return _exchanged(
+        x, lambda x: _side_by_side(axis.all_gather(x)), lambda g: axis.reduce_scatter(_by_features(g, axis))
+    )
+
+
+def swap_to_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
+    """(B, f / m) -> (b, f): own rows with all features, by all-to-all. Backward: the all-to-all the other way round."""
+    return _exchanged(
+        x,
+        lambda x: _side_by_side(axis.all_to_all(rows.stacked(x)))[: rows.own],
+        lambda g: rows.joined(axis.all_to_all(_by_features(rows.padded(g), axis))),
+    )
 
 
 def part_linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows) -> Tensor:
@@ -45,58 +53,22 @@ def part_linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows) -> T
     return _PartLinear.apply(x, weight, bias, rows)  # type: ignore[return-value]
 
 
-class _GatherRows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, rows: Rows) -> Tensor:
-        ctx.axis, ctx.rows = axis, rows
-        return _no_view(rows.joined(axis.all_gather(rows.padded(x))))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _own_rows(gradients[0], ctx.axis, ctx.rows), None, None
+def _exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:
+    return _Exchange.apply(x, forward, transpose)  # type: ignore[return-value]
 
 
-class _ScatterRows(Function):
+class _Exchange(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, rows: Rows) -> Tensor:
-        ctx.axis, ctx.rows = axis, rows
-        return _no_view(_own_rows(x, axis, rows))
+    def forward(ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Any) -> Tensor:
+        ctx.transpose = transpose
+        y = forward(x)
+        # Autograd forbids in-place changes, such as nn.ReLU(inplace=True)'s, of views that a function returns.
+        return y.clone() if y._base is not None else y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.rows.joined(ctx.axis.all_gather(ctx.rows.padded(gradients[0]))), None, None
-
-
-class _GatherFeatures(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return axis.all_gather(x).transpose(0, 1).flatten(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        axis = ctx.axis
-        pieces = gradients[0].view(len(gradients[0]), axis.size, gradients[0].shape[1] // axis.size).transpose(0, 1)
-        return axis.reduce_scatter(pieces), None
-
-
-class _SwapToRows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, rows: Rows) -> Tensor:
-        ctx.axis, ctx.rows = axis, rows
-        taken = axis.all_to_all(rows.stacked(x))  # (parts, most, f / m): of every worker's features, own rows
-        return _no_view(taken.transpose(0, 1).flatten(1)[: rows.own])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        axis, rows = ctx.axis, ctx.rows
-        own = rows.padded(gradients[0])
-        pieces = own.view(len(own), axis.size, own.shape[1] // axis.size).transpose(0, 1)
-        return rows.joined(axis.all_to_all(pieces)), None, None
+        return ctx.transpose(gradients[0]), None, None
 
 
 class _PartLinear(Function):
@@ -117,10 +89,19 @@ class _PartLinear(Function):
         return of_x, weighed.t().mm(x), of_bias, None
 
 
-def _own_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
+def _all_rows(axis: Axis, rows: Rows, x: Tensor) -> Tensor:
+    return rows.joined(axis.all_gather(rows.padded(x)))
+
+
+def _own_rows(axis: Axis, rows: Rows, x: Tensor) -> Tensor:
     return axis.reduce_scatter(rows.stacked(x))[: rows.own]
 
 
-def _no_view(x: Tensor) -> Tensor:
-    """Copies views: autograd forbids in-place changes, such as nn.ReLU(inplace=True)'s, of views that a function returns."""
-    return x.clone() if x._base is not None else x
+def _side_by_side(pieces: Tensor) -> Tensor:
+    """(m, rows, f / m) -> (rows, f)."""
+    return pieces.transpose(0, 1).flatten(1)
+
+
+def _by_features(x: Tensor, axis: Axis) -> Tensor:
+    """(rows, f) -> (m, rows, f / m)."""
+    return x.view(len(x), axis.size, x.shape[1] // axis.size).transpose(0, 1)

@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.model_parallel.hybrid.layout import HybridParallel
-from paceline.model_parallel.hybrid.plan import cuttable_chains
+from paceline.model_parallel.hybrid.plan import check_called, cuttable_chains, plan_cuts
 from paceline.model_parallel.layers import model_layers
 from paceline.planner.balance import Layer
 from paceline.planner.layout_choice import Candidate, LayoutChoice, choose_layouts
 
-__all__ = ["FLOPS_PER_S", "candidates_of", "chosen_layout", "counted_s", "layout_for", "measured_s"]
+__all__ = ["FLOPS_PER_S", "candidates_of", "checked_layout", "chosen_layout", "counted_s", "layout_for", "measured_s"]
 
 FLOPS_PER_S = 1e10  # of one core's convolutions
 _LATENCY_S, _BANDWIDTH_BYTES_PER_S = 50e-6, 1.25e9  # 10 Gbit/s Ethernet
@@ -112,3 +113,19 @@ def chosen_layout(
         pairings=(layout.pairing,),
     )[0]
     return layout_for(best, layout)
+
+
+def checked_layout(
+    layout: HybridParallel, model: nn.Module, inputs: Tensor | None, *, workers: int, **of_choice: Any
+) -> HybridParallel:
+    """The layout with its groups chosen, if it can cut the model; `inputs` and `of_choice` are as in `chosen_layout`.
+
+    Raises:
+        UsageError: it cannot, or `inputs` are None and its groups are to be chosen.
+    """
+    if inputs is not None:
+        layout = chosen_layout(layout, model, inputs, workers=workers, **of_choice)
+    plan = plan_cuts(model, layout, workers)
+    if inputs is not None:
+        check_called(plan, model, inputs)
+    return layout

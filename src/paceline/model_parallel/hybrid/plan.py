@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.model_parallel.hybrid.layout import HybridParallel
+from paceline.tasks.base import evaluation_mode
 
 __all__ = ["CutLayer", "CutPlan", "check_called", "cuttable_chains", "plan_cuts"]
 
@@ -62,20 +62,6 @@ class CutPlan:
     parts: int
     layers: tuple[CutLayer, ...]
     dropouts: tuple[str, ...]
-
-    def operations(self) -> dict[str, int]:
-        """Operations in a group in one step of one forward and backward pass, by kind, if gradients reach all inputs."""
-        kinds = {"all-gather": 0, "reduce-scatter": 0, "all-to-all": 0}
-        for layer in self.layers if self.parts > 1 else ():
-            if layer.entry in ("rows", "features"):
-                kinds["all-gather"] += 1
-                kinds["reduce-scatter"] += 1
-            if layer.exit == "rows":
-                kinds["all-to-all"] += 2
-            elif layer.exit == "sum":
-                kinds["all-gather"] += 1
-                kinds["reduce-scatter"] += 1
-        return {kind: number for kind, number in kinds.items() if number}
 
     def group_bytes(self, rows: float, element_bytes: int = 4) -> float:
         """Bytes that a worker sends inside its group in one such step, if each has `rows` rows."""
@@ -129,12 +115,7 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
 def cuttable_chains(model: nn.Module, layout: HybridParallel) -> list[list[str]]:
     """Names of the layers that some number of groups could cut, consecutive ones together."""
     modules = dict(model.named_modules())
-    chosen = list(layout.names) or [
-        name
-        for name, one in modules.items()
-        if isinstance(one, nn.Linear) and _is_plain(one) and one.weight.numel() >= layout.min_weights
-    ]
-    return [chain for chain, _ in _chains(modules, chosen)]
+    return [chain for chain, _ in _chains(modules, list(layout.names) or list(_large(modules, layout)))]
 
 
 def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
@@ -151,15 +132,12 @@ def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
         )
         for layer in plan.layers
     ]
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad():
-            model.eval()(inputs)
+        with evaluation_mode(model):
+            model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes:
-            module.training = training
     for layer in plan.layers:
         if layer.name not in shapes:
             raise UsageError(
@@ -184,20 +162,21 @@ def _chosen(modules: dict[str, nn.Module], layout: HybridParallel, parts: int) -
                 f"{odd[0]} has frozen or parametrized weights, which a layout cannot cut: leave it out of layers=."
             )
         return chosen
-    chosen = [
-        name
-        for name, module in modules.items()
-        if isinstance(module, nn.Linear)
-        and _is_plain(module)
-        and module.weight.numel() >= layout.min_weights
-        and module.out_features % parts == 0
-    ]
+    chosen = [name for name, module in _large(modules, layout).items() if module.out_features % parts == 0]
     if not chosen and parts > 1:
         raise UsageError(
             f"No linear layer of the model has {layout.min_weights:,} weights or more and outputs that {parts} workers can"
             " share equally, so there is nothing to cut: name some with layers=, or train without a layout."
         )
     return chosen
+
+
+def _large(modules: dict[str, nn.Module], layout: HybridParallel) -> dict[str, nn.Linear]:
+    return {
+        name: one
+        for name, one in modules.items()
+        if isinstance(one, nn.Linear) and _is_plain(one) and one.weight.numel() >= layout.min_weights
+    }
 
 
 def _is_plain(module: nn.Module) -> bool:
