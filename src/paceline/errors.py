@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
@@ -20,6 +22,7 @@ __all__ = [
     "WorkerLostError",
     "exits_in_order",
     "first_line",
+    "located",
     "name_workers",
     "printable",
     "shown",
@@ -108,6 +111,15 @@ def name_workers(ids: list[int]) -> str:
     if len(ids) == 1:
         return f"worker {ids[0]}"
     return f"workers {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
+
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Puts a place before the message of a `UsageError`."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, located
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import SIMULATED_WORKERS
@@ -84,14 +84,12 @@ class ClusterFile:
             arguments["link_factors"] = _link_factors(where, table["slow_link"])
         if "codecs" in table:
             arguments["codecs"] = _codecs(where, table["codecs"])
-        try:
+        with located(where):
             if "sockets" in table:
                 arguments["sockets"] = _sockets(table["sockets"])
             if "compute_s" in arguments:
                 arguments["compute_s"] = _compute_time(arguments["compute_s"])
             return cls(**arguments)
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
 
     @classmethod
     def check_names(cls, table: Any, where: str) -> None:

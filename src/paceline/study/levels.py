@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from paceline.errors import UsageError, shown
+from paceline.errors import UsageError, located, shown
 from paceline.specs.bounds import LEVELS, RANGE
 
 __all__ = ["Level", "Range", "read_levels"]
@@ -69,10 +69,8 @@ def read_levels(name: str, value: Any) -> tuple[Level, ...] | Range:
     """
     where = f"[factors] '{name}'"
     if isinstance(value, Mapping):
-        try:
+        with located(where):
             return _range(value)
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
     levels = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(level, Level) for level in levels):
         raise UsageError(

@@ -6,17 +6,17 @@ import dataclasses
 import math
 import re
 import runpy
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from paceline.errors import UsageError, shown
+from paceline.errors import UsageError, located, shown
 from paceline.run.config import TrainConfig
 from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
 from paceline.specs.text import closest
 from paceline.specs.types import check_fields
+from paceline.specs.user_file import run_user_code
 from paceline.study.levels import Level, Range, read_levels
 from paceline.study.limits import Design, Limits, is_number, is_whole
 from paceline.system.plain_files import read_table
@@ -183,12 +183,11 @@ def read_study(path: Path) -> Study:
     if path.suffix not in (".toml", ".py"):
         raise UsageError(f"A study file is .toml or .py, not {path.name}.")
     if path.suffix == ".py" and path.is_file():
-        return _from_python(path)
+        with located(path):
+            return run_user_code(path, "The study file", lambda: _from_python(path))
     table = read_table(path, "The study file")
-    try:
+    with located(path):
         return study_from_table({"name": path.stem, **table}, folder=path.parent)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Study:
@@ -226,19 +225,10 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
 
 
 def _from_python(path: Path) -> Study:
-    try:
-        found = runpy.run_path(str(path)).get("study")
-        study = found() if callable(found) else found
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        at = f" at line {lines[-1]}" if lines else ""
-        what = traceback.format_exception_only(error)[-1].strip()
-        raise UsageError(f"The study file {path} failed{at}: {what}") from error
+    found = runpy.run_path(str(path)).get("study")
+    study = found() if callable(found) else found
     if not isinstance(study, Study):
-        raise UsageError(f"The study file {path} must define study, as study = paceline.study.Study(name=...).")
+        raise UsageError("the study file must define study, as study = paceline.study.Study(name=...).")
     return study
 
 
@@ -246,10 +236,8 @@ def _part(kind: Any, where: str, table: Any) -> Any:
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} holds names and values; known: {', '.join(_names_of(kind))}.")
     _check_names(table, _names_of(kind), f"{where} has an unknown name")
-    try:
+    with located(where):
         return kind(**table)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
 
 
 def _check_names(names: Iterable[str], known: Sequence[str], refusal: str) -> None:
@@ -317,10 +305,8 @@ def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         Cluster.check_names(value, where)
         return dict(value)
-    try:
+    with located(where):
         return Cluster.load(folder / str(value)).as_table()
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
