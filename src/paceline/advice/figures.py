@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.advice.answer import Advice, Candidate, Prediction
+from paceline.advice.answer import Advice, Candidate
 from paceline.advice.tables import ranking_unit
 from paceline.advice.words import INTERVAL, label, measure_name, seconds_in, span_in
 from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, method_colour, numbers, scatter, thin
 from paceline.observe.words import SECONDS_IN, capital, seconds_text
-from paceline.planner.estimate import Estimate
 
 __all__ = ["advice_figures", "colour_of"]
 
@@ -46,16 +45,10 @@ def _curves(advice: Advice) -> Figure | None:
     y_axis = _y_axis(advice, traces, wanted)
     x_axis, until_s = _x_axis(advice, traces)
     layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": y_axis}
-    with_bars = advice.ranked[:_WITH_BARS]
+    traces += _bars(advice, wanted, until_s, scale)
     if wanted is not None:
-        traces += [_bar(advice, one, found, wanted, until_s) for one in with_bars if (found := one.time_s) is not None]
         add_rule(layout, f"target {wanted:.6g}{percent}", y=wanted)
     if target.deadline_s is not None:
-        traces += [
-            _bar_at_deadline(advice, one, found, target.deadline_s, scale)
-            for one in with_bars
-            if (found := one.at_deadline) is not None
-        ]
         add_rule(layout, f"deadline {seconds_text(target.deadline_s)}", x=target.deadline_s)
     name = measure_name(target)
     rows = [
@@ -121,28 +114,32 @@ def _points(advice: Advice, scale: float, percent: str) -> list[dict[str, Any]]:
     return points
 
 
-def _bar(advice: Advice, one: Prediction, found: Estimate, wanted: float, until_s: float) -> dict[str, Any]:
-    """When the target is reached, on its line; an interval without upper end leaves the figure."""
-    colour = colour_of(advice, one.candidate)
-    high = found.high if math.isfinite(found.high) else max(until_s, found.value) * 10
-    return scatter(
-        "markers", label(one.candidate), [found.value], [wanted], meta="reached", showlegend=False,
-        error_x=error_bars(found.value, found.low, high, colour, thickness=1.8, width=5),
-        marker={"color": colour, "size": 9, "symbol": "diamond"},
-        hovertemplate=f"reached after %{{x:,.4~g}} s<br>{INTERVAL} {span_in('s', found)} s",
-    )  # fmt: skip
-
-
-def _bar_at_deadline(
-    advice: Advice, one: Prediction, found: Estimate, deadline_s: float, scale: float
-) -> dict[str, Any]:
-    colour = colour_of(advice, one.candidate)
-    value, low, high = (scale * end for end in (found.value, max(0.0, found.low), found.high))
-    return scatter(
-        "markers", label(one.candidate), [deadline_s], [value], meta="by the deadline", showlegend=False,
-        error_y=error_bars(value, low, high, colour, thickness=1.8, width=5),
-        marker={"color": colour, "size": 9, "symbol": "square"}, hovertemplate="%{y:.4g} by the deadline",
-    )  # fmt: skip
+def _bars(advice: Advice, wanted: float | None, until_s: float, scale: float) -> list[dict[str, Any]]:
+    """Of the first three: when the target is reached, on its line, and what is reached by the deadline."""
+    bars: list[dict[str, Any]] = []
+    for one in advice.ranked[:_WITH_BARS]:
+        colour, name, deadline_s = colour_of(advice, one.candidate), label(one.candidate), advice.target.deadline_s
+        looks: dict[str, Any] = {"thickness": 1.8, "width": 5}
+        if wanted is not None and (found := one.time_s) is not None:
+            high = found.high if math.isfinite(found.high) else max(until_s, found.value) * 10  # leaves the figure
+            bars.append(
+                scatter(
+                    "markers", name, [found.value], [wanted], meta="reached", showlegend=False,
+                    error_x=error_bars(found.value, found.low, high, colour, **looks),
+                    marker={"color": colour, "size": 9, "symbol": "diamond"},
+                    hovertemplate=f"reached after %{{x:,.4~g}} s<br>{INTERVAL} {span_in('s', found)} s",
+                )
+            )  # fmt: skip
+        if deadline_s is not None and (found := one.at_deadline) is not None:
+            value, low, high = (scale * end for end in (found.value, max(0.0, found.low), found.high))
+            bars.append(
+                scatter(
+                    "markers", name, [deadline_s], [value], meta="by the deadline", showlegend=False,
+                    error_y=error_bars(value, low, high, colour, **looks),
+                    marker={"color": colour, "size": 9, "symbol": "square"}, hovertemplate="%{y:.4g} by the deadline",
+                )
+            )  # fmt: skip
+    return bars
 
 
 def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | None) -> dict[str, Any]:
@@ -161,11 +158,9 @@ def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | No
 
 def _x_axis(advice: Advice, traces: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
     """Up to the last arrival that is shown; logarithmic where the short runs would vanish at its beginning."""
-    ends = [
-        min(one.time_s.high, 1.6 * one.time_s.value) for one in advice.ranked[:_EMPHASISED] if one.time_s is not None
-    ]
-    deadline_s = advice.target.deadline_s
-    ends += [] if deadline_s is None else [deadline_s]
+    times = [one.time_s for one in advice.ranked[:_EMPHASISED] if one.time_s is not None]
+    ends = [min(one.high, 1.6 * one.value) for one in times]
+    ends += [advice.target.deadline_s] if advice.target.deadline_s is not None else []
     seen = [value for trace in traces for value in trace["x"] if value is not None]
     until_s = 1.08 * max(ends or seen)
     measured = [one.curve[-1][0] for one in advice.measured if one.curve]
@@ -184,19 +179,20 @@ def _arrivals(advice: Advice) -> Figure | None:
         return None
     unit = ranking_unit(advice)
     size_s = SECONDS_IN[unit]
+    names = [label(one.candidate) for one, _ in shown]
     values, lows, highs = (
         np.array([getattr(found, end) for _, found in shown]) / size_s for end in ("value", "low", "high")
     )
-    simulated = [
-        (row, value / size_s) for row, (one, _) in enumerate(shown) for value in one.simulated_s if math.isfinite(value)
-    ]
-    modelled = [
-        (row, one.modelled_s.value / size_s) for row, (one, _) in enumerate(shown) if one.modelled_s is not None
-    ]
-    seen = [*values, *highs[np.isfinite(highs)], *(value for _, value in simulated)]
+    points = {
+        "simulated": [(row, time_s / size_s) for row, (one, _) in enumerate(shown) for time_s in one.simulated_s],
+        "by the models alone": [
+            (row, one.modelled_s.value / size_s) for row, (one, _) in enumerate(shown) if one.modelled_s
+        ],
+    }
+    points = {name: [point for point in of if math.isfinite(point[1])] for name, of in points.items()}
+    seen = [*values, *highs[np.isfinite(highs)], *(value for _, value in points["simulated"])]
     least, most = min([*lows, *seen]), max(seen)
     logarithmic = most > 20 * least > 0
-    names = [label(one.candidate) for one, _ in shown]
     traces: list[dict[str, Any]] = []
     for row, (one, found) in enumerate(shown):
         colour = colour_of(advice, one.candidate) or "@soft"
@@ -209,9 +205,9 @@ def _arrivals(advice: Advice) -> Figure | None:
                 hovertemplate=f"{seconds_in(unit, found.value)} {unit}<br>{INTERVAL} {span_in(unit, found)} {unit}",
             )
         )  # fmt: skip
-    for name, points, symbol in (("simulated", simulated, "circle"), ("by the models alone", modelled, "x-thin-open")):
-        if points:
-            rows, x = zip(*points, strict=True)
+    for (name, of), symbol in zip(points.items(), ("circle", "x-thin-open"), strict=True):
+        if of:
+            rows, x = zip(*of, strict=True)
             traces.append(
                 scatter(
                     "markers", name, x, np.add(rows, 0.26), customdata=[names[row] for row in rows],
@@ -252,5 +248,5 @@ def _arrivals(advice: Advice) -> Figure | None:
         ["candidate", f"time ({unit})", "low", "high", "simulated", "by the models alone"],
         cells,
         height_px=_ROW_PX * len(shown) + 16,
-        legend=bool(simulated or modelled),
+        legend=any(points.values()),
     )
