@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.advice.answer import Advice
+from paceline.advice.answer import Advice, Prediction
 from paceline.advice.figures import advice_figures, colour_of
-from paceline.advice.tables import RankedRow, fit_lines, ranked_rows, ranking_unit
+from paceline.advice.tables import fit_lines, ranked_rows, ranking_unit
 from paceline.advice.words import INTERVAL, asked, measure_name, not_tried, verdict
 from paceline.observe.document import Cell, Table, settings_table, write_page
-from paceline.observe.words import ABSENT, seconds_text, workers_text
+from paceline.observe.words import seconds_text, workers_text
 
 __all__ = ["write_report"]
 
@@ -47,17 +47,15 @@ def _ranking(advice: Advice) -> Table:
         Cell("throughput", f"samples/s, {INTERVAL}"), Cell("samples\nto target"), Cell("simulated", f"{unit}, median"),
         Cell("by the models", f"{unit}, {INTERVAL}"), Cell("staleness", "updates, mean"), Cell("remark", kind="name"),
     ]  # fmt: skip
-    return Table([_row(advice, row) for row in ranked_rows(advice)], heads, kind="figures-table")
+    return Table([_row(advice, *row) for row in ranked_rows(advice, 2)], heads, kind="figures-table")
 
 
-def _row(advice: Advice, row: RankedRow) -> list[Cell]:
-    one, best = row.one, "best" if row.one is advice.best else ""
-    cells = [row.time, row.times_best] if advice.target.deadline_s is None else [row.at_deadline, row.time]
-    cells += [row.samples_per_s, row.samples, row.simulated, row.modelled]
-    colour = colour_of(advice, one.candidate)
+def _row(advice: Advice, one: Prediction, cells: dict[str, Cell]) -> list[Cell]:
+    first = ["time", "times best"] if advice.target.deadline_s is None else ["at deadline", "time"]
+    columns, best = [*first, "samples/s", "samples", "simulated", "modelled", "staleness"], one is advice.best
+    remark = "; ".join(filter(None, (one.why_not if one.time_s is None else "", one.extrapolation)))
     return [
-        Cell(one.candidate.algorithm, workers_text(one.candidate.workers), colour=colour),
-        *(replace(each, kind=best) for each in cells),
-        Cell(ABSENT if one.staleness is None else f"{one.staleness:.2f}", kind=best),
-        Cell("; ".join(filter(None, (one.why_not if one.time_s is None else "", one.extrapolation))), kind="remark"),
+        Cell(one.candidate.algorithm, workers_text(one.candidate.workers), colour=colour_of(advice, one.candidate)),
+        *(replace(cells[name], kind="best" if best else "") for name in columns),
+        Cell(remark, kind="remark"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import islice
 
 from rich.table import Table
 from rich.text import Text
@@ -25,22 +25,9 @@ from paceline.observe.terminal import BEST, figures_table
 from paceline.observe.words import ABSENT, column_unit, number_text, percent_text, seconds_text, workers_text
 from paceline.planner.estimate import Estimate
 
-__all__ = ["RankedRow", "fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
+__all__ = ["fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
 
 _SHOWN = 14
-
-
-class RankedRow(NamedTuple):
-    """A candidate's figures as texts; below most of them their intervals."""
-
-    one: Prediction
-    time: Cell
-    at_deadline: Cell
-    times_best: Cell
-    samples_per_s: Cell
-    samples: Cell
-    simulated: Cell
-    modelled: Cell
 
 
 def ranking_unit(advice: Advice) -> str:
@@ -48,21 +35,26 @@ def ranking_unit(advice: Advice) -> str:
     return column_unit([one.time_s.value for one in advice.ranked if one.time_s is not None])
 
 
-def ranked_rows(advice: Advice) -> Iterator[RankedRow]:
-    """The cells of every candidate, the best first."""
+def ranked_rows(advice: Advice, digits: int) -> Iterator[tuple[Prediction, dict[str, Cell]]]:
+    """Every candidate, the best first, with its cells; below most figures their intervals; staleness to so many digits."""
     unit = ranking_unit(advice)
     for one, times in zip(advice.ranked, times_best(advice), strict=True):
         speed, needed = one.samples_per_s, one.samples_to_target
-        yield RankedRow(
-            one=one,
-            time=Cell(no_time(one)) if one.time_s is None else _time(one.time_s, unit),
-            at_deadline=_measure(one.at_deadline, advice.target),
-            times_best=Cell(relative_text(times)),
-            samples_per_s=Cell(count_text(speed.value), f"{count_text(speed.low)} to {count_text(speed.high)}"),
-            samples=Cell(ABSENT if needed is None else count_text(needed.value)),
-            # "never" where half or more of the simulations do not arrive
-            simulated=Cell(seconds_in(unit, statistics.median_high(one.simulated_s)) if one.simulated_s else ABSENT),
-            modelled=_time(one.modelled_s, unit),
+        yield (
+            one,
+            {
+                "time": Cell(no_time(one)) if one.time_s is None else _time(one.time_s, unit),
+                "at deadline": _measure(one.at_deadline, advice.target),
+                "times best": Cell(relative_text(times)),
+                "samples/s": Cell(count_text(speed.value), f"{count_text(speed.low)} to {count_text(speed.high)}"),
+                "samples": Cell(ABSENT if needed is None else count_text(needed.value)),
+                # "never" where half or more of the simulations do not arrive
+                "simulated": Cell(
+                    seconds_in(unit, statistics.median_high(one.simulated_s)) if one.simulated_s else ABSENT
+                ),
+                "modelled": _time(one.modelled_s, unit),
+                "staleness": Cell(ABSENT if one.staleness is None else f"{one.staleness:.{digits}f}"),
+            },
         )
 
 
@@ -88,18 +80,17 @@ def ranking_table(advice: Advice) -> Table:
     else:
         heads += ["times\nbest", "samples\nneeded"]
     table = figures_table("candidate", [*heads, "samples\n/s", "simulated\nmodelled", "stale-\nness"])
-    for place, row in zip(range(_SHOWN), ranked_rows(advice), strict=False):
-        one = row.one
+    asked = ["time", "times best", "samples"] if target.deadline_s is None else ["at deadline", "time"]
+    for one, cells in islice(ranked_rows(advice, 1), _SHOWN):
         star = "*" if one.extrapolation else " " if starred else ""
-        asked = [row.time, row.times_best, row.samples] if target.deadline_s is None else [row.at_deadline, row.time]
         table.add_row(
             _name(one.candidate.algorithm),
             f"{one.candidate.workers}{star}",
-            *map(_lines, asked),
-            row.samples_per_s.text,
-            f"{row.simulated.text}\n{row.modelled.text}",
-            ABSENT if one.staleness is None else f"{one.staleness:.1f}",
-            style=BEST if place == 0 and advice.best is not None else None,
+            *(_lines(cells[name]) for name in asked),
+            cells["samples/s"].text,
+            f"{cells['simulated'].text}\n{cells['modelled'].text}",
+            cells["staleness"].text,
+            style=BEST if one is advice.best else None,
         )
     if len(ranked) > _SHOWN:
         table.caption = f"and {len(ranked) - _SHOWN} more, in advice.json and in the report"
