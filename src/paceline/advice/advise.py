@@ -12,7 +12,6 @@ from pathlib import Path
 from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
-from paceline.advice.communication import weighed
 from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
 from paceline.advice.loops import LoopProgram, load_program
 from paceline.advice.machine import this_machine
@@ -149,7 +148,6 @@ class _Advising:
     def advice(self) -> Advice:
         with keep_data(), Pool(self.processes) as pool:
             self._first_step(pool)
-            self._weigh_codecs()
             if self.measures:
                 self._measure(self._algorithms_to_run())
                 self._without_runs()
@@ -178,13 +176,6 @@ class _Advising:
         if self._shape is None:
             self._shape = self.program.shape()
         return self._shape
-
-    def _weigh_codecs(self) -> None:
-        """Adds methods with codecs where these pay; says why they do, or not."""
-        shape = self._its_shape() if self.given is not None else None
-        more, self.on_codecs, not_tried = weighed(self.given, num_cores(), shape, self.candidates, self.algorithms)
-        self.candidates += more
-        self.not_tried += not_tried
 
     def _say(self, what: str) -> None:
         self.on_progress(what, min(0.99, self.budget.spent))
@@ -296,7 +287,7 @@ class _Advising:
         arrives = bool(ranked) and ranked[0].arrives
         self._warn(ranked, predictor.seeds, arrives, restart_s)
         said = (
-            (how_sure(ranked[0], fits, predictor.progress, predictor.seeds), *self.on_codecs)
+            (how_sure(ranked[0], fits, predictor.progress, predictor.seeds),)
             if arrives
             else (nothing_arrives(ranked, self.target),)
         )

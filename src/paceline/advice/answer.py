@@ -138,7 +138,7 @@ class Advice:
         program: what is trained, as the user named it.
         ranked: the best first; those that do not arrive at the end.
         measured: short runs that were made here.
-        reasons: how sure the first is, and a sentence on codecs where they pay; one, where nothing arrives.
+        reasons: how sure the first is; where nothing arrives, what the best came to.
         not_tried: sentences: what was left out, and why.
         warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
         command: starts the first; "" where nothing arrives.

@@ -15,6 +15,7 @@ DEFAULT = (
     ALONE,
     "lockstep",
     "all-reduce",
+    "all-reduce(codec=qsgd)",
     "local-sgd",
     "da-sgd",
     "diloco(period=20)",
@@ -32,6 +33,9 @@ OMITTED: Mapping[str, str] = {
     "adaptive-revision": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
 }
 _IN_ONE_MEMORY = ("racing", "locked", "slots")
+_APART = {
+    "all-reduce(codec=qsgd)": "on one machine gradients go through memory, where coding takes longer than the bytes it saves"
+}
 _ALL = 4  # up to so many workers, each number is tried
 
 
@@ -79,6 +83,8 @@ def candidates(
         if algorithm.max_workers == 1:
             found.insert(0, Candidate(algorithm=spec, workers=1))
             continue
+        if algorithms is None and one_machine and spec in _APART:
+            continue
         if algorithms is None and not one_machine and algorithm.needs.kind in _IN_ONE_MEMORY:
             apart.append(spec)
             continue
@@ -100,7 +106,8 @@ def candidates(
             " sockets, so that each worker has a machine of its own."
         )
     if algorithms is None:
-        said += [f"Not tried: {name}, as {why}." for name, why in OMITTED.items()]
+        omitted = {**OMITTED, **(_APART if one_machine else {})}
+        said += [f"Not tried: {name}, as {why}." for name, why in omitted.items()]
     between = sorted(set(range(2, max_workers + 1)) - set(tried))
     if between:
         listed = ", ".join(map(str, between)) if len(between) < 8 else f"{len(between)} other numbers of"
