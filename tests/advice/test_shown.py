@@ -186,7 +186,7 @@ TARGET = "--target-accuracy 0.96"
             f"train.py:train {TARGET} --max-workers 2 --slow 2:4",
             "Worker 2 cannot be slow: 2 workers count from 0 to 1.",
         ),
-        (f"train.py:train {TARGET} --slow 2", "Write WORKER:FACTOR, as 0:100."),
+        (f"train.py:train {TARGET} --slow 2", "--slow must be WORKER:FACTOR, as 0:100, not '2'."),
         (f"train.py:train {TARGET} --cluster missing.toml", "missing.toml does not exist"),
         (f"train.py:train {TARGET} --algorithm hogwildd", "Did you mean 'hogwild'?"),
         (f"train.py:train {TARGET} --seed -1", "--seed must be 0 or more"),

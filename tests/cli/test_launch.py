@@ -24,7 +24,7 @@ BAD = [
     ("script.py:train --resume none", "--resume none is no run's folder"),
     ("script.py:train --join 10.0.0.1:29400", "--join is for scripts"),
     ("script.py:train --of 2", "--of is for scripts"),
-    ("script.py:train --slow ten", "--slow ten says nothing about a worker. Write WORKER:FACTOR"),
+    ("script.py:train --slow ten", "--slow must be WORKER:FACTOR, as 0:100, not 'ten'"),
     ("script.py:train --slow 2:10", "slow names worker 2, but there are 2 workers"),
     ("script.py:train --limit 0", "--limit must be a number above 0"),
     ("script.py:train --target-accuracy 96", "write 0.95 for 95 %"),

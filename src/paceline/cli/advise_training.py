@@ -89,11 +89,11 @@ def training(
         PLANNED_WORKERS.check("--max-workers", max_workers)
     SEED.check("The last run's seed", seed + _MOST_SEEDS)
     options.check_out(folder)
-    machines = None if cluster is None else described(cluster, None, [], [])
+    machines = None if cluster is None else described(cluster, None, None, None)
     if machines is None and max_workers is not None:
         check_workers(max_workers, backend="processes")
     most = max_workers or (max(2, num_cores()) if machines is None else machines.workers)
-    factors = dict(described(None, most, slow, []).slowness) if slow else {}
+    factors = dict(described(None, most, slow, None).slowness) if slow else {}
     specs = _specs(algorithm)
 
     from paceline.advice.answer import Circumstances, Target

@@ -81,7 +81,7 @@ def backups(
         )
     if noise_scale is not None and not noise_scale >= 0:
         raise UsageError(f"--noise-scale must be 0 samples or more, not {noise_scale:g}.")
-    machines = described(cluster, workers if cluster is not None else workers or 16, slow or [], [])
+    machines = described(cluster, workers if cluster is not None else workers or 16, slow, None)
     PLANNED_WORKERS.check("The number of workers", machines.workers)
     if machines.workers < 2 and not spare:
         raise UsageError("Backups are among several workers: give --workers 2 or more.")

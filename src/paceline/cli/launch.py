@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from paceline.cli import options
 from paceline.cli.console import err, say
 from paceline.errors import NotWrittenError, PacelineError, UsageError
-from paceline.loop.slowness import checked_factors, slow_factors
+from paceline.loop.slowness import checked_factors
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
@@ -188,7 +188,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
         SECONDS_ABOVE_0.check("--limit", limit_s)
     slow = given.get("slow", {})
     if isinstance(slow, list):
-        slow = checked_factors(slow_factors(slow), workers)
+        slow = checked_factors(options.slow_factors(slow), workers)
     if out is not None and (resume is None or out.resolve() != resume.resolve()):
         options.check_out(out)
 

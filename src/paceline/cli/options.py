@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.console import say
-from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError
+from paceline.errors import AlgorithmWarning, OverrideWarning, UsageError, shown
 from paceline.specs.bounds import check_run
 from paceline.system import files
 from paceline.system.folder_lock import is_empty
@@ -32,6 +32,8 @@ __all__ = [
     "check_resumed",
     "check_specs",
     "out_folder",
+    "pairs",
+    "slow_factors",
     "with_config",
     "write_command",
 ]
@@ -55,6 +57,38 @@ _LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
 def slow_workers(panel: str) -> Any:
     """The option that names slow workers, in one of a verb's panels."""
     return typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=panel)
+
+
+def pairs(
+    option: str,
+    texts: Iterable[str] | None,
+    form: str,
+    key: Callable[[str], Any] = int,
+    value: Callable[[str], Any] = float,
+) -> dict[Any, Any]:
+    """The entries KEY:VALUE that an option was given.
+
+    Raises:
+        UsageError: one is not written as `form` says, or two have the same key.
+    """
+    found = {}
+    for text in texts or ():
+        left, _, right = text.rpartition(":")
+        try:
+            if not left or not right:
+                raise ValueError
+            name, amount = key(left), value(right)
+        except ValueError:
+            raise UsageError(f"{option} must be {form}, not {shown(text)}.") from None
+        if name in found:
+            raise UsageError(f"{option} names {shown(left)} twice: leave one out.")
+        found[name] = amount
+    return found
+
+
+def slow_factors(texts: Iterable[str] | None) -> dict[int, float]:
+    """By worker, the factor on its compute time."""
+    return pairs("--slow", texts, "WORKER:FACTOR, as 0:100")
 
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import options
 from paceline.cli.console import out, print_json, say
 from paceline.errors import UsageError, shown
 from paceline.system.paths import check_new_file
@@ -67,9 +68,8 @@ def place(
     for path, what in ((plan, "The plan"), (report, "The report"), (trace, "The trace")):
         if path is not None:
             check_new_file(path, what)
-    slowness = _pairs("--slow", slow, "DEVICE:FACTOR, as 1:3")
-    factors = {_number("--slow", k, int): _number("--slow", v, float) for k, v in slowness.items()}
-    pins = {k: int(v) if v.isdecimal() else v for k, v in _pairs("--pin", pin, "MODULE:DEVICE, as encoder:0").items()}
+    factors = options.pairs("--slow", slow, "DEVICE:FACTOR, as 1:3")
+    pins = options.pairs("--pin", pin, "MODULE:DEVICE, as encoder:0", str, lambda to: int(to) if to.isdecimal() else to)
     memory_bytes = _bytes(memory) if memory is not None else None
 
     from paceline.model_parallel.graph.placing import place as placed
@@ -159,25 +159,6 @@ def _built(reference: str, shape: str | None) -> tuple[Any, Any]:
             f"{name} of {path} returns no example batch: return (model, example), or give --shape 32x3x64x64."
         )
     return made, example
-
-
-def _pairs(option: str, texts: list[str] | None, written: str) -> dict[str, str]:
-    found = {}
-    for text in texts or ():
-        key, colon, value = text.rpartition(":")
-        if not (key and colon and value):
-            raise UsageError(f"{option} must be {written}, not {shown(text)}.")
-        if key in found:
-            raise UsageError(f"{option} names {shown(key)} twice: leave one out.")
-        found[key] = value
-    return found
-
-
-def _number(option: str, text: str, kind: Any) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise UsageError(f"{option} must be DEVICE:FACTOR, as 1:3, and {shown(text)} is no number.") from None
 
 
 def _bytes(text: str) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +13,6 @@ from paceline.cli import options
 from paceline.cli.console import say
 from paceline.cli.train import finished, show
 from paceline.errors import UsageError
-from paceline.loop.slowness import slow_factors
 from paceline.specs.bounds import PARAMETERS
 from paceline.system.machine import uncollected
 
@@ -69,7 +66,7 @@ def simulate(
         from paceline.run.config import TrainConfig
         from paceline.run.simulate_task import simulate_task
 
-    simulated, faults = described(cluster, given.get("workers"), slow or [], slow_link or []), _faults(kill or [])
+    simulated, faults = described(cluster, given.get("workers"), slow, slow_link), _faults(kill)
     faults.check(simulated.workers)
     if "placement" in given and simulated.sockets is None:
         raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
@@ -92,40 +89,29 @@ def simulate(
     show(run, not_written, folder, as_json=as_json)
 
 
-def _faults(kills: list[str]) -> Faults:
+def _faults(kills: list[str] | None) -> Faults:
     from paceline.simulator import Faults
 
     faults = Faults()
-    for text in kills:
-        worker, _, step = text.partition(":")
-        with _meant_by(f"--kill {text}", "a worker", "WORKER:STEP, as 2:40"):
-            faults = faults.kill(worker=int(worker), step=int(step))
+    for worker, step in options.pairs("--kill", kills, "WORKER:STEP, as 2:40", value=int).items():
+        faults = faults.kill(worker=worker, step=step)
     return faults
 
 
-def described(path: Path | None, workers: int | None, slow: list[str], slow_link: list[str]) -> Cluster:
+def described(path: Path | None, workers: int | None, slow: list[str] | None, slow_link: list[str] | None) -> Cluster:
     """The cluster of the file, or the default, with the command line's options about workers and links."""
     from paceline.simulator import Cluster
 
     cluster = Cluster.load(path) if path is not None else Cluster()
     if workers is not None:
         cluster = dataclasses.replace(cluster, workers=workers)
-    for worker, factor in slow_factors(slow).items():
-        with _meant_by(f"--slow {worker}:{factor:g}", "a worker", "WORKER:FACTOR, as 2:10"):
-            cluster = cluster.slow(worker=worker, factor=factor)
-    for text in slow_link:
-        link, _, factor = text.partition(":")
-        a, _, b = link.partition("-")
-        with _meant_by(f"--slow-link {text}", "a link", "A-B:FACTOR, as 0-1:10"):
-            cluster = cluster.slow_link(int(a), int(b), float(factor))
+    for worker, factor in options.slow_factors(slow).items():
+        cluster = cluster.slow(worker=worker, factor=factor)
+    for (a, b), factor in options.pairs("--slow-link", slow_link, "A-B:FACTOR, as 0-1:10", _link).items():
+        cluster = cluster.slow_link(a, b, factor)
     return cluster
 
 
-@contextlib.contextmanager
-def _meant_by(option: str, what: str, form: str) -> Iterator[None]:
-    """Within, errors name the option that caused them."""
-    try:
-        yield
-    except ValueError as error:
-        why = f"{error}" if isinstance(error, UsageError) else f"Write {form}."
-        raise UsageError(f"{option} says nothing about {what}. {why}") from error
+def _link(text: str) -> tuple[int, int]:
+    a, b = map(int, text.split("-"))
+    return a, b

@@ -14,7 +14,6 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
 from paceline.errors import NotWrittenError, UsageError
-from paceline.loop.slowness import slow_factors
 from paceline.run.fork_server import fork_server_context
 from paceline.system import files
 
@@ -49,7 +48,7 @@ def train(
     Example: paceline train --task mnist-mlp --algorithm "leashed(persistence=2)" --workers 4
     """
     if slow:
-        given["slow"] = slow_factors(slow)
+        given["slow"] = options.slow_factors(slow)
     options.check_numbers(given)
     if resume is not None:
         given = _resumed(resume, given)

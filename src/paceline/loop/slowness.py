@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from paceline.errors import UsageError, shown
 from paceline.specs.bounds import FACTOR_FROM_1
 
-__all__ = ["Slowness", "checked_factors", "slow_factors"]
+__all__ = ["Slowness", "checked_factors"]
 
 _SLICE_S = 0.05
 
@@ -57,23 +57,4 @@ def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[
         if not 0 <= worker < num_workers:
             raise UsageError(f"slow names worker {shown(worker)}, but there are {num_workers} workers, from 0.")
         FACTOR_FROM_1.check(f"What worker {worker} is slowed by", factor)
-    return factors
-
-
-def slow_factors(texts: list[str]) -> dict[int, float]:
-    """Parses WORKER:FACTOR arguments of a command line.
-
-    >>> slow_factors(["0:10", "3:1.5"])
-    {0: 10.0, 3: 1.5}
-
-    Raises:
-        UsageError: one of them is malformed.
-    """
-    factors = {}
-    for text in texts:
-        worker, _, factor = text.partition(":")
-        try:
-            factors[int(worker)] = float(factor)
-        except ValueError as error:
-            raise UsageError(f"--slow {text} says nothing about a worker. Write WORKER:FACTOR, as 0:100.") from error
     return factors
