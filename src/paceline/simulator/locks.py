@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from paceline.simulator.hardware.core import Core
-from paceline.simulator.memory import SimulatedVector, VectorState
+from paceline.simulator.memory import SimulatedVector
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
@@ -130,7 +130,7 @@ class LockState:
         return self._scheduler.now_s - waiter.since_s < self._spin_s
 
 
-class LockedState(VectorState):
+class LockedState(SimulatedVector):
     """The vector and its lock, one for all workers; always consistent, as an update is written when its time ends."""
 
     def __init__(self, x: torch.Tensor, lock: LockState) -> None:
@@ -141,7 +141,7 @@ class LockedState(VectorState):
         return SimulatedLocked(self, core)
 
 
-class SimulatedLocked(SimulatedVector):
+class SimulatedLocked:
     """One vector, one writer at a time; implements `LockedParameters`.
 
     Modelled: the first attempt takes one atomic operation. After a failure the worker waits as `LockState` does, or with
@@ -153,12 +153,16 @@ class SimulatedLocked(SimulatedVector):
     """
 
     def __init__(self, state: LockedState, core: Core) -> None:
-        super().__init__(state, core)
-        self._lock = state.lock
+        self.x, self.advance = state.x, state.advance
+        self._state, self._core, self._lock = state, core, state.lock
         self.backoff: Callable[[int], float] | None = None
         self.waited_s = 0.0
         self._reading = _SimulatedSide(self, write=False)
         self._writing = _SimulatedSide(self, write=True)
+
+    @property
+    def version(self) -> int:
+        return self._state.version
 
     def reading(self) -> AbstractContextManager[None]:
         return self._reading

@@ -28,9 +28,9 @@ from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import (
     ReplicatedState,
+    SimulatedRacing,
+    SimulatedSlots,
     SimulatedStalenessCounts,
-    SlotState,
-    VectorState,
 )
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
@@ -134,7 +134,7 @@ class SimulatedMachine:
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
-        self._core_of: dict[int, Core] = {}  # if workers may be replaced
+        self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
 
@@ -142,9 +142,9 @@ class SimulatedMachine:
         x = self._x.clone()
         match self.needs.kind:
             case "racing":
-                return VectorState(x)
+                return SimulatedRacing(x, self._caller)
             case "slots":
-                return SlotState(x)
+                return SimulatedSlots(x, self._caller)
             case "locked":
                 lock = LockState(
                     self.scheduler, self.cluster.wake_s, sharing=self.needs.lock == "rwlock", spin_s=self._spin_s
@@ -181,9 +181,11 @@ class SimulatedMachine:
         else:
             core = Core(memory=self._memory, **named)
         core.die = partial(self._kill, worker_id)
-        if self._restarts_left:
-            self._core_of[worker_id] = core
+        self._core_of[worker_id] = core
         return core
+
+    def _caller(self) -> Core:
+        return self._core_of[self.scheduler.current.worker_id]
 
     def ports(self, core: Core) -> Ports[Any]:
         return Ports(**self._given(core))

@@ -7,6 +7,7 @@ charges for copies and updates, and programs report their own moves (`Ports.move
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Any
@@ -18,23 +19,23 @@ from paceline.simulator.hardware.core import Core
 
 __all__ = [
     "EXCLUDES_NOBODY", "NoVector", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",
-    "SimulatedStalenessCounts", "SimulatedVector", "SlotState", "VectorState",
+    "SimulatedStalenessCounts", "SimulatedVector",
 ]  # fmt: skip
 
 EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 _NUM_BINS = 1024  # like `memory.staleness`
 
 
-class VectorState:
+class SimulatedVector:
     """One vector `x` (P,) for all programs, and its version."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
         self.version = 0
 
-    def of(self, core: Core) -> SimulatedVector:
-        """The vector as the worker with this core sees it."""
-        return SimulatedRacing(self, core)
+    def advance(self) -> int:
+        self.version += 1
+        return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the current vector into `out`; returns its version."""
@@ -46,74 +47,81 @@ class VectorState:
         self.x.copy_(x)
 
 
-class SimulatedVector:
-    """One worker's view of such a vector."""
-
-    def __init__(self, state: VectorState, core: Core) -> None:
-        self._state = state
-        self._core = core
-        self.x = state.x
-
-    @property
-    def version(self) -> int:
-        return self._state.version
-
-    def advance(self) -> int:
-        self._state.version += 1
-        return self._state.version
-
-
 class SimulatedRacing(SimulatedVector):
-    """One live vector without mutual exclusion; implements `RacingParameters`.
+    """One live vector without mutual exclusion; implements `RacingParameters` for all workers.
 
     Modelled: an update is written in blocks over its duration, so others see torn views; the version counts it at the end.
     Not modelled: lost writes, when two workers write one component at the same instant of real time.
+
+    Args:
+        caller: gives the core of the calling program.
     """
+
+    def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
+        super().__init__(x)
+        self._caller = caller
+
+    def of(self, core: Core) -> SimulatedRacing:
+        return self
 
     def writing(self) -> AbstractContextManager[None]:
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:
         """Counts one update by an atomic addition; returns the resulting version."""
-        self._core.atomic()
+        self._caller().atomic()
         return super().advance()
 
 
-class SlotState:
-    """The pool and its head word, one for all workers.
+class SimulatedSlots:
+    """Immutable versions, published by one compare-and-swap; implements `SlotParameters` for all workers.
 
-    A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
+    Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
+    instant. Filling a claimed slot takes the time of `Replica.apply`; for a repeated attempt, the time that the program
+    reports. A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
+
+    Args:
+        x: initial parameters (P,), the first slot's.
+        caller: gives the core of the calling program.
 
     Attributes:
         num_slots: slots that were ever used.
     """
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
         self.head = View(0, 0, x)
         self.num_slots = 1
+        self._caller = caller
         self._vectors = [x]
         self._readers = [0]
         self._free: list[int] = []
+        self._read: dict[int, View] = {}  # by worker
+
+    def of(self, core: Core) -> SimulatedSlots:
+        return self
 
     @property
     def version(self) -> int:
         return self.head.version
 
-    def of(self, core: Core) -> SimulatedSlots:
-        return SimulatedSlots(self, core)
-
-    def read(self) -> View:
-        """The head, registered as being read."""
+    def latest(self) -> View:
+        """The head, registered as being read by this worker."""
+        self._caller().atomic()
+        self.leave()
         self._readers[self.head.slot] += 1
+        self._read[self._caller().worker_id] = self.head
         return self.head
 
-    def leave(self, view: View) -> None:
-        """Removes one reader."""
+    def leave(self) -> None:
+        view = self._read.pop(self._caller().worker_id, None)
+        if view is None:
+            return
         self._readers[view.slot] -= 1
         if not self._readers[view.slot] and view.slot != self.head.slot:
             heappush(self._free, view.slot)
 
     def claim(self) -> View:
+        self._caller().atomic()
         if self._free:
             slot = heappop(self._free)
         else:
@@ -123,8 +131,9 @@ class SlotState:
             self._readers.append(0)
         return View(slot, -1, self._vectors[slot])
 
-    def compare_and_swap(self, new: View, after: View) -> bool:
+    def publish(self, new: View, after: View) -> bool:
         """Makes `new` the head if `after` still is the head."""
+        self._caller().atomic()
         if self.head.version != after.version:
             return False
         old = self.head
@@ -146,47 +155,6 @@ class SlotState:
     def touched_slots(self) -> int:
         """Vectors that were ever written."""
         return self.num_slots
-
-
-class SimulatedSlots:
-    """Immutable versions, published by one compare-and-swap; implements `SlotParameters`.
-
-    Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
-    instant. Filling a claimed slot takes the time of `Replica.apply`; for a repeated attempt, the time that the program
-    reports.
-    """
-
-    def __init__(self, state: SlotState, core: Core) -> None:
-        self._state = state
-        self._core = core
-        self._protected: View | None = None
-        self.touched_slots = state.touched_slots
-
-    @property
-    def version(self) -> int:
-        return self._state.version
-
-    def latest(self) -> View:
-        self._core.atomic()
-        self.leave()
-        self._protected = self._state.read()
-        return self._protected
-
-    def leave(self) -> None:
-        if self._protected is not None:
-            self._state.leave(self._protected)
-            self._protected = None
-
-    def claim(self) -> View:
-        self._core.atomic()
-        return self._state.claim()
-
-    def publish(self, new: View, after: View) -> bool:
-        self._core.atomic()
-        return self._state.compare_and_swap(new, after)
-
-    def discard(self, new: View) -> None:
-        self._state.discard(new)
 
 
 class NoVector(torch.Tensor):
