@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
@@ -20,12 +23,15 @@ __all__ = [
     "mean_into_all",
     "sum_into_all",
     "sum_into_parts",
-    "weighted_mean",
 ]
 
 
+Step = tuple[Callable[[list[Any]], None], Any]
+"""What carries an operation out, given all workers' parts, and one worker's part."""
+
+
 class AllReduceState:
-    """The barrier and the vectors of the current round, shared by all workers."""
+    """The barrier and the operations of the current round, shared by all workers."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float) -> None:
         self.num_workers = num_workers
@@ -35,18 +41,12 @@ class AllReduceState:
         self._waiting: list[tuple[Program, float]] = []  # and since when
         self._arrived: set[int] = set()
         self._num_barriers = 0  # that are behind all workers
-        self._vectors: list[torch.Tensor | None] = [None] * num_workers
-        self._weights = [0.0] * num_workers
-        self._numbers = [0.0] * num_workers
-        self._mean: torch.Tensor | None = None
-        self._operations: list[list[Operation]] = [[] for _ in range(num_workers)]
+        self._steps: list[list[Step]] = [[] for _ in range(num_workers)]
         self._lost: dict[int, str] = {}
 
-    def bring(self, worker_id: int, vector: torch.Tensor, weight: float, number: float) -> None:
-        """Adds a worker's vector (P,) and a number to the round."""
-        self._vectors[worker_id] = vector
-        self._weights[worker_id] = weight
-        self._numbers[worker_id] = number
+    def bring(self, worker_id: int, steps: list[Step]) -> None:
+        """Adds a worker's operations to the round."""
+        self._steps[worker_id] = steps
 
     def barrier(self, worker_id: int, what: str) -> None:
         """Waits for all workers; the last to arrive does not wait. Others go on `wake_s` later, or at once if still spinning.
@@ -84,37 +84,15 @@ class AllReduceState:
         if missing:
             raise lost_in_collective(what, sorted(self._arrived), missing)
 
-    def mean(self) -> tuple[torch.Tensor, float]:
-        """The weighted mean (P,) of the round and the sum of the numbers.
-
-        The first caller computes them, in the order in which the real collectives sum.
-        """
-        if self._mean is None:
-            self._mean = weighted_mean(self._vectors, self._weights)
-        return self._mean, sum(self._numbers)
-
-    def bring_operations(self, worker_id: int, operations: list[Operation]) -> None:
-        """Adds the operations that a worker has started to the round."""
-        self._operations[worker_id] = operations
-
     def carry_out(self) -> None:
-        """Executes the round's operations for all workers; the first caller does the work."""
-        for operations in zip(*self._operations, strict=True):
-            match operations[0].kind:
-                case "all-reduce":
-                    sum_into_all([one.vector for one in operations])
-                case "reduce-scatter":
-                    sum_into_parts([(one.vector, one.part) for one in operations])
-                case "all-gather":
-                    gather_into_all([(one.part, one.vector) for one in operations])
-                case "all-to-all":
-                    exchange_all([(one.vector, one.part) for one in operations])
-        for operations in self._operations:
-            operations.clear()
+        """Executes the round's operations for all workers, in the order in which the real collectives sum.
 
-    def end_round(self) -> None:
-        """Discards the mean; the next round brings new vectors."""
-        self._mean = None
+        The first caller does the work.
+        """
+        for steps in zip(*self._steps, strict=True):
+            steps[0][0]([given for _, given in steps])
+        for steps in self._steps:
+            steps.clear()
 
 
 class SimulatedCollectives(CarriedOutTogether):
@@ -136,31 +114,24 @@ class SimulatedCollectives(CarriedOutTogether):
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        state, core = self._state, self._core
-        if state.num_workers == 1:
+        if self._state.num_workers == 1:
             return number
-        self._num_rounds += 1
-        if weight:
-            core.move(COPY_VECTORS)
-        state.bring(core.worker_id, vector, weight, number)
-        self._barrier()
-        mean, total = state.mean()  # before anyone's vector is written again
-        core.move(1.0 + 1.0 / state.num_workers)
-        self._barrier()
-        state.end_round()
-        core.move(COPY_VECTORS)
-        vector.copy_(mean)
-        return total
+        total = torch.tensor([number], dtype=torch.float64)
+        self._meet([(mean_into_all, (vector, weight, total))], float(weight != 0), 1.0)
+        return total.item()
 
     def _carry_out(self, operations: list[Operation]) -> None:
-        state, core = self._state, self._core
         num_vectors = sum(map(self._num_vectors, operations))
+        self._meet([_STEPS[one.kind](one) for one in operations], num_vectors, num_vectors)
+
+    def _meet(self, steps: list[Step], num_given: float, num_vectors: float) -> None:
+        state, core = self._state, self._core
         self._num_rounds += 1
-        state.bring_operations(core.worker_id, operations)
+        state.bring(core.worker_id, steps)
         if state.num_workers == 1:
             state.carry_out()
             return
-        core.move(COPY_VECTORS * num_vectors)
+        core.move(COPY_VECTORS * num_given)
         self._barrier()
         state.carry_out()
         core.move((1.0 + 1.0 / state.num_workers) * num_vectors)
@@ -191,17 +162,6 @@ def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -
     )
 
 
-def weighted_mean(vectors: list[torch.Tensor | None], weights: list[float]) -> torch.Tensor:
-    """sum_k (w_k / w_f) g_k / sum_k (w_k / w_f) in worker order, where f is the first worker with a weight.
-
-    The result is float32 for half-precision vectors.
-    """
-    given = [(vector, weight) for vector, weight in zip(vectors, weights, strict=True) if vector is not None]
-    mean = torch.empty_like(given[0][0], dtype=sum_type(given[0][0].dtype))
-    mean_into(mean, [(vector, weight) for vector, weight in given if weight])
-    return mean
-
-
 def sum_into_all(vectors: list[torch.Tensor]) -> None:
     """Sets every vector (n,) to the sum of all."""
     total = _sum(vectors)
@@ -210,9 +170,14 @@ def sum_into_all(vectors: list[torch.Tensor]) -> None:
 
 
 def mean_into_all(given: list[tuple[torch.Tensor, float, torch.Tensor]]) -> None:
-    """Sets every vector (n,) to the weighted mean of all, and every number (1,) to the sum of all."""
-    vectors, weights, numbers = zip(*given, strict=True)
-    mean, total = weighted_mean(list(vectors), list(weights)), sum(number.item() for number in numbers)
+    """Sets every vector (n,) to the weighted mean of all, and every number (1,) to the sum of all.
+
+    The mean is sum_k (w_k / w_f) g_k / sum_k (w_k / w_f) in worker order, where f is the first worker with a weight; it is
+    computed in float32 for half-precision vectors.
+    """
+    first, total = given[0][0], sum(number.item() for _, _, number in given)
+    mean = torch.empty_like(first, dtype=sum_type(first.dtype))
+    mean_into(mean, [(vector, weight) for vector, weight, _ in given if weight])
     for vector, _, number in given:
         vector.copy_(mean)
         number.fill_(total)
@@ -244,3 +209,11 @@ def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
     total = torch.empty_like(vectors[0])
     add_up(vectors, total)
     return total
+
+
+_STEPS: dict[str, Callable[[Operation], Step]] = {
+    "all-reduce": lambda one: (sum_into_all, one.vector),
+    "reduce-scatter": lambda one: (sum_into_parts, (one.vector, one.part)),
+    "all-gather": lambda one: (gather_into_all, (one.part, one.vector)),
+    "all-to-all": lambda one: (exchange_all, (one.vector, one.part)),
+}
