@@ -22,7 +22,7 @@ from paceline.simulator.compute import compute_registry
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs import bounds
 from paceline.specs.types import allowed_types
-from paceline.study.limits import Design, Limits
+from paceline.study.parts import Design, Limits
 from paceline.study.study_file import Study
 
 

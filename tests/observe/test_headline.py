@@ -3,8 +3,7 @@ import doctest
 import pytest
 
 from paceline.observe import compare, words
-from paceline.observe.compare import clearly_best, method_labels, run_labels
-from paceline.observe.headline import caution, headline
+from paceline.observe.compare import caution, clearly_best, headline, method_labels, run_labels
 
 
 def result(algorithm, time_s=None, *, outcome="converged", **more):

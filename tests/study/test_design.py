@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.study.design import plan_trials
-from paceline.study.levels import Range
+from paceline.study.parts import Range
 from paceline.study.study_file import Design, Limits
 
 

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.study import runner
 from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
-from paceline.study.levels import Range
+from paceline.study.parts import Range
 from paceline.study.runner import run_study
 from paceline.study.study_file import Design, Limits
 from paceline.study.table import load_table

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.study.levels import Range
+from paceline.study.parts import Range
 from paceline.study.study_file import Design, Limits, Study, read_study, study_from_table
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))

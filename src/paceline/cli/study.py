@@ -104,8 +104,8 @@ def table(
 
     Example: paceline study table runs/first
     """
+    from paceline.study.report_tables import medians_table
     from paceline.study.study_file import read_study
-    from paceline.study.summary import medians_table
     from paceline.study.table import write_tables
 
     if not (folder / "study.toml").is_file():

@@ -51,7 +51,7 @@ def compare(
     from paceline.observe.terminal import shown
     from paceline.study.findings import compare_levels
     from paceline.study.report import read_study_file, trials_of
-    from paceline.study.report_parts import comparisons_table
+    from paceline.study.report_tables import comparisons_table
     from paceline.study.table import load_table
 
     trials = trials_of(load_table(folder), read_study_file(folder), by=by, baseline=baseline)

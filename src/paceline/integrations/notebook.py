@@ -11,8 +11,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.observe.in_page import progress_html, run_html
-from paceline.observe.progress import Progress
-from paceline.observe.throttled import Throttled
+from paceline.observe.progress import Progress, Throttled
 from paceline.records.run_data import RunData
 
 __all__ = ["CellProgress", "CellReport"]

@@ -21,7 +21,7 @@ from paceline.integrations.spark_rows import Rows
 from paceline.integrations.spark_worker import WorkerTask
 from paceline.membership.elastic import check_joinable
 from paceline.membership.launched import check_algorithm
-from paceline.observe.written import write_run
+from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
 from paceline.specs.bounds import check_run

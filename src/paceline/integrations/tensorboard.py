@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.observe.progress import Progress
-from paceline.observe.throttled import Throttled
+from paceline.observe.progress import Progress, Throttled
 from paceline.records.run_data import RunData
 
 __all__ = ["TensorBoard", "check_tensorboard"]

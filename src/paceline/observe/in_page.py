@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console, Group
 from rich.text import Text
 
+from paceline.observe.compare import headline
 from paceline.observe.document import markup
 from paceline.observe.drawing import thin
-from paceline.observe.headline import headline
 from paceline.observe.progress import Progress, render
 from paceline.observe.report import runs_and_notes
 from paceline.observe.words import number_text, seconds_text

@@ -1,11 +1,10 @@
-"""Progress of a training while it runs: a live table on a terminal, plain lines elsewhere. Writes to stderr.
-
-Standard output stays free for `--json`.
-"""
+"""Progress of a training while it runs: a live table on a terminal, plain lines elsewhere; what shows it now and then."""
 
 from __future__ import annotations
 
+import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from paceline.observe.words import number_text, percent_text, seconds_text
 
-__all__ = ["LiveTable", "Progress", "WorkerProgress"]
+__all__ = ["LiveTable", "Progress", "Throttled", "WorkerProgress"]
 
 _SECONDS_BETWEEN_LINES = 2.0
 _MAX_ROWS = 32
@@ -201,3 +200,33 @@ def _overall(progress: Progress) -> list[tuple[str, str]]:
     if progress.accuracy is not None:
         shown.append(("accuracy", percent_text(progress.accuracy)))
     return shown
+
+
+class Throttled(ABC):
+    """Shows progress at most once in `every_s` seconds, and the last one at the end of its `with` block."""
+
+    def __init__(self, every_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._now_s = now_s
+        self._shown_s = -math.inf
+        self._last: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._show_last()
+
+    def update(self, progress: Progress) -> None:
+        """Show `progress` if `every_s` seconds have passed."""
+        self._last = progress
+        if self._now_s() - self._shown_s >= self._every_s:
+            self._shown_s = self._now_s()
+            self._show(progress)
+
+    def _show_last(self) -> None:
+        if self._last is not None:
+            self._show(self._last)
+
+    @abstractmethod
+    def _show(self, progress: Progress) -> None: ...

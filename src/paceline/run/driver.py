@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
 from paceline.observe.progress import Progress
-from paceline.observe.written import write_run
+from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, write_config
 from paceline.run.checkpointer import NO_LAST_STEP, Checkpointer
 from paceline.run.earlier_part import EarlierPart, forget

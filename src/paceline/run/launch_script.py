@@ -23,7 +23,7 @@ from paceline.algorithms import registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
 from paceline.membership.elastic import check_joinable, num_places
 from paceline.membership.join_point import JoinPoint
-from paceline.observe.written import write_run
+from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
 from paceline.system import files

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.algorithms import Algorithm
-from paceline.observe.written import write_run
+from paceline.observe.report import write_run
 from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.machine import SimulatedMachine

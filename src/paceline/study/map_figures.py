@@ -14,8 +14,8 @@ from paceline.observe.drawing import Figure, Panels, numbers
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.words import number_text, percent_text
 from paceline.study.facets import FacetCell, Facets, facets_of
-from paceline.study.rows import quantile
 from paceline.study.statistics import share_estimate
+from paceline.study.table import quantile
 from paceline.study.trials import OUTCOMES, Trials
 
 __all__ = ["outcome_figure", "staleness_figure", "waiting_figure"]

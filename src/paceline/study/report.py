@@ -18,10 +18,9 @@ from paceline.study.facets import Facets, facets_of
 from paceline.study.findings import Comparison, compare_everything
 from paceline.study.headline import asked, headline, next_steps
 from paceline.study.map_figures import outcome_figure, staleness_figure, waiting_figure
-from paceline.study.report_parts import comparisons_table, environment, findings, glance_table, read_text
-from paceline.study.scaling_figures import efficiency_figure, speedup_figure
+from paceline.study.report_tables import comparisons_table, environment, findings, glance_table, read_text
 from paceline.study.study_file import dotted
-from paceline.study.time_figures import arrival_figure, box_figure
+from paceline.study.time_figures import arrival_figure, box_figure, efficiency_figure, speedup_figure
 from paceline.study.trials import METHOD, Trials, level_text
 
 if TYPE_CHECKING:

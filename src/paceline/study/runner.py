@@ -20,9 +20,8 @@ from paceline.run.simulate_task import simulate_task
 from paceline.run.train import train
 from paceline.study.design import plan_trials
 from paceline.study.folder import StudyFolder
-from paceline.study.rows import crossings, flat_row, per_step
 from paceline.study.study_file import TARGETS, Study
-from paceline.study.table import check_installed, write_tables
+from paceline.study.table import check_installed, crossings, flat_row, per_step, write_tables
 from paceline.study.trial import Trial
 from paceline.system.interrupts import ended_by_system, noted
 from paceline.system.machine import machine, versions
@@ -138,7 +137,7 @@ class _Running:
 
     def _trials(self) -> tuple[Iterable[Trial], int]:
         if self.study.design.kind == "optuna":
-            from paceline.study.search import search
+            from paceline.study.design import search
 
             assert self.study.design.trials is not None
             return search(self.study, self._measure), self.study.design.trials * len(self.study.seeds)

@@ -17,8 +17,7 @@ from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
 from paceline.specs.text import closest
 from paceline.specs.types import check_fields
 from paceline.specs.user_file import run_user_code
-from paceline.study.levels import Level, Range, read_levels
-from paceline.study.limits import Design, Limits, is_number, is_whole
+from paceline.study.parts import Design, Level, Limits, Range, is_number, is_whole, read_levels
 from paceline.system.plain_files import read_table
 from paceline.system.toml_text import as_toml
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paceline.errors import UsageError, first_line, shown
+from paceline.records.run_data import RunData
+from paceline.records.summary import LossCurve, loss_curve
 from paceline.study.folder import StudyFolder
-from paceline.study.limits import is_number
-from paceline.study.rows import flat_row
+from paceline.study.parts import is_number
 from paceline.study.study_file import TARGETS
 from paceline.system import files
 from paceline.system.plain_files import read_table
@@ -17,7 +24,33 @@ from paceline.system.plain_files import read_table
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["check_installed", "load_table", "write_tables"]
+__all__ = [
+    "check_installed",
+    "crossings",
+    "flat_row",
+    "load_table",
+    "per_step",
+    "quantile",
+    "target_name",
+    "write_tables",
+]
+
+_IDENTIFYING = (
+    "outcome",
+    "outcome_reason",
+    "outcome_trace",
+    "seed",
+    "task",
+    "backend",
+    "command",
+    "machine",
+    "versions",
+)
+_OWN_COLUMNS = ("time_to_fraction_s", "staleness", "time_to_target_s", "steps_to_target", "target_loss")
+_FIRST = (
+    "outcome", "reason", "failed_step", "wall_s", "steps", "samples", "samples_per_s", "initial_loss", "train_loss",
+    "test_loss", "test_accuracy",
+)  # fmt: skip
 
 
 def check_installed() -> None:
@@ -119,3 +152,109 @@ def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def target_name(percent: float) -> str:
+    """How a target is written in columns: 75, 2.5."""
+    return f"{percent:g}"
+
+
+def crossings(run: RunData, targets: Iterable[float]) -> dict[str, list[float] | None]:
+    """For each target in percent of the initial loss: after how many seconds and steps the running loss was there first."""
+    initial_loss = run.result.get("initial_loss")
+    if initial_loss is None or not math.isfinite(initial_loss) or not run.records:
+        return {target_name(one): None for one in targets}
+    curve = loss_curve(run.records, gossip=bool(run.result.get("gossip")))
+    return {target_name(one): _crossing(curve, one / 100 * initial_loss) for one in targets}
+
+
+def per_step(run: RunData) -> dict[str, float | None]:
+    """Times of single steps that `result.json` has as shares only.
+
+    `gradient_s_median` and `apply_s_median` are of one gradient and one update; `lock_wait_s` is how long all workers together
+    have waited for locks, barriers and back-off.
+    """
+    rows = np.concatenate(list(run.records.values())) if run.records else None
+    if rows is None or not len(rows):
+        return dict.fromkeys(("gradient_s_median", "apply_s_median", "lock_wait_s"))
+    return {
+        "gradient_s_median": float(np.median(rows["gradient_ended_s"] - rows["gradient_started_s"])),
+        "apply_s_median": float(np.median(rows["apply_s"])),
+        "lock_wait_s": float(rows["wait_s"].sum()),
+    }
+
+
+def _crossing(curve: LossCurve, loss: float) -> list[float] | None:
+    reached = np.flatnonzero(curve.average <= loss)
+    return [float(curve.time_s[reached[0]]), int(curve.steps[reached[0]])] if len(reached) else None
+
+
+def flat_row(
+    trial: Mapping[str, Any],
+    result: Mapping[str, Any],
+    *,
+    targets: Sequence[float],
+    target: float,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """A trial's row.
+
+    Args:
+        trial: its `trial.json`.
+        result: its `result.json`.
+        targets: percentages of the initial loss that the table tells times of.
+        target: that of them which counts as converged.
+        folder: of the trial, for targets that it was not run with; None: they count as not measured.
+    """
+    reached = dict(trial.get("reached") or {})
+    new = [one for one in targets if target_name(one) not in reached]
+    if new and folder is not None and any(folder.glob("events-*.jsonl")):
+        reached |= crossings(RunData.load(folder), new)
+    outcome = trial["outcome"]
+    if outcome == "stopped" and reached.get(target_name(target)):
+        outcome = "converged"
+    row: dict[str, Any] = {"trial": trial["hash"], "number": trial["number"]}
+    row |= {f"factor.{name}": level for name, level in trial["factors"].items()}
+    row |= {"outcome": outcome, "reason": trial["reason"], "failed_step": trial["step"]}
+    row |= {name: result.get(name) for name in _FIRST if name not in row}
+    for one in targets:
+        name = target_name(one)
+        row[f"time_to_{name}_s"], row[f"steps_to_{name}"] = reached.get(name) or (None, None)
+    row |= _staleness(result.get("staleness") or {})
+    row |= trial.get("per_step") or {}
+    for name, value in result.items():
+        if name not in row and name not in _IDENTIFYING and name not in _OWN_COLUMNS:
+            row |= _flat(name, value)
+    row["host_s"] = trial.get("host_s")
+    environment = trial.get("environment") or {}
+    for part in ("versions", "machine"):
+        row |= {f"environment.{name}": value for name, value in (environment.get(part) or {}).items()}
+    return row
+
+
+def _staleness(staleness: Mapping[str, Any]) -> dict[str, Any]:
+    histogram = {int(value): count for value, count in (staleness.get("histogram") or {}).items()}
+    own = {name: staleness.get(name) for name in ("mean", "max", "p50", "p95", "mean_after_gradient")}
+    own["p90"] = quantile(histogram, 0.9) if histogram else None
+    row = {f"staleness_{name}": value for name, value in own.items()}
+    row["staleness_histogram"] = json.dumps({str(value): histogram[value] for value in sorted(histogram)})
+    return row
+
+
+def quantile(histogram: Mapping[int, int], share: float) -> int:
+    """The least value that at least this share is not above: one that occurred; the histogram is not empty."""
+    values = sorted(histogram)
+    below = itertools.accumulate(histogram[value] for value in values)
+    needed = share * sum(histogram.values()) * (1 - 1e-12)  # 0.95 of 60 may be a little above 57
+    return next(value for value, number in zip(values, below, strict=True) if number >= needed)
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """A measure as cells: a table of numbers gives one each, what is longer is JSON."""
+    if isinstance(value, Mapping):
+        if all(one is None or isinstance(one, int | float | str) for one in value.values()) and len(value) <= 8:
+            return {f"{name}_{key}": one for key, one in value.items() if not key.isdecimal()} or {
+                name: json.dumps(value)
+            }
+        return {name: json.dumps(value)}
+    return {name: json.dumps(value) if isinstance(value, list) else value}

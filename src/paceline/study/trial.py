@@ -19,7 +19,7 @@ from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
 from paceline.specs.registry import check_optimizer
 from paceline.specs.text import Spec, Value, closest, parse_spec
-from paceline.study.levels import Level
+from paceline.study.parts import Level
 from paceline.study.study_file import Study
 from paceline.tasks.load import BUILT_IN, load_task
 from paceline.worker.supervised import check_launch

@@ -1,22 +1,29 @@
-"""The tables of a study's report: the methods at a glance, findings, comparisons, versions and machine."""
+"""A study's tables: the methods at a glance, comparisons and the machine on its page, medians in the terminal."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import rich.table
 
 from paceline.observe.document import Cell, Table
 from paceline.observe.drawing import method_colour
-from paceline.observe.words import ABSENT, percent_text
+from paceline.observe.terminal import shown
+from paceline.observe.words import ABSENT, number_text, percent_text
 from paceline.study.facets import estimate_text, median_text
 from paceline.study.findings import Comparison, interval_text, times_text
 from paceline.study.statistics import share_estimate
+from paceline.study.table import target_name
 from paceline.study.trials import METHOD, Trials, level_text
 
-__all__ = ["comparisons_table", "environment", "findings", "glance_table", "read_text"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["comparisons_table", "environment", "findings", "glance_table", "medians_table", "read_text"]
 
 _MOST_FINDINGS = 12
 _AT_A_GLANCE = (  # name, unit, column, factor
@@ -25,6 +32,13 @@ _AT_A_GLANCE = (  # name, unit, column, factor
     ("waiting", "% of time", "waiting_share", 100),
     ("accuracy", "test, %", "test_accuracy", 100),
 )
+_MEASURES = {
+    "samples_per_s": "samples/s",
+    "staleness_mean": "staleness",
+    "waiting_share": "waiting",
+    "train_loss": "final loss",
+    "test_accuracy": "accuracy",
+}
 
 
 def glance_table(trials: Trials) -> Table:
@@ -102,3 +116,30 @@ def environment(trials: Trials) -> dict[str, str]:
 def read_text(path: Path) -> str:
     """A file's text, nothing if there is no such file."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def medians_table(table: pandas.DataFrame, *, target: float, title: str) -> rich.table.Table:
+    """One row per combination; a trial that did not reach the target counts as infinitely late in its median."""
+    factors = [str(name) for name in table.columns if str(name).startswith("factor.") and name != "factor.seed"]
+    varying = [one for one in factors if len(table[one].drop_duplicates()) > 1] or factors[:1]
+    name = target_name(target)
+    late = {f"time_to_{name}_s": f"s to {name} %", f"steps_to_{name}": f"steps to {name} %"}
+    known = table.columns[table.notna().any()]
+    heads = {column: head for column, head in (late | _MEASURES).items() if column in known}
+    grouped: Any = table.fillna(dict.fromkeys(late, math.inf)).groupby(varying, dropna=False)
+    medians = grouped[list(heads)].median()
+    outcomes = grouped["outcome"].agg(lambda own: ", ".join(f"{n} {one}" for one, n in own.value_counts().items()))
+    rows = [
+        [*map(_level, levels if isinstance(levels, tuple) else (levels,)), outcomes.loc[levels], *map(_text, row)]
+        for levels, row in zip(medians.index, medians.to_numpy(), strict=True)
+    ]
+    names = [one.removeprefix("factor.").removeprefix("algorithm.") for one in varying]
+    return shown(Table(rows, [*(Cell(one, kind="name") for one in (*names, "outcomes")), *heads.values()]), title)
+
+
+def _level(level: Any) -> str:
+    return ABSENT if level is None or level != level else f"{level:g}" if isinstance(level, float) else str(level)
+
+
+def _text(median: float) -> str:
+    return ABSENT if math.isnan(median) else "not reached" if math.isinf(median) else number_text(float(median))
