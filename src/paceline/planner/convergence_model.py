@@ -47,7 +47,7 @@ FEATURES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 _SEEN_FIRST = 0.6  # share of each curve's iterations from which the rest is predicted
 _MAX_POINTS = 120  # of one curve
-_PENALTIES = np.geomspace(1.0, 1e-5, 20)  # relative to the least penalty that removes all features
+_PENALTIES = np.geomspace(1.0, 1e-5, 20)  # of standardized features and values: the largest removes all features
 _HORIZON = 20.0  # times the longest run: no prediction beyond
 
 
@@ -101,8 +101,7 @@ class ConvergenceModel:
 
     Attributes:
         optimum: P*.
-        coefficients: of each feature; 0 if the Lasso removed it.
-        intercept: log suboptimality if all features are 0.
+        regressor: of scikit-learn, from the features to log suboptimality.
         residual: root mean square error of log suboptimality over the fitted data.
         leave_one_out: the same for each number of workers, predicted from all others; {} where there was only one.
         forward: the same over the last 40 % of the iterations of all curves, predicted from the first 60 %.
@@ -111,8 +110,7 @@ class ConvergenceModel:
     """
 
     optimum: float
-    coefficients: Mapping[str, float]
-    intercept: float
+    regressor: Any
     residual: float
     leave_one_out: Mapping[int, float]
     forward: float
@@ -144,19 +142,16 @@ class ConvergenceModel:
             optimum = estimate_optimum([(one.iterations, one.losses) for one in used], lower_bound)
         if not optimum < lowest:
             raise UsageError(f"The optimum {optimum:g} must be below every loss, but {lowest:g} was measured.")
-        fitted = _Linear.fit(used, optimum)
+        regressor = _fitted(used, optimum)
         counts = sorted({curve.workers for curve in used})
-        left_out = {
-            m: _Linear.fit([one for one in used if one.workers != m], optimum).error(
-                [one for one in used if one.workers == m], optimum
-            )
-            for m in (counts if len(counts) > 1 else [])
-        }
+        left_out = {}
+        for m in counts if len(counts) > 1 else []:
+            rest = _fitted([one for one in used if one.workers != m], optimum)
+            left_out[m] = _rms([_residuals(rest, one, optimum) for one in used if one.workers == m])
         return cls(
             optimum=optimum,
-            coefficients=dict(zip(FEATURES, fitted.coefficients.tolist(), strict=True)),
-            intercept=fitted.intercept,
-            residual=fitted.error(used, optimum),
+            regressor=regressor,
+            residual=_rms([_residuals(regressor, one, optimum) for one in used]),
             leave_one_out=left_out,
             forward=_forward_error(curves, optimum),
             seen={
@@ -176,8 +171,7 @@ class ConvergenceModel:
 
     def log_suboptimality(self, iterations: np.ndarray | Sequence[float], workers: int) -> np.ndarray:
         """(points,) g(i, m): natural logarithm of the loss above the optimum."""
-        i = np.asarray(iterations, float)
-        return _design(i, np.full_like(i, workers)) @ np.array(list(self.coefficients.values())) + self.intercept
+        return self.regressor.predict(_design(np.asarray(iterations, float), workers))
 
     def error(self, iterations: np.ndarray | Sequence[float], workers: int) -> np.ndarray:
         """(points,) half the width of the interval of g.
@@ -253,55 +247,44 @@ def _forward_error(curves: Sequence[Curve], optimum: float) -> float:
     rest = [(one, one.iterations > first.iterations[-1]) for one, first in zip(later, begun, strict=True)]
     if not any(after.any() for _, after in rest):
         return math.inf
-    linear = _Linear.fit(begun, optimum)
-    return math.sqrt(
-        float(np.mean(np.concatenate([linear.residuals(one, optimum)[after] ** 2 for one, after in rest])))
-    )
+    regressor = _fitted(begun, optimum)
+    return _rms([_residuals(regressor, one, optimum)[after] for one, after in rest])
 
 
-def _design(i: np.ndarray, m: np.ndarray) -> np.ndarray:
+def _design(i: np.ndarray, workers: int) -> np.ndarray:
+    m = np.full_like(i, workers)
     return np.stack([feature(i, m) for feature in FEATURES.values()], axis=-1)
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """A Lasso's result in the features' own scale."""
+def _log_suboptimality(curve: Curve, optimum: float) -> np.ndarray:
+    return np.log(curve.losses - optimum)
 
-    coefficients: np.ndarray
-    intercept: float
 
-    @classmethod
-    def fit(cls, curves: Sequence[Curve], optimum: float) -> _Linear:
-        from sklearn import config_context
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LassoCV
+def _fitted(curves: Sequence[Curve], optimum: float) -> Any:
+    """The Lasso of standardized features, whose penalty is the best by cross-validation."""
+    from sklearn import config_context
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LassoCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-        i = np.concatenate([one.iterations for one in curves])
-        m = np.concatenate([np.full_like(one.iterations, one.workers) for one in curves])
-        y = np.log(np.concatenate([one.losses for one in curves]) - optimum)
-        X = _design(i, m)
-        centre, scale = X.mean(axis=0), X.std(axis=0)
-        kept = scale > 1e-9 * np.abs(centre)  # a single number of workers leaves features of m constant
-        Z = (X[:, kept] - centre[kept]) / scale[kept]
-        strongest = float(np.abs(Z.T @ (y - y.mean())).max()) / len(y)
-        coefficients = np.zeros(X.shape[1])
-        if strongest <= 0:  # a flat curve
-            return cls(coefficients, float(y.mean()))
-        penalties: Any = strongest * _PENALTIES  # an array in every version; a number only since 1.7
-        lasso = LassoCV(alphas=penalties, cv=_folds(curves), max_iter=1_000, tol=1e-4)
-        with warnings.catch_warnings(), config_context(assume_finite=True, skip_parameter_validation=True):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a path that ends early is judged by its error
-            lasso.fit(Z, y)
-        coefficients[kept] = lasso.coef_ / scale[kept]
-        return cls(coefficients, float(lasso.intercept_ - centre @ coefficients))
+    X = np.concatenate([_design(one.iterations, one.workers) for one in curves])
+    y = np.concatenate([_log_suboptimality(one, optimum) for one in curves])
+    penalties: Any = _PENALTIES  # an array in every version; a number only since 1.7
+    lasso = LassoCV(alphas=penalties, cv=_folds(curves), max_iter=1_000, tol=1e-4)
+    regressor = TransformedTargetRegressor(make_pipeline(StandardScaler(), lasso), transformer=StandardScaler())
+    with warnings.catch_warnings(), config_context(assume_finite=True, skip_parameter_validation=True):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a path that ends early is judged by its error
+        return regressor.fit(X, y)
 
-    def residuals(self, curve: Curve, optimum: float) -> np.ndarray:
-        i = curve.iterations
-        g = _design(i, np.full_like(i, curve.workers)) @ self.coefficients + self.intercept
-        return np.log(curve.losses - optimum) - g
 
-    def error(self, curves: Sequence[Curve], optimum: float) -> float:
-        return math.sqrt(float(np.mean(np.concatenate([self.residuals(one, optimum) ** 2 for one in curves]))))
+def _residuals(regressor: Any, curve: Curve, optimum: float) -> np.ndarray:
+    return _log_suboptimality(curve, optimum) - regressor.predict(_design(curve.iterations, curve.workers))
+
+
+def _rms(parts: Sequence[np.ndarray]) -> float:
+    return math.sqrt(float(np.mean(np.square(np.concatenate(parts)))))
 
 
 def _folds(curves: Sequence[Curve]) -> list[tuple[np.ndarray, np.ndarray]]:
