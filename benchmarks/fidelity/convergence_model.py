@@ -220,7 +220,7 @@ def judged(method: Method) -> tuple[str, list[str], list[Target]]:
     forward = model.forward / math.log(10)
     errors = f"| {method.name} | " + " | ".join(cells) + f" | {forward:.2f} | {100 * system_error:.1f} % |"
 
-    h = TimeToLoss(system=system, convergence=model)
+    h = TimeToLoss(step_s=system.predict, convergence=model)
     rows, found = [], []
     for gap in GAPS:
         loss = method.optimum + gap

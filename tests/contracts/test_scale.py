@@ -169,7 +169,7 @@ FUNCTIONS = {
     "backups": (0, lambda c: [one.time.value for one in plan_backups(RecordedTimes(c * TIMES), [1.0] * 8).rows]),
     "backups of arrivals": (0, lambda c: [one.time.value for one in plan_arrivals(c * TIMES.reshape(10, 6)).rows]),
     "time with failures": (
-        1, lambda c: [expected_s(100 * c, kills_per_s=0.01 / c, interval_s=10 * c, restart_s=5 * c, checkpoint_s=c)],
+        1, lambda c: [expected_s(100 * c, kills_per_s=0.01 / c, interval_s=10 * c, restart_s=5 * c)],
     ),
     "availability": (0, lambda c: [availability(kills_per_s=0.01 / c, restart_s=25 * c)]),
     "layouts": (1, _layouts),

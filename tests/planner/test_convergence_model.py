@@ -166,7 +166,7 @@ def true_time_to(gap, m):
 def test_the_best_number_of_workers_is_interior_depends_on_the_target_and_is_found():
     iterations = np.arange(1.0, 201.0)
     made = curves(passes_matter, noise=0.02, seed=3, iterations=iterations)
-    h = TimeToLoss(system=F, convergence=ConvergenceModel.fit(made, optimum=OPTIMUM))
+    h = TimeToLoss(step_s=F.predict, convergence=ConvergenceModel.fit(made, optimum=OPTIMUM))
     best = {}
     for gap in (0.3, 0.01):
         truth = {m: true_time_to(gap, m) for m in range(1, 17)}
@@ -180,7 +180,7 @@ def test_the_best_number_of_workers_is_interior_depends_on_the_target_and_is_fou
 
 
 def test_the_loss_at_a_deadline_is_the_inverse_of_the_time_to_it():
-    h = TimeToLoss(system=F, convergence=ConvergenceModel.fit(curves(cocoa), optimum=OPTIMUM))
+    h = TimeToLoss(step_s=F.predict, convergence=ConvergenceModel.fit(curves(cocoa), optimum=OPTIMUM))
     for m in (2, 5):
         reached = h.time_to(OPTIMUM + 0.05, m)
         assert h.loss(reached.value, m).value == pytest.approx(OPTIMUM + 0.05, rel=0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +40,6 @@ def convergence_models(campaign: Campaign, target: Target, pool: Pool, budget: B
     begin_s, end_s = (budget.at(share) for share in _ENDS)
     found = pool.map(fit, [(target, jobs[one]) for one in names], begin_until_s=begin_s, end_until_s=end_s)
     return {algorithm: model for algorithm, model in zip(names, found, strict=True) if model is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OwnSpeed:
-    """Seconds per sample of a candidate that has run itself: a slow worker makes its number of workers unlike all others."""
-
-    rate: Rate
-
-    def predict(self, workers: int) -> Estimate:
-        return within_factor(1 / self.rate.value, half_width([self.rate.spread]))
 
 
 @dataclass(kw_only=True)
@@ -148,10 +138,10 @@ class Predictor:
 
     def _modelled(self, one: Candidate) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
         """Seconds and samples to the target by the fitted models, and what they expect at the deadline."""
-        target, model, system = self.target, self.models.get(one.algorithm), self._system(one)
-        if model is None or system is None:
+        target, model, step_s = self.target, self.models.get(one.algorithm), self._step_s(one)
+        if model is None or step_s is None:
             return None, None, None
-        h = TimeToLoss(system=system, convergence=model)
+        h = TimeToLoss(step_s=step_s, convergence=model)
         value = target.accuracy if target.accuracy is not None else target.loss
         assert value is not None
         wanted, at_deadline = target.gap(value), None
@@ -161,25 +151,27 @@ class Predictor:
             at_deadline = dataclasses.replace(found, value=target.of_gap(found.value), low=low, high=high)
         return h.time_to(wanted, one.workers), model.iterations_to(wanted, one.workers), at_deadline
 
-    def _system(self, one: Candidate) -> _OwnSpeed | SystemModel | None:
-        """Its own speed, if it has run; else Ernest's model of its algorithm.
+    def _step_s(self, one: Candidate) -> Callable[[int], Estimate] | None:
+        """Seconds per sample: by its own speed, if it has run; else by Ernest's model of its algorithm.
 
         With a given cluster, both are from simulations. Where runs were made, the simulations of what has not run were matched
         to the system model, and tell no more than that.
         """
-        if self.trials is not None:
-            return (
-                _OwnSpeed(rate=self.trials.rate(one)) if one in self.trials.runs else self.trials.system(one.algorithm)
-            )
-        if rates := self.campaign.simulated_rates(one):
-            return _OwnSpeed(rate=Rate(value=float(np.median(rates)), spread=LogSpread()))
+        if self.trials is not None and one not in self.trials.runs:
+            model = self.trials.system(one.algorithm)
+            return model.predict if model is not None else None
+        rates = self.campaign.simulated_rates(one)
+        if self.trials is not None or rates:  # a slow worker makes its number of workers unlike all others
+            rate = self.trials.rate(one) if self.trials is not None else Rate(value=float(np.median(rates)))
+            own = within_factor(1 / rate.value, half_width([rate.spread]))
+            return lambda _: own
         points = [
             (other.workers, 1 / rate)
             for other in self.campaign.found
             if other.algorithm == one.algorithm or other.workers == 1
             for rate in self.campaign.simulated_rates(other)
         ]
-        return SystemModel.fit(*zip(*points, strict=True), relative=True) if points else None
+        return SystemModel.fit(*zip(*points, strict=True), relative=True).predict if points else None
 
 
 def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]) -> float | None:

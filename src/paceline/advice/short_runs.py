@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Rate:
     """
 
     value: float
-    spread: LogSpread
+    spread: LogSpread = field(default_factory=LogSpread)
     extrapolation: str = ""
 
 

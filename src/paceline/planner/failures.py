@@ -12,42 +12,28 @@ from __future__ import annotations
 
 import math
 
-from paceline.errors import UsageError
-
 __all__ = ["availability", "expected_s"]
 
 _LARGEST = 700.0  # exp overflows above
 
 
-def expected_s(
-    work_s: float, *, kills_per_s: float, interval_s: float, restart_s: float, checkpoint_s: float = 0.0
-) -> float:
+def expected_s(work_s: float, *, kills_per_s: float, interval_s: float, restart_s: float) -> float:
     """Expected seconds for an amount of work, if a kill costs a restart and everything since the last checkpoint.
 
     With M = 1 / kills_per_s, each interval of length t takes M e^(R / M) (e^(t / M) - 1); the last one has the length of the
-    remaining work, and no checkpoint. Daly's equation 13 has W / t such intervals.
+    remaining work. Daly's equation 13 has W / t such intervals. Checkpoints take no time.
 
     >>> round(expected_s(100.0, kills_per_s=0.01, interval_s=10.0, restart_s=5.0), 1)
     110.6
 
     Args:
         work_s: W, without kills.
-        kills_per_s: of all workers together.
-        interval_s: work between two checkpoints; infinite: there are none, and a kill costs everything.
+        kills_per_s: of all workers together, above 0.
+        interval_s: work between two checkpoints.
         restart_s: R, from a kill until the work continues.
-        checkpoint_s: cost of one checkpoint.
-
-    Raises:
-        UsageError: an argument is out of its range.
     """
-    _check(work_s=work_s, kills_per_s=kills_per_s, restart_s=restart_s, checkpoint_s=checkpoint_s)
-    if not interval_s > 0:
-        raise UsageError(f"Checkpoints must be more than 0 s apart, not {interval_s}.")
-    whole = max(0, math.ceil(work_s / interval_s - 1e-9) - 1) if math.isfinite(interval_s) else 0
-    last_s = work_s - whole * interval_s if whole else work_s
-    if kills_per_s == 0:
-        return work_s + whole * checkpoint_s
-    attempts = [(whole, interval_s + checkpoint_s), (1, last_s)]
+    whole = max(0, math.ceil(work_s / interval_s - 1e-9) - 1)
+    attempts = [(whole, interval_s), (1, work_s - whole * interval_s)]
     if any(kills_per_s * (restart_s + length_s) > _LARGEST for number, length_s in attempts if number):
         return math.inf
     return sum(
@@ -67,11 +53,4 @@ def availability(*, kills_per_s: float, restart_s: float) -> float:
         kills_per_s: of this worker while it lives.
         restart_s: until it is back.
     """
-    _check(kills_per_s=kills_per_s, restart_s=restart_s)
     return 1 / (1 + kills_per_s * restart_s)
-
-
-def _check(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{name} must be a number from 0, not {value}.")

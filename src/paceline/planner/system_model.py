@@ -92,11 +92,6 @@ class SystemModel:
         theta, _ = nnls(A, times * weights)
         return cls(theta=theta / scale, workers=m, sizes=s, times_s=times, relative=relative)
 
-    def times(self, workers: Sequence[int] | np.ndarray, size: float = 1.0) -> np.ndarray:
-        """Predicted seconds (points,), without intervals."""
-        m = np.asarray(workers, float)
-        return system_features(m, np.full_like(m, size)) @ self.theta
-
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
         """Predicted seconds of one more step, with the interval of a single measurement.
 

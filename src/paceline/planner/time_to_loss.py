@@ -7,33 +7,29 @@ each iteration may achieve less, g(i, m): the best m often lies between the extr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 
-__all__ = ["StepTimeModel", "TimeToLoss"]
-
-
-class StepTimeModel(Protocol):
-    """f(m): a `SystemModel`, or another model of a step's time."""
-
-    def predict(self, workers: int) -> Estimate:
-        """Seconds of a step."""
-        ...
+__all__ = ["TimeToLoss"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:
-    """h of one algorithm."""
+    """h of one algorithm.
 
-    system: StepTimeModel
+    Args:
+        step_s: f(m), such as `SystemModel.predict`.
+    """
+
+    step_s: Callable[[int], Estimate]
     convergence: ConvergenceModel
 
     def loss(self, time_s: float, workers: int) -> Estimate:
         """The least loss within `time_s`; assumes at most `max_iterations`."""
-        step = self.system.predict(workers)
+        step = self.step_s(workers)
 
         def after(step_s: float) -> Estimate:
             iterations = min(max(1.0, time_s / step_s if step_s > 0 else math.inf), self.convergence.max_iterations)
@@ -53,7 +49,7 @@ class TimeToLoss:
         The interval combines those of iterations and of step time: the two errors are independent, so their relative errors,
         as logarithms, add up in squares.
         """
-        iterations, step = self.convergence.iterations_to(loss, workers), self.system.predict(workers)
+        iterations, step = self.convergence.iterations_to(loss, workers), self.step_s(workers)
         if iterations is None:
             return None
         value = iterations.value * step.value
