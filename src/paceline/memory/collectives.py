@@ -15,7 +15,8 @@ from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
 from paceline.optim.half_types import add_up, mean_into, sum_type, to_sum_type
-from paceline.ports.ports import Handle
+from paceline.ports.ports import Counts, Handle
+from paceline.ports.rooted import count_operation
 from paceline.ports.started import CarriedOutTogether, Operation
 
 __all__ = ["SharedMemoryCollectives"]
@@ -52,6 +53,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
     Attributes:
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
+        counts: messages and bytes are added here, as if they were sent; None: nothing is counted.
 
     Reference: Das et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016,
         arXiv:1602.06709 (part-reduce and part-broadcast).
@@ -90,6 +92,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         )  # what its mean is made of, in the same memory or wider memory of its own
         self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
         self.waited_s = 0.0
+        self.counts: Counts | None = None
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
@@ -113,6 +116,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         """
         if self._num_workers == 1:
             return number
+        if self.counts is not None:
+            count_operation(self.counts, "all-reduce", vector, self._worker_id, self._num_workers)
         self.finish(self._num_started)
         # The others read this memory before the second barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
@@ -132,6 +137,12 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
         """Begins replacing the root's `vector` (n,) by the sum over all workers, in the order of their ids."""
         return self._start(Operation("reduce", vector, vector, root))
+
+    def _start(self, operation: Operation) -> Handle:
+        if self.counts is not None:
+            kind, vector, _, root = operation
+            count_operation(self.counts, kind, vector, self._worker_id, self._num_workers, root)
+        return super()._start(operation)
 
     def _carry_out(self, operations: list[Operation]) -> None:
         if self._num_workers > 1:

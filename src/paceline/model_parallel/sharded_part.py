@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.model_parallel.axes import Axis
-from paceline.model_parallel.counted import Counted, Traffic
 from paceline.model_parallel.placement import Placement
 from paceline.optim.flat import FlatBinding
 from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
-from paceline.ports.ports import Counts
 from paceline.ports.rooted import RootedCollectives
 
 __all__ = ["ShardedPart"]
@@ -36,7 +33,6 @@ class ShardedPart:
         sharding: how that vector is part of the whole; None: it is all of it.
         along: this worker's exchanges along the axes, by name.
         most_bytes: of one operation along an axis.
-        traffic: counts exchanges.
         repeats: as of `LayoutPart`.
     """
 
@@ -47,7 +43,6 @@ class ShardedPart:
     def __init__(self, model: nn.Module, axes: Mapping[str, AxisShape], worker_id: int) -> None:
         self.model, self.axes, self.worker_id = model, axes, worker_id
         self.repeats: Callable[[], bool] = bool
-        self.traffic = Traffic()
         self.along = {
             name: Axis(None, one.size, one.place(worker_id)) for name, one in axes.items() if name != REPLICAS
         }
@@ -92,24 +87,14 @@ class ShardedPart:
             if part.shape != parameter.shape:
                 parameter.data, parameter.grad = part.clone(memory_format=torch.contiguous_format), None
 
-    def _connect(self, axes: Mapping[str, RootedCollectives], counts: Counts | None) -> dict[str, Counted]:
-        """Connects to the other workers; returns the collectives by axis.
-
-        Args:
-            axes: collectives along the axes along which the worker is not alone.
-            counts: of the worker's records; None: the carrier itself counts messages and bytes.
-        """
+    def _connect(self, axes: Mapping[str, RootedCollectives]) -> None:
+        """Connects to the other workers by collectives along the axes along which the worker is not alone."""
         self.whole = None
         for parameter, whole in self._frozen.items():  # worker 0's values by now
             parameter.data = whole
         self._cut(self._frozen)
-        counted = {name: self._counted(one, name, self.axes[name], counts) for name, one in axes.items()}
         for name, axis in self.along.items():
-            self.along[name] = Axis(counted.get(name), axis.size, axis.index, self.most_bytes)
-        return counted
-
-    def _counted(self, inner: Any, name: str, shape: AxisShape, counts: Counts | None) -> Counted:
-        return Counted(inner, name, shape.size, shape.place(self.worker_id), self.traffic, counts)
+            self.along[name] = Axis(axes.get(name), axis.size, axis.index, self.most_bytes)
 
     def whole_of(self, x: Tensor) -> Tensor:
         return x if self.sharding is None else self.sharding.whole_of(self.along[self._group].all_gather(x))

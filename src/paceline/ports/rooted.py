@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
-from paceline.ports.ports import Collectives, Handle
+from paceline.ports.ports import Collectives, Counts, Handle
 
-__all__ = ["RootedCollectives", "passes_on"]
+__all__ = ["RootedCollectives", "count_operation", "passes_on"]
 
 
 class RootedCollectives(Collectives, Protocol):
@@ -23,7 +23,27 @@ class RootedCollectives(Collectives, Protocol):
         ...
 
 
-def passes_on(kind: Literal["broadcast", "reduce"], place: int, root: int, size: int) -> bool:
+def count_operation(counts: Counts, kind: str, vector: torch.Tensor, place: int, size: int, root: int = 0) -> None:
+    """Counts what a worker sends as for ring algorithms: in each pass around the ring all pieces of the vector but one.
+
+    Args:
+        counts: messages and bytes are added here.
+        kind: as of `Operation`.
+        vector: (n,).
+        place: this worker's position among the participants.
+        size: their number.
+        root: of a broadcast or reduce, which travel along the ring as along a chain.
+    """
+    if kind in ("broadcast", "reduce"):
+        messages = int(passes_on(kind, place, root, size))
+        counts.sent_bytes += messages * vector.nbytes
+    else:
+        messages = (size - 1) * (2 if kind == "all-reduce" else 1)
+        counts.sent_bytes += messages * vector.nbytes // size
+    counts.messages += messages
+
+
+def passes_on(kind: str, place: int, root: int, size: int) -> bool:
     """Whether a worker counts as sending the vector once, as if it travelled along a chain of workers.
 
     A broadcast begins at the root and ends at the worker before it, which sends nothing; a sum ends at the root.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.optim.half_types import add_up
 from paceline.optim.sharding import AxisShape
 from paceline.ports.ports import Counts, Handle
-from paceline.ports.rooted import passes_on
 from paceline.transport.collectives import DistributedCollectives
 
 __all__ = ["AxisCollectives", "make_axes"]
@@ -49,38 +47,17 @@ class AxisCollectives(DistributedCollectives):
         super().__init__(group, store, worker_id, num_workers, timeout_s=timeout_s, counts=counts)
         self._size, self._place = len(ranks), ranks.index(worker_id)
 
-    def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        if vector.device.type != "cpu":
-            return super().start_reduce_scatter(vector, part)
-        self._count(1, vector)
-        pieces = torch.empty_like(vector)
-        return self._start(
-            "reduce-scatter",
-            vector,
-            lambda: dist.all_to_all_single(pieces, vector, group=self._group, async_op=True),
-            finish=lambda: add_up(pieces.view(self._size, -1).unbind(), part),
-        )
-
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
-        self._count_rooted("broadcast", vector, root)
+        self._count("broadcast", vector, root)
         return self._start(
             "broadcast", vector, lambda: dist.broadcast(vector, group=self._group, group_src=root, async_op=True)
         )
 
     def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        self._count_rooted("reduce", vector, root)
+        self._count("reduce", vector, root)
         return self._start(
             "reduce", vector, lambda: dist.reduce(vector, group=self._group, group_dst=root, async_op=True)
         )
-
-    def _count_rooted(self, kind: Literal["broadcast", "reduce"], vector: torch.Tensor, root: int) -> None:
-        if passes_on(kind, self._place, root, self._size):
-            self.counts.messages += 1
-            self.counts.sent_bytes += vector.nbytes
-
-    def _count(self, num_passes: int, vector: torch.Tensor) -> None:
-        self.counts.messages += num_passes * (self._size - 1)
-        self.counts.sent_bytes += num_passes * (self._size - 1) * vector.nbytes // self._size
 
     def _misses_somebody(self, number: int) -> bool:
         return False  # the other workers' counts are of operations in the whole run

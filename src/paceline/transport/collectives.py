@@ -13,6 +13,7 @@ import torch.distributed as dist
 from paceline.errors import WorkerLostError, name_workers
 from paceline.optim.half_types import add_up, to_sum_type
 from paceline.ports.ports import Counts, Handle
+from paceline.ports.rooted import count_operation
 from paceline.transport.roll_call import RollCall
 
 __all__ = ["DistributedCollectives"]
@@ -70,6 +71,7 @@ class DistributedCollectives:
         self._roll_call = RollCall(store, worker_id, num_workers)
         self._worker_id = worker_id
         self._num_workers = num_workers
+        self._place, self._size = worker_id, num_workers  # along an axis, others
         self._timeout_s = timeout_s
         self.counts = counts if counts is not None else Counts()
         self._num_started = 0
@@ -103,11 +105,11 @@ class DistributedCollectives:
         return sum_of_numbers
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
-        self._count(2, vector)
+        self._count("all-reduce", vector)
         return self._start("all-reduce", vector, lambda: dist.all_reduce(vector, group=self._group, async_op=True))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> Handle:
-        self._count(1, vector)
+        self._count("reduce-scatter", vector)
         if vector.device.type != "cpu":
             return self._start(
                 "reduce-scatter", vector, lambda: _reduce_scatter(part, vector, group=self._group, async_op=True)
@@ -117,15 +119,15 @@ class DistributedCollectives:
             "reduce-scatter",
             vector,
             lambda: dist.all_to_all_single(pieces, vector, group=self._group, async_op=True),
-            finish=lambda: add_up(pieces.view(self._num_workers, -1).unbind(), part),
+            finish=lambda: add_up(pieces.view(self._size, -1).unbind(), part),
         )
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        self._count(1, vector)
+        self._count("all-gather", vector)
         return self._start("all-gather", vector, lambda: _all_gather(vector, part, group=self._group, async_op=True))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        self._count(1, given)
+        self._count("all-to-all", given)
         return self._start(
             "all-to-all", given, lambda: dist.all_to_all_single(taken, given, group=self._group, async_op=True)
         )
@@ -159,11 +161,8 @@ class DistributedCollectives:
         except RuntimeError:  # the store's holder has already left, so no worker asks
             return
 
-    def _count(self, num_passes: int, vector: torch.Tensor) -> None:
-        """A pass around the ring sends all pieces of the vector but one."""
-        others = self._num_workers - 1
-        self.counts.messages += num_passes * others
-        self.counts.sent_bytes += num_passes * others * vector.nbytes // self._num_workers
+    def _count(self, kind: str, vector: torch.Tensor, root: int = 0) -> None:
+        count_operation(self.counts, kind, vector, self._place, self._size, root)
 
     def _start(
         self, name: str, vector: torch.Tensor, issue: Callable[[], Any], finish: Callable[[], None] | None = None

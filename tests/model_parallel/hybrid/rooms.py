@@ -3,6 +3,7 @@
 import copy
 import math
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model_parallel.tensor.threads import CountedAxis
 from paceline.memory.axes import Axes, plan_axes
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.segment import Layout, Segment
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.worker_part import WorkerPart
+from paceline.model_parallel.tensor.traffic import Traffic
 from paceline.optim.sharding import REPLICAS, AxisShape
 
 STEPS = 3
@@ -119,7 +122,7 @@ def alone(model, optimizer_of, data, seed=7):
     """Losses, input gradients of each step, by one worker with the whole batches."""
     model = copy.deepcopy(model)
     part = WorkerPart(model, HybridParallel(groups=1, min_weights=500), 0, 1, seed)
-    ports = part.begin(Ports(None), {}, None, carrier_counts=True)
+    ports = part.begin(Ports(None), {}, None)
     optimizer, found = optimizer_of(part.binding.parameters), []
     for inputs, targets in data:
         inputs = inputs.clone().requires_grad_()
@@ -146,6 +149,7 @@ class Trained:
             [],
         )
         self.shapes, self.parts = [None] * n, [None] * n
+        self.traffic = [defaultdict(Traffic) for _ in range(n)]
         arguments = optimizer_of, data, shares, layout, seed
         together([lambda worker=worker: self._work(worker, *arguments) for worker in range(n)])
         self.plan = self.parts[0].plan
@@ -157,7 +161,8 @@ class Trained:
         optimizer = self.optimizers[worker] = optimizer_of(part.binding.parameters)
         part.most_bytes = 8 * CAPACITY
         along, everybody = self.carriers[worker]
-        ports = part.begin(Ports(everybody), along, None, carrier_counts=True)
+        ports = part.begin(Ports(everybody), along, None)
+        part.along["group"] = CountedAxis("group", part.along["group"], self.traffic[worker])
         first = sum(shares[:worker])
         for inputs, targets in data:
             own = slice(first, first + shares[worker])

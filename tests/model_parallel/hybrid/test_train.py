@@ -1,5 +1,6 @@
 """`train` under a layout: what all-reduce comes to without one, in whole checkpoints, whatever the number of groups."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(tmp_path):
     torch.testing.assert_close(found.x, expected.x, rtol=0, atol=1e-12)
     assert run.result["test_accuracy"] == whole.result["test_accuracy"]
     with pytest.raises(pl.UsageError, match="cannot be resumed with none"):
-        pl.train(pl.TrainConfig(**{**config.__dict__, "layout": None}), resume=tmp_path / "part")
+        pl.train(dataclasses.replace(config, layout=None), resume=tmp_path / "part")
 
 
 @pytest.mark.parametrize("groups", [1, 2])

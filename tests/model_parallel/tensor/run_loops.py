@@ -3,13 +3,16 @@
 import contextlib
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 
 import paceline as pl
 from model_parallel.tensor.model import BATCH, LAYERS, OPTIMIZERS, built, data, whole_gradient
+from model_parallel.tensor.threads import CountedAxis
 from paceline import model_parallel as mp
+from paceline.model_parallel.tensor.traffic import Traffic
 
 STEPS = 3
 
@@ -37,6 +40,8 @@ def loop(
     )  # a run that is stopped leaves the `with` at once
     with pl.attach(model, one, algorithm, layout=layout, evaluate=test_loss if evaluates else None) as worker:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        traffic = defaultdict(Traffic)
+        mesh.axes.update({name: CountedAxis(name, axis, traffic) for name, axis in mesh.axes.items()})
         for _ in range(epochs):
             for batch in worker.batches(loader):
                 tokens, following, more = (mesh.local_batch(part) for part in batch)
@@ -60,8 +65,8 @@ def loop(
                 gains.append(model.norm.weight.detach().clone())
                 step += 1
         if worker.num_workers > 1:
-            counts, traffic = worker._membership.ports.counts, worker._membership.part.traffic if layout else None
-            sent = counts.messages, counts.sent_bytes, dict(traffic.operations) if traffic else {}
+            counts = worker._membership.ports.counts
+            sent = counts.messages, counts.sent_bytes, {key: one.calls for key, one in traffic.items()}
     state = {name: dict(one.state.get(parameter, {})) for name, parameter in model.named_parameters()}
     found = {
         "losses": losses, "gradients": gradients, "norms": norms, "model": model.state_dict(), "state": state,

@@ -5,34 +5,16 @@ from collections import defaultdict
 import pytest
 import torch
 
-from model_parallel.tensor.threads import on_each
+from model_parallel.tensor.threads import CountedAxis, on_each
 from paceline.model_parallel.tensor import layers
 from paceline.model_parallel.tensor.shapes import Grid, Line, choose_mesh
-from paceline.model_parallel.tensor.traffic import Traffic, block_traffic, sent_elements
+from paceline.model_parallel.tensor.traffic import Traffic, block_traffic
 
 SIZES = [(12, 2, 12, 6), (24, 5, 36, 12), (36, 3, 24, 12)]  # batch, sequence, hidden, heads
 MESHES = [
     *((Line(n), "allgather") for n in (2, 3, 6)),
     *((Grid(*of), mode) for of in ((1, 3), (2, 1), (2, 3), (3, 1)) for mode in ("allgather", "summa")),
 ]
-
-
-class Counted:
-    """An axis that keeps what goes through it."""
-
-    def __init__(self, name, axis, found):
-        self.axis, self.size, self.index = axis, axis.size, axis.index
-        self._name, self._found = name, found
-
-    def __getattr__(self, operation):
-        kind = operation.removeprefix("start_").replace("_", "-")
-
-        def counted(x, *arguments):
-            if self.size > 1:
-                self._found[self._name, kind] += Traffic(1, sent_elements(kind, self.size, x.numel()))
-            return getattr(self.axis, operation)(x, *arguments)
-
-        return counted
 
 
 def one_block(mesh, batch, sequence, hidden, heads):
@@ -49,7 +31,7 @@ def test_a_block_sends_what_the_plan_says(shape, mode, sizes):
 
     def counted(name, axis):
         each = len(block_axes) + 1
-        return Counted(name, axis, found[next(numbers) // each])
+        return CountedAxis(name, axis, found[next(numbers) // each])
 
     block_axes = ("line",) if isinstance(shape, Line) else ("depth", "row", "column")
     on_each(shape, lambda mesh: one_block(mesh, *sizes), wrap=counted, mode=mode)

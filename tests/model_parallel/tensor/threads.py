@@ -6,6 +6,7 @@ import torch
 
 from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.tensor.mesh import Mesh
+from paceline.model_parallel.tensor.traffic import Traffic, sent_elements
 
 AGAINST_HANGS_S = 60.0
 
@@ -122,3 +123,21 @@ def _fail(axis):
         with axis._join_point.changed:
             axis._join_point.failed = True
             axis._join_point.changed.notify_all()
+
+
+class CountedAxis:
+    """An axis that keeps what goes through it."""
+
+    def __init__(self, name, axis, found):
+        self.axis, self.size, self.index = axis, axis.size, axis.index
+        self._name, self._found = name, found
+
+    def __getattr__(self, operation):
+        kind = operation.removeprefix("start_").replace("_", "-")
+
+        def counted(x, *arguments):
+            if self.size > 1:
+                self._found[self._name, kind] += Traffic(1, sent_elements(kind, self.size, x.numel()))
+            return getattr(self.axis, operation)(x, *arguments)
+
+        return counted

@@ -73,19 +73,15 @@ class WorkerPart(ShardedPart):
         """A copy of the model, such as a moving average, has the same shards, on the same worker."""
         return self
 
-    def begin(
-        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
-    ) -> Ports[Any]:
-        counts = None if carrier_counts else ports.counts
-        along, collectives = self._connect(axes, counts), ports.collectives
+    def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
+        self._connect(axes)
         num_workers = self.dealt[1]
-        if collectives is not None:
-            collectives = self._counted(collectives, "all", AxisShape(num_workers), counts)
-        self._everybody = Axis(collectives if num_workers > 1 else None, num_workers, self.worker_id)
+        everybody: Any = ports.collectives if num_workers > 1 else None
+        self._everybody = Axis(everybody, num_workers, self.worker_id)
         self._version = lambda: ports.shared.version
-        is_cut = self.sharding is not None
-        shards = Shards(self.binding.cut_from, along.get(REPLICAS), self._samples_of_group) if is_cut else None
-        return replace(ports, collectives=collectives, shards=shards)
+        if self.sharding is None:
+            return ports
+        return replace(ports, shards=Shards(self.binding.cut_from, axes.get(REPLICAS), self._samples_of_group))
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to a norm of at most `max_norm`; returns the norm before. All workers call it."""

@@ -75,11 +75,9 @@ class WorkerPart(ShardedPart):
     def _connect_mesh(self) -> None:
         self.mesh.connect(self._shape, self.along, *self.dealt, mode=self._mode)
 
-    def begin(
-        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
-    ) -> Ports[Any]:
+    def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
         """As of `LayoutPart`: the program sees one worker per replica, and no mesh."""
-        collectives = self._connect(axes, None if carrier_counts else ports.counts)
+        self._connect(axes)
         self._connect_mesh()
         self._noted = NotedGradients(self.binding.parameters)
         replica, replicas = self.dealt
@@ -89,7 +87,7 @@ class WorkerPart(ShardedPart):
             worker_id=replica,
             num_workers=replicas,
             random=Random(f"{self._seed}/{replica}"),
-            collectives=LoneCollectives() if replicas == 1 else collectives[REPLICAS],
+            collectives=LoneCollectives() if replicas == 1 else axes[REPLICAS],
             shared=_KeptAlike(ports.shared, self._make_alike) if is_coded else ports.shared,
         )
 

@@ -103,7 +103,7 @@ class LaunchedMembership(Membership):
             self.binding = self.part.binding
         self._memory = memory = self._make_memory(buffers, copies, records)
         if self.part is not None:
-            memory.ports = self.part.begin(memory.ports, run.axes(self.part.axes), algorithm, carrier_counts=True)
+            memory.ports = self.part.begin(memory.ports, run.axes(self.part.axes), algorithm)
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)

@@ -49,16 +49,13 @@ class LayoutPart(Protocol):
     @property
     def without_batch(self) -> Callable[..., None] | None: ...
 
-    def begin(
-        self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm, *, carrier_counts: bool
-    ) -> Ports[Any]:
+    def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
         """Connects to the others; returns the program's ports.
 
         Args:
             ports: as they would be without a layout.
             axes: collectives along the axes along which the worker is not alone.
             algorithm: the program's.
-            carrier_counts: whether the carrier itself counts messages and bytes.
         """
         ...
 

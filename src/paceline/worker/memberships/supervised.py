@@ -137,7 +137,11 @@ class SupervisedMembership(Membership):
                 patience_s=environment.step_deadline_s if environment.plan is not None else None,
             )
         if self.part is not None:
-            memory.ports = self.part.begin(memory.ports, self._axes(), algorithm, carrier_counts=False)
+            axes = self._axes()
+            for one in (self.arena.collectives, *axes.values()):
+                if one is not None:
+                    one.counts = memory.ports.counts
+            memory.ports = self.part.begin(memory.ports, axes, algorithm)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
