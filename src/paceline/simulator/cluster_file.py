@@ -14,7 +14,8 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,13 +29,6 @@ from paceline.system.toml_text import as_toml
 
 __all__ = ["ClusterFile"]
 
-_TABLES = {
-    "slow": "slowness",
-    "idle": "idleness",
-    "slow_link": "link_factors",
-    "codecs": "codecs",
-    "sockets": "sockets",
-}  # a file's name for a field
 _LEFT_OUT = (
     "slice_s",
     "crowding",
@@ -72,21 +66,10 @@ class ClusterFile:
         """
         cls.check_names(table, where)
         arguments = {key: value for key, value in table.items() if key not in _TABLES}
-        if "slow" in table:
-            arguments["slowness"] = _by_worker(
-                where, table["slow"], "'slow' maps workers to factors, as 0 = 100 under [slow]"
-            )
-        if "idle" in table:
-            arguments["idleness"] = _by_worker(
-                where, table["idle"], "'idle' maps workers to seconds, as 0 = 0.02 under [idle]"
-            )
-        if "slow_link" in table:
-            arguments["link_factors"] = _link_factors(where, table["slow_link"])
-        if "codecs" in table:
-            arguments["codecs"] = _codecs(where, table["codecs"])
         with located(where):
-            if "sockets" in table:
-                arguments["sockets"] = _sockets(table["sockets"])
+            for key, (field, read, _) in _TABLES.items():
+                if key in table:
+                    arguments[field] = read(table[key])
             if "compute_s" in arguments:
                 arguments["compute_s"] = _compute_time(arguments["compute_s"])
             return cls(**arguments)
@@ -107,7 +90,8 @@ class ClusterFile:
     def _defaults(cls) -> dict[str, Any]:
         """By name, the defaults of the fields that a file has under the same name."""
         fields: Any = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-        return {one.name: one.default for one in fields if one.name not in _TABLES.values()}
+        tables = {field for field, _, _ in _TABLES.values()}
+        return {one.name: one.default for one in fields if one.name not in tables}
 
     def save(self, path: str | Path) -> Path:
         """Writes a cluster file, TOML or JSON by its suffix; `Cluster.load` reads it back."""
@@ -137,18 +121,8 @@ class ClusterFile:
             table["compute_s"] = list(compute.times_s)
         elif isinstance(compute, ComputeTime):
             table["compute_s"] = compute_registry.spec(compute)
-        if cluster.slowness:
-            table["slow"] = {str(worker): factor for worker, factor in cluster.slowness}
-        if cluster.idleness:
-            table["idle"] = {str(worker): idle_s for worker, idle_s in cluster.idleness}
-        if cluster.link_factors:
-            table["slow_link"] = {f"{a}-{b}": factor for a, b, factor in cluster.link_factors}
-        if cluster.codecs:
-            table["codecs"] = {name: list(rates) for name, *rates in cluster.codecs}
-        if cluster.sockets is not None:
-            sockets = dataclasses.asdict(cluster.sockets)
-            table["sockets"] = {key: value for key, value in sockets.items() if value is not None}
-        return table
+        tables = {key: (getattr(cluster, field), write) for key, (field, _, write) in _TABLES.items()}
+        return table | {key: write(value) for key, (value, write) in tables.items() if value not in ((), None)}
 
 
 def _compute_time(value: Any) -> Any:
@@ -166,23 +140,23 @@ def _sockets(table: Any) -> Sockets:
     return Sockets(**table)
 
 
-def _by_worker(where: str, table: Any, remedy: str) -> tuple[tuple[int, float], ...]:
+def _by_worker(table: Any, *, what: str) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, Mapping) or not all(re.fullmatch(_WORKER, str(worker)) for worker in table):
-        raise UsageError(f"{where}: {remedy}.")
+        raise UsageError(f"{what}.")
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
 
 
-def _link_factors(where: str, table: Any) -> tuple[tuple[int, int, float], ...]:
+def _link_factors(table: Any) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(table, Mapping) or not all(re.fullmatch(f"{_WORKER}-{_WORKER}", str(link)) for link in table):
-        raise UsageError(f"{where}: 'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
+        raise UsageError("'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
     pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
 
 
-def _codecs(where: str, table: Any) -> tuple[tuple[str, float, float], ...]:
+def _codecs(table: Any) -> tuple[tuple[str, float, float], ...]:
     if not isinstance(table, Mapping) or not all(isinstance(one, list) and len(one) == 2 for one in table.values()):
         raise UsageError(
-            f"{where}: 'codecs' maps codecs to bytes coded and decoded in a second, as qsgd = [1e9, 2e9] under [codecs]."
+            "'codecs' maps codecs to bytes coded and decoded in a second, as qsgd = [1e9, 2e9] under [codecs]."
         )
     return tuple(sorted((str(name), coded, decoded) for name, (coded, decoded) in table.items()))
 
@@ -193,3 +167,25 @@ def _closest(key: str, known: tuple[str, ...]) -> str:
     same = [name for name in known if name.startswith(f"{stem}_")]
     matches = same or difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.4)
     return f" Did you mean '{matches[0]}'?" if matches else f" Known: {', '.join(known)}."
+
+
+# A table of a file -> a cluster's field, and the functions that read and write it.
+_TABLES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "slow": (
+        "slowness",
+        partial(_by_worker, what="'slow' maps workers to factors, as 0 = 100 under [slow]"),
+        lambda pairs: {str(worker): factor for worker, factor in pairs},
+    ),
+    "idle": (
+        "idleness",
+        partial(_by_worker, what="'idle' maps workers to seconds, as 0 = 0.02 under [idle]"),
+        lambda pairs: {str(worker): idle_s for worker, idle_s in pairs},
+    ),
+    "slow_link": ("link_factors", _link_factors, lambda links: {f"{a}-{b}": factor for a, b, factor in links}),
+    "codecs": ("codecs", _codecs, lambda codecs: {name: list(rates) for name, *rates in codecs}),
+    "sockets": (
+        "sockets",
+        _sockets,
+        lambda one: {key: value for key, value in dataclasses.asdict(one).items() if value is not None},
+    ),
+}
