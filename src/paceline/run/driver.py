@@ -55,12 +55,10 @@ class Driver:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The run's supervisor, once the run has begun."""
         assert self._supervisor is not None
         return self._supervisor
 
     def warn(self) -> None:
-        """Issues the algorithm's warnings."""
         if self._loop.algorithm is not None:
             self._loop.algorithm.warn(self._loop.config.workers, stacklevel=4)
 
@@ -156,7 +154,6 @@ class Driver:
     # The end
 
     def _finish(self) -> RunData:
-        """Writes the result."""
         loop, supervisor, recording = self._loop, self.supervisor, self._recording
         recording.take()  # the workers' last records
         recorded = recording.records()

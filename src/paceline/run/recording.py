@@ -61,14 +61,12 @@ class Recording(RunRecord):
         return self.elapsed_before_s + time.monotonic() - self.supervisor.started_s
 
     def epochs_done(self) -> float:
-        """How many passes over the data have been made."""
         if self._task is not None:
             return self.samples / self._task.plan.num_samples
         arena = self.supervisor.arena
         return float(arena.load("epoch")) if arena is not None else 0.0
 
     def _share_done(self) -> float:
-        """The finished share of the run, from 0 to 1."""
         config = self._config
         if config.steps is not None:
             return min(1.0, sum(self.supervisor.spool.totals) / (config.steps * config.workers))
@@ -129,7 +127,6 @@ class Recording(RunRecord):
         return rows
 
     def progress(self) -> Progress:
-        """What to show now."""
         supervisor = self.supervisor
         assert supervisor.arena is not None
         elapsed_s, share_done = self.elapsed_s(), self._share_done()

@@ -86,7 +86,6 @@ class Servers:
         self._admit(state)
 
     def hear(self, state: WorkerState, message: Any) -> None:
-        """Takes one message."""
         match message:
             case Ready():
                 state.ready = True

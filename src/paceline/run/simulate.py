@@ -153,7 +153,6 @@ class _Simulation(SimulatedRun):
         return registry.spec(self.algorithm) if self.algorithm is not None else None
 
     def run(self, interruption: Interruption) -> RunData:
-        """Runs all workers to their end."""
         states = GlobalRandomness()
         self.scheduler.on_resume = states.enter
         for worker_id in range(self.cluster.workers):

@@ -126,11 +126,9 @@ class SimulatedMembership(Membership):
         )
 
     def batches(self) -> BatchShare:
-        """As in `Membership`."""
         return BatchShare(self._run.epoch_claims)
 
     def has_updates(self) -> bool:
-        """As in `Membership`."""
         shared: Any = self._machine.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > 0
 
@@ -153,7 +151,6 @@ class SimulatedMembership(Membership):
         return mean
 
     def close(self, *, failed: bool) -> None:
-        """As in `Membership`."""
         self._run.ending.leave(self.worker_id)
         self.binding.release()
         for buffer in self._buffers.values():

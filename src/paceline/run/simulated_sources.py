@@ -21,7 +21,6 @@ class OwnRandomness:
         self._worker_id = worker_id
 
     def next(self) -> object | None:
-        """The source's next batch."""
         self._random_states.enter(self._worker_id)
         return self._source.next()
 
@@ -33,7 +32,6 @@ class BatchSizes:
         self._claims = claims
 
     def next(self) -> tuple[int, int] | None:
-        """The next batch, or None at the end."""
         number = self._claims.next()
         if number == END:
             return None
@@ -59,7 +57,6 @@ class DeclaredBatches:
             shares.know_batch_size(batch_size)
 
     def next(self) -> tuple[int, int] | None:
-        """The next batch, or None at the end."""
         if not self._left:
             return None
         self._left -= 1

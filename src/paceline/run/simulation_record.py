@@ -70,7 +70,6 @@ class SimulationRecord(RunRecord):
         self.know_epoch(epoch_samples)
 
     def recorder(self, worker_id: int) -> _Recorder:
-        """Takes one worker's records."""
         watched = (self._evaluator, self.goal.target_loss, self.goal.limit_samples)
         return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
 
@@ -80,7 +79,6 @@ class SimulationRecord(RunRecord):
         self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
 
     def records_of(self, worker_id: int) -> np.ndarray:
-        """One worker's records so far."""
         return self._recorded.of(worker_id)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
@@ -116,7 +114,6 @@ class SimulationRecord(RunRecord):
             return self.take_evaluation(evaluator.now(self._evaluated, about))
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
-        """The run as data."""
         machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
         records = self._recorded.by_worker()
         lost = self._unrecorded(records)
@@ -181,11 +178,9 @@ class _Records:
         self._num_workers = num_workers
 
     def of(self, worker_id: int) -> np.ndarray:
-        """One worker's records."""
         return self._all()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
 
     def by_worker(self) -> dict[int, np.ndarray]:
-        """The records of each worker."""
         workers = np.frombuffer(bytes(self.workers), np.int32)
         ordered = self._all()[np.argsort(workers, kind="stable")]
         ends = np.cumsum(np.bincount(workers, minlength=self._num_workers)).tolist()
@@ -206,7 +201,6 @@ class _Recorder:
         self._watch = watch
 
     def append(self, *fields: float) -> None:
-        """Takes one record."""
         records = self._records
         records.data += RECORD_STRUCT.pack(*fields)
         records.workers.append(self._worker_id)

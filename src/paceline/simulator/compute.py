@@ -32,7 +32,6 @@ class ComputeTime:
         raise TypeError(f"{type(self).__name__} must define mean_s")
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """An endless iterator over the times of one worker's steps."""
         raise TypeError(f"{type(self).__name__} must define draws_s")
 
 
@@ -81,7 +80,6 @@ class ExponentialTail(ComputeTime):
         return self.least_s + self.tail_s
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """`least_s` plus an exponential draw of mean `tail_s`."""
         while True:
             yield self.least_s + random.expovariate(1.0 / self.tail_s)
 
@@ -103,7 +101,6 @@ class Pareto(ComputeTime):
         return self.least_s * self.shape / (self.shape - 1)
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """`least_s` times a Pareto draw."""
         while True:
             yield self.least_s * random.paretovariate(self.shape)
 
@@ -126,7 +123,6 @@ class Recorded(ComputeTime):
         return math.fsum(self.times_s) / len(self.times_s)
 
     def draws_s(self, random: Random) -> Iterator[float]:
-        """The trace from a random position, repeated."""
         first = random.randrange(len(self.times_s))
         return chain(self.times_s[first:], cycle(self.times_s))
 

@@ -109,7 +109,6 @@ class Faults:
         return tuple(sorted(named))
 
     def check(self, num_workers: int) -> None:
-        """Rejects workers that the cluster does not have."""
         for worker in self.workers:
             COUNT_FROM_0.check("A fault's worker", worker)
             if not 0 <= worker < num_workers:
@@ -139,7 +138,6 @@ class Disturbances:
 
     @property
     def any(self) -> bool:
-        """Whether there are any disturbances."""
         return bool(self._pauses or self._slow or self._kill_step)
 
     def begin_step(self) -> bool:

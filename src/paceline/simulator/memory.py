@@ -43,7 +43,6 @@ class SimulatedVector:
         return self.version
 
     def replace(self, x: torch.Tensor) -> None:
-        """Sets the vector to the values of `x` (P,)."""
         self.x.copy_(x)
 
 
@@ -265,7 +264,6 @@ class ReplicatedState:
         return sum(one.version for one in self.workers) if self.own_models else self.workers[0].version
 
     def updates(self) -> list[int]:
-        """The number of updates of each worker's vector."""
         return [one.updates for one in self.workers]
 
     def snapshot(self, out: torch.Tensor) -> int:

@@ -138,7 +138,6 @@ class Network:
     # Workers that leave, and that are replaced
 
     def is_gone(self, worker: int) -> bool:
-        """Whether this worker has ended or been killed."""
         return worker in self._gone
 
     def tell_gone(self, worker: int, gone: int) -> None:

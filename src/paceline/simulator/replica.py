@@ -277,13 +277,11 @@ class TimedReplica(_Overlapping):
         self._count_apply(begun_s)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Takes the time of one worker's part of an update."""
         begun_s = self._now_s()
         self._core.update(self._core.cluster.workers)
         self._count_apply(begun_s)
 
     def optimizer_settings(self) -> OptimizerSettings:
-        """The settings of an optimizer without state."""
         return _NO_OPTIMIZER
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

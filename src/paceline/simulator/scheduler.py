@@ -84,7 +84,6 @@ class Scheduler:
     # What programs call
 
     def sleep(self, duration_s: float) -> None:
-        """Resumes the program `duration_s` later."""
         current = self.current
         at_s = self.now_s + (current.ahead_s + duration_s)
         current.ahead_s = 0.0

@@ -52,7 +52,6 @@ class SimulatedClock:
         self.waited_s = 0.0
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits exactly this long."""
         self.waited_s += duration_s
         self._scheduler.sleep(duration_s)
 
@@ -168,5 +167,4 @@ class Core:
         self._memory.move(self.cluster.update_vectors * self.vector_bytes / parts)
 
     def atomic(self) -> None:
-        """Takes the time of one atomic operation."""
         self.scheduler.sleep(self.cluster.atomic_s)
