@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -93,32 +94,28 @@ def execute(
     workers = f"{config.workers} worker{'s' if config.workers > 1 else ''}"
     title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
     try:
-        with LiveTable(title, console=err()) as live:
-            start = partial(run_training, config, out=folder, resume=resume, command=command)
-            if not tensorboard:
-                return finished(partial(start, on_progress=live.update))
-            return _with_curves(start, folder, live.update)
+        with contextlib.ExitStack() as opened:
+            live, board = opened.enter_context(LiveTable(title, console=err())), None
+            if tensorboard:
+                from paceline.integrations.tensorboard import TensorBoard
+
+                board = opened.enter_context(TensorBoard(folder / "tensorboard"))
+
+            def told(progress: Progress) -> None:
+                live.update(progress)
+                if board is not None:
+                    board.update(progress)
+
+            run, not_written = finished(
+                partial(run_training, config, out=folder, resume=resume, command=command, on_progress=told)
+            )
+            if board is not None:
+                board.end(run)
+            return run, not_written
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
             say(f"Go on from the last checkpoint: paceline train --resume {folder}")
         raise
-
-
-def _with_curves(
-    start: Callable[..., RunData], folder: Path, update: Callable[[Progress], None]
-) -> tuple[RunData, NotWrittenError | None]:
-    """Like `execute`, with curves in the folder's `tensorboard/`."""
-    from paceline.integrations.tensorboard import TensorBoard
-
-    with TensorBoard(folder / "tensorboard") as board:
-
-        def told(progress: Progress) -> None:
-            update(progress)
-            board.update(progress)
-
-        run, not_written = finished(partial(start, on_progress=told))
-        board.end(run)
-        return run, not_written
 
 
 def finished(run: Callable[[], Run]) -> tuple[Run, NotWrittenError | None]:

@@ -215,13 +215,9 @@ class TaskSimulation:
         machine, config, numbers = self.machine, self.config, itertools.count()
         claim_batch = itertools.count().__next__  # of all workers
 
-        def seed_of(worker_id: int, incarnation: int) -> int:
-            return hash((config.seed, worker_id, incarnation)) & (2**63 - 1)
-
-        seeds = [None, *(seed_of(worker, 0) for worker in range(1, config.workers))]
         if not self.timing_only:
             torch.set_rng_state(self._random_after_model)
-        random_states = RandomStates(seeds)
+        random_states = RandomStates()
         is_plain = config.optimizer == "sgd" and not config.momentum
         declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
         has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
@@ -234,8 +230,9 @@ class TaskSimulation:
             base = {**machine.base_arguments(ports), "recorder": self.record.recorder(worker_id)}
             base |= {"core": core, "num_blocks": machine.num_blocks}
             taken = len(self.record.records_of(worker_id)) if ports.incarnation else 0
-            if ports.incarnation:
-                random_states.begin_anew(worker_id, seed_of(worker_id, ports.incarnation))
+            if not self.timing_only and (worker_id or ports.incarnation):
+                seed = hash((config.seed, worker_id, ports.incarnation)) & (2**63 - 1)
+                random_states.begin(worker_id, seed)
             shares = None
             if self.plan is None:
                 if self.algorithm.by_speed and config.workers > 1:

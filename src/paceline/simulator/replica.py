@@ -25,21 +25,16 @@ class RandomStates:
     """One state of PyTorch's CPU generator per worker, swapped in when that worker loads data or computes.
 
     The rest of a simulation does not draw from it, so copying 5 KB twice per change of worker keeps the workers apart.
-
-    Args:
-        seeds: first seed of each worker; None: continue from the current state.
+    Worker 0 continues from the present state.
     """
 
-    def __init__(self, seeds: list[int | None]) -> None:
-        self._seeds = seeds
-        self._first = torch.get_rng_state()
+    def __init__(self) -> None:
         self._states: dict[int, torch.Tensor] = {}
-        self._current = -1
+        self._current = 0
 
-    def begin_anew(self, worker_id: int, seed: int) -> None:
-        """Gives a worker's next incarnation its own seed."""
-        self._states.pop(worker_id, None)
-        self._seeds[worker_id] = seed
+    def begin(self, worker_id: int, seed: int) -> None:
+        """Gives another worker, or a worker's next incarnation, its own seed."""
+        self._states[worker_id] = torch.Generator().manual_seed(seed).get_state()
         if self._current == worker_id:
             self._current = -1
 
@@ -47,14 +42,9 @@ class RandomStates:
         """Makes this worker's state the generator's."""
         if worker_id == self._current:
             return
-        if self._current >= 0:
-            self._states[self._current] = torch.get_rng_state()
+        self._states[self._current] = torch.get_rng_state()
         self._current = worker_id
-        state, seed = self._states.get(worker_id), self._seeds[worker_id]
-        if state is None and seed is not None:
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.set_rng_state(state if state is not None else self._first)
+        torch.set_rng_state(self._states[worker_id])
 
 
 class OwnBuffers:
