@@ -52,22 +52,21 @@ def trips(latency_s, bandwidth):
     return {100: [2 * latency_s] * 3} | {size: [2 * (latency_s + size / bandwidth)] * 3 for size in (10**6, 4 * 10**6)}
 
 
-def planted(**changes):
+PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+TRIPS = {pair: trips(80e-6, 1e9) for pair in PAIRS} | {(2, 3): trips(160e-6, 2e8)}
+
+
+def planted(round_trips_s=TRIPS, workers=None):
     """Workers 0 and 1 on one machine and two more; worker 2 is slow, and so is the way between 2 and 3."""
-    pairs = [(a, b) for a in range(4) for b in range(a + 1, 4)]
-    always = MeasuredCluster(
-        task="digits-mlp",
-        batch_size=16,
-        vector_bytes=1_000_000,
-        workers=[
-            worker(measures=memory(10e9)),
-            worker(seed=1),
-            worker(1.5, machine=1, measures=memory(12e9), seed=2),
-            worker(machine=2, measures=memory(11e9), seed=3),
-        ],
-        round_trips_s={pair: trips(80e-6, 1e9) for pair in pairs} | {(2, 3): trips(160e-6, 2e8)},
-    )
-    return dataclasses.replace(always, **changes)
+    workers = workers or [
+        worker(measures=memory(10e9)),
+        worker(seed=1),
+        worker(1.5, machine=1, measures=memory(12e9), seed=2),
+        worker(machine=2, measures=memory(11e9), seed=3),
+    ]
+    for number, one in enumerate(workers):
+        one.round_trips_s.update({b: times_s for (a, b), times_s in round_trips_s.items() if a == number})
+    return MeasuredCluster(task="digits-mlp", batch_size=16, vector_bytes=1_000_000, workers=workers)
 
 
 def test_a_cluster_of_planted_measurements():
@@ -104,9 +103,8 @@ def test_the_file_is_read_back_and_names_hosts_only_if_wanted(tmp_path, suffix, 
 
 def test_a_disturbed_link_is_said_to_be_and_others_count():
     disturbed = {100: [1e-4], 10**6: [0.01], 4 * 10**6: [0.01]}
-    measured = planted()
-    measured.round_trips_s[0, 3] = disturbed
-    del measured.round_trips_s[0, 2]  # not in the sample
+    sampled = {pair: times_s for pair, times_s in TRIPS.items() if pair != (0, 2)}
+    measured = planted(sampled | {(0, 3): disturbed})
     cluster = measured.as_cluster()
     assert cluster.latency_s == pytest.approx(80e-6)
     comments = "\n".join(measured.comments(cluster, hosts=False))

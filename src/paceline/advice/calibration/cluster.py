@@ -10,16 +10,18 @@ import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.advice.calibration import probes, words
-from paceline.advice.calibration.cluster_file import MeasuredCluster
+from paceline.advice.calibration import probes
+from paceline.advice.calibration.cluster_file import MeasuredCluster, MeasuredWorker
 from paceline.advice.calibration.codecs import measure_codecs
 from paceline.advice.calibration.gather import WorkerGroup
 from paceline.advice.calibration.machine import measure_link, measure_memory, measure_steps
 from paceline.advice.calibration.measurements import QUICK, Effort, Quartiles
+from paceline.advice.calibration.plain import read
 from paceline.advice.calibration.rounds import link_rounds, sample
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.membership.elastic import num_places
@@ -153,68 +155,57 @@ def measure_together(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     asked = f"{task.name}, batches of {batch_size or task.batch_size}{', --quick' if quick else ''}"
-    hellos = group.gather({"machine": machine_of_this(), "asked": asked}, lambda _, said: words.hello(said))
-    machines = group.tell(_machines(hellos), lambda _, said: words.machine_numbers(said, group.num_workers))
+    hellos = group.gather([machine_of_this(), asked], partial(read, list[str]))
+    machines = group.tell(_machines(hellos), partial(read, list[int]))
 
     group.what = "measuring steps"
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
-    steps_s = steps.compute_s[steps.batch_size][:_MOST_STEPS_SENT].tolist()
-    mine = {
-        "host": platform.node(),
-        "about": machine(),
-        "compute_s": {size: asdict(Quartiles.of(times_s)) for size, times_s in steps.compute_s.items()},
-        "steps_s": steps_s,
-        "update_s": asdict(Quartiles.of(steps.update_s)),
-    }
-    told = group.gather(mine, lambda _, said: words.measured_worker(said))
-    group.tell()  # all workers have stopped computing
+    group.meet()  # all workers have stopped computing
 
     group.what = "measuring memory"
     memory, codecs = None, {}
     if machines.index(machines[worker_id]) == worker_id:
         on_progress("memory")
         with probes.ProcessTeam(max(2, num_cores())) as team:
-            memory = asdict(measure_memory(team, steps.vector_bytes, effort, lambda _: None))
+            memory = measure_memory(team, steps.vector_bytes, effort, lambda _: None)
         on_progress("codecs")
         codecs = measure_codecs(effort.codec_s)
-    memories = group.gather(memory, lambda _, said: words.memory(said))
-
-    all_codecs = group.gather(codecs, lambda _, said: words.codec_rates(said))
+    group.meet()
 
     group.what = "measuring links"
-    trips_s = _link_trips_s(group, machines, _QUICK_LINK if quick else _LINK, on_progress)
-    all_trips = group.gather(trips_s, lambda peer, said: words.round_trips(said, peer, group.num_workers))
-    if worker_id != 0:
-        return None
-    return MeasuredCluster(
-        task=steps.task,
-        batch_size=steps.batch_size,
-        vector_bytes=steps.vector_bytes,
-        workers=[
-            replace(one, machine=at, memory=its, codecs=rates)
-            for at, one, its, rates in zip(machines, told, memories, all_codecs, strict=True)
-        ],
-        round_trips_s={(a, b): by_size for a, of_worker in enumerate(all_trips) for b, by_size in of_worker},
+    mine = MeasuredWorker(
+        machine=machines[worker_id],
+        host=platform.node(),
+        about=machine(),
+        compute_s={size: Quartiles.of(times_s) for size, times_s in steps.compute_s.items()},
+        steps_s=steps.compute_s[steps.batch_size][:_MOST_STEPS_SENT].tolist(),
+        update_s=Quartiles.of(steps.update_s),
+        memory=memory,
+        codecs=codecs,
+        round_trips_s=_link_trips_s(group, machines, _QUICK_LINK if quick else _LINK, on_progress),
     )
+    workers = group.gather(asdict(mine), partial(read, MeasuredWorker))
+    return MeasuredCluster(steps.task, steps.batch_size, steps.vector_bytes, workers) if worker_id == 0 else None
 
 
-def _machines(hellos: list[dict[str, str]]) -> list[int]:
+def _machines(hellos: list[list[str]]) -> list[int]:
     """Each worker's machine, numbered in worker order; empty if this worker is not told."""
-    for worker, hello in enumerate(hellos):
-        if hello["asked"] != hellos[0]["asked"]:
-            raise UsageError(
-                f"The workers measure different things: worker 0 {hellos[0]['asked']}, worker {worker} {hello['asked']}. Start"
-                " all with the same options."
-            )
     numbers: dict[str, int] = {}
-    return [numbers.setdefault(hello["machine"], len(numbers)) for hello in hellos]
+    for worker, (its_machine, asked) in enumerate(hellos):
+        if asked != hellos[0][1]:
+            raise UsageError(
+                f"The workers measure different things: worker 0 {hellos[0][1]}, worker {worker} {asked}. Start all with the"
+                " same options."
+            )
+        numbers.setdefault(its_machine, len(numbers))
+    return [numbers[its_machine] for its_machine, _ in hellos]
 
 
 def _link_trips_s(
     group: WorkerGroup, machines: list[int], effort: Effort, on_progress: Callable[[str], None]
-) -> words.Trips:
-    """Round trips by message bytes to the peers that this worker measured: those with a higher number."""
-    found: words.Trips = []
+) -> dict[int, dict[int, list[float]]]:
+    """Round trips by peer and message bytes; the worker with the lower number measures a link."""
+    found = {}
     rounds = sample(link_rounds(machines), _MOST_ROUNDS)
     for number, pairs in enumerate(rounds):
         group.meet()
@@ -222,7 +213,7 @@ def _link_trips_s(
         for a, b in pairs:
             if group.worker_id == a:
                 with _named(group):
-                    found.append((b, measure_link(group.mailbox, b, effort)))
+                    found[b] = measure_link(group.mailbox, b, effort)
                     group.mailbox.send(b, probes.ENOUGH)
             elif group.worker_id == b:
                 with _named(group):

@@ -46,6 +46,7 @@ class MeasuredWorker:
         steps_s: consecutive times of a step of the cluster's batch size, without its update.
         update_s: one plain SGD step of the optimizer.
         memory: its machine's, if this worker measured it, as one of each machine does; the same for codecs.
+        round_trips_s: to each worker to which it measured the link, all with higher numbers, by message bytes.
     """
 
     machine: int
@@ -56,6 +57,7 @@ class MeasuredWorker:
     update_s: Quartiles
     memory: MemoryTimes | None
     codecs: dict[str, CodecRate] = field(default_factory=dict)
+    round_trips_s: dict[int, dict[int, list[float]]] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
         return named_quartiles(self.compute_s, self.update_s, self.memory)
@@ -67,14 +69,17 @@ class MeasuredCluster:
 
     Attributes:
         batch_size: of the step that the cluster describes.
-        round_trips_s: by pair of workers, by message bytes; lacks pairs that were not measured.
     """
 
     task: str
     batch_size: int
     vector_bytes: int
     workers: list[MeasuredWorker]
-    round_trips_s: dict[tuple[int, int], dict[int, list[float]]]
+
+    @property
+    def round_trips_s(self) -> dict[tuple[int, int], dict[int, list[float]]]:
+        """By pair of workers, by message bytes; lacks pairs that were not measured."""
+        return {(a, b): times_s for a, worker in enumerate(self.workers) for b, times_s in worker.round_trips_s.items()}
 
     def links(self) -> dict[tuple[int, int], Link]:
         """The links with meaningful measurements.
