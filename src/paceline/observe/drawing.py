@@ -95,6 +95,10 @@ class Panels:
             **looks,
         )  # fmt: skip
 
+    def figure(self, name: str, title: str, note: str, columns: Sequence[str], rows: Any = None, **more: Any) -> Figure:
+        """The figure of all panels; arguments as those of `Figure`."""
+        return Figure(name, title, note, self.traces, self.layout, columns, rows, height_px=self.height_px, **more)
+
 
 def _number(panel: int) -> str:
     return str(panel + 1) if panel else ""

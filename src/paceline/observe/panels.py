@@ -53,12 +53,10 @@ def staleness(series: Sequence[Series]) -> Figure | None:
     panels.layout["bargap"] = 0.14
     if highest - lowest < 12:
         panels.x["dtick"] = 1
-    return Figure(
+    return panels.figure(
         "staleness", "How stale the applied gradients were",
         "Staleness: how many updates were applied between a gradient's reading of the parameters and its own update.",
-        panels.traces, panels.layout,
-        ["series", "staleness (updates)", "updates"], keys=["name", "x", "y"],
-        height_px=panels.height_px, legend=False,
+        ["series", "staleness (updates)", "updates"], keys=["name", "x", "y"], legend=False,
     )  # fmt: skip
 
 
@@ -79,11 +77,10 @@ def shares(series: Sequence[Series]) -> Figure | None:
         panels.rows(index, names)
     panels.layout["barmode"] = "stack"
     panels.x |= {"title": {"text": "share of the worker's time (%)"}, "range": [0, 100]}
-    return Figure(
+    return panels.figure(
         "time-per-worker", "Where each worker's time went",
         "Sums over all steps of the run, dropped gradients included." + _cut_lanes(series),
-        panels.traces, panels.layout,
-        ["series", "worker", "activity", "share (%)"], keys=["meta", "y", "name", "x"], height_px=panels.height_px,
+        ["series", "worker", "activity", "share (%)"], keys=["meta", "y", "name", "x"],
     )  # fmt: skip
 
 
@@ -127,12 +124,11 @@ def lanes(series: Sequence[Series]) -> Figure | None:
         panels.rows(index, _lane_names(workers))
     panels.layout["barmode"] = "overlay"
     panels.x |= {"title": {"text": f"time since every worker's first step ({unit})"}, "range": [0, window_s * scale]}
-    return Figure(
+    return panels.figure(
         "lanes", "Who waits for whom: one lane per worker",
         "The same duration of every run. Blank: not accounted for." + _cut_lanes(series),
-        panels.traces, panels.layout,
         ["series", "worker", "activity", f"start ({unit})", f"duration ({unit})", "step"],
-        keys=["meta", "y", "name", "base", "x", "customdata"], height_px=panels.height_px,
+        keys=["meta", "y", "name", "base", "x", "customdata"],
     )  # fmt: skip
 
 
@@ -179,12 +175,11 @@ def sizes_of_batches(series: Sequence[Series]) -> Figure | None:
             )  # fmt: skip
         panels.y(index, title={"text": "samples"}, nticks=4, rangemode="tozero")
     panels.x["title"] = {"text": "time (s)"}
-    return Figure(
+    return panels.figure(
         "batch-sizes", "How large each worker's batch was",
         "Samples of a round, dealt out by the workers' measured speeds; short rounds at the ends of epochs are left out."
         + _cut_lanes(shown),
-        panels.traces, panels.layout,
-        ["series", "worker", "time (s)", "samples"], keys=["meta", "name", "x", "y"], height_px=panels.height_px,
+        ["series", "worker", "time (s)", "samples"], keys=["meta", "name", "x", "y"],
     )  # fmt: skip
 
 

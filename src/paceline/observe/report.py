@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,20 +109,12 @@ def write_run(
     """
     try:
         (run if recorded is None else dataclasses.replace(run, records=dict(recorded))).save(folder)
-        failed = None
-        for write in (
-            lambda: write_json(folder / "host.json", host) if host is not None else None,
-            lambda: write_trace(
-                run, folder / "trace.json", max_steps_per_worker=max_traced_steps, max_workers=max_traced_workers
-            ),
-            lambda: write_report([run], folder / "report.html", title=title, command=command),
-        ):
-            try:
-                write()
-            except NotWrittenError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        with contextlib.ExitStack() as stack:  # tries the others if one fails
+            if host is not None:
+                stack.callback(write_json, folder / "host.json", host)
+            limits = {"max_steps_per_worker": max_traced_steps, "max_workers": max_traced_workers}
+            stack.callback(write_trace, run, folder / "trace.json", **limits)
+            stack.callback(write_report, [run], folder / "report.html", title=title, command=command)
     except NotWrittenError as error:
         error.run = run
         raise

@@ -77,13 +77,12 @@ def staleness_figure(facets: Facets) -> Figure | None:
     }  # fmt: skip
     if highest - lowest < 12:
         panels.x["dtick"] = 1
-    return Figure(
+    return panels.figure(
         "staleness", "How stale the applied gradients were",
         "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
         "stronger the colour, the more of the row's updates; the last column has all that are staler."
         + facets.rows_note + facets.pooled_note,
-        panels.traces, panels.layout, [*facets.head, "staleness", "updates"], rows=data, table=table,
-        height_px=panels.height_px, legend=False,
+        [*facets.head, "staleness", "updates"], rows=data, table=table, legend=False,
     )  # fmt: skip
 
 
@@ -109,11 +108,11 @@ def outcome_figure(trials: Trials) -> Figure | None:
         return [*counts, f"{100 * good.low:.0f} to {100 * good.high:.0f} %"]
 
     heads, *rows = facets.table([*seen, "share that ended well, 95 % interval"], texts)
-    return Figure(
+    return panels.figure(
         "outcomes", "How the runs ended",
         "Each bar is divided as its runs were. Converged: reached the smallest target; stopped: a limit came first; diverged: "
         f"the loss grew or was no number; crashed: the run ended with an error.{facets.rows_note}" + facets.pooled_note,
-        panels.traces, panels.layout, heads, rows=rows, table=[heads, *rows], height_px=panels.height_px,
+        heads, rows=rows, table=[heads, *rows],
     )  # fmt: skip
 
 
@@ -136,11 +135,10 @@ def waiting_figure(facets: Facets) -> Figure | None:
     table = facets.table(
         list(kinds.values()), lambda cell: [percent_text(_median(shares[kind][cell.rows])) for kind in kinds]
     )
-    return Figure(
+    return panels.figure(
         "waiting", "Waiting for locks, for others and for input",
         f"Medians over runs. Blank: not accounted for.{facets.rows_note}" + facets.pooled_note,
-        panels.traces, panels.layout, *facets.data({f"{kind} share": shares[kind] for kind in kinds}), table=table,
-        height_px=panels.height_px, legend=len(kinds) > 1,
+        *facets.data({f"{kind} share": shares[kind] for kind in kinds}), table=table, legend=len(kinds) > 1,
     )  # fmt: skip
 
 

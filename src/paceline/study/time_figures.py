@@ -63,10 +63,9 @@ def box_figure(facets: Facets, measure: Measure) -> Figure | None:
     )
     if not up and np.isnan(values).any():
         note += " Dots at the top did not arrive. They count as later than all others."
-    return Figure(
-        _NAMES[measure.kind], capital(measure.title), note, panels.traces, panels.layout,
-        *facets.data({measure.title: values}), table=_box_table(facets, measure, values),
-        height_px=panels.height_px, legend=len(methods) > 1,
+    return panels.figure(
+        _NAMES[measure.kind], capital(measure.title), note, *facets.data({measure.title: values}),
+        table=_box_table(facets, measure, values), legend=len(methods) > 1,
     )  # fmt: skip
 
 
@@ -117,13 +116,12 @@ def arrival_figure(facets: Facets) -> Figure | None:
         panels.y(index, title={"text": "arrived (%)"}, range=[-3, 103], nticks=4)
     panels.x |= {"title": {"text": f"{measure.title} (s)"}}
     panels.x |= log_axis(start, end) if logarithmic else {"range": [0, end]}
-    return Figure(
+    return panels.figure(
         "arrivals", "Which share of the runs had arrived by when",
         "Kaplan and Meier's estimate: further left and up is better. Runs that were stopped are censored then; diverged and "
         "crashed ones never arrive, so a curve may end below 100 %. Hovering shows 95 % intervals."
         + facets.pooled_note,
-        panels.traces, panels.layout, [*facets.head, "time (s)", "share", "low", "high"], data, table=table,
-        height_px=panels.height_px, legend=len(trials.methods) > 1,
+        [*facets.head, "time (s)", "share", "low", "high"], data, table=table, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 
@@ -256,14 +254,13 @@ def speedup_figure(facets: Facets) -> Figure | None:
     }  # fmt: skip
     timed = facets.measure.kind != "throughput"
     what = f"sooner to {facets.measure.goal} than" if timed else "as many samples per second as"
-    return Figure(
+    return panels.figure(
         "speed-up", "What more workers bring",
         f"How many times {what} the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
         "intervals. Dashed: in proportion to the workers."
         + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "")
         + facets.pooled_note,
-        panels.traces, panels.layout, [*head, "low", "high", "pairs"], rows, table=table,
-        height_px=panels.height_px, legend=len(trials.methods) > 1,
+        [*head, "low", "high", "pairs"], rows, table=table, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 
