@@ -22,12 +22,11 @@ import torch
 from page import show
 from torch import nn
 
-from paceline.model_parallel.graph.bounds import bounds
 from paceline.model_parallel.graph.coarsen import blocks_of, tensors_of
 from paceline.model_parallel.graph.cost import measure
 from paceline.model_parallel.graph.partition import Operation, Transfer, programs
 from paceline.model_parallel.graph.place import PLACERS, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo, bounds
 from paceline.model_parallel.graph.schedule import Run, longest_remaining, simulate
 from paceline.model_parallel.graph.trace import arguments_of, trace
 

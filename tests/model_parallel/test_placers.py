@@ -6,9 +6,8 @@ import time
 import pytest
 
 from paceline.errors import UsageError
-from paceline.model_parallel.graph.bounds import bounds
 from paceline.model_parallel.graph.place import PLACERS, best_of, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
+from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo, bounds
 from paceline.model_parallel.graph.schedule import longest_remaining, simulate
 
 FREE = Link(latency_s=0.0, bytes_per_s=1e30, busy_s=0.0)

@@ -131,13 +131,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         vector.copy_(self._mean)
         return total
 
-    def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
-        return self._start(Operation("broadcast", vector, vector, root))
-
-    def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
-        """Begins replacing the root's `vector` (n,) by the sum over all workers, in the order of their ids."""
-        return self._start(Operation("reduce", vector, vector, root))
-
     def _start(self, operation: Operation) -> Handle:
         if self.counts is not None:
             kind, vector, _, root = operation
@@ -145,17 +138,11 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return super()._start(operation)
 
     def _carry_out(self, operations: list[Operation]) -> None:
-        if self._num_workers > 1:
-            for round_ in self._rounds(operations):
-                self._run_round(round_)
+        if self._num_workers == 1:
+            super()._carry_out(operations)
             return
-        for operation in operations:
-            if operation.kind == "reduce-scatter":
-                operation.part.copy_(operation.vector)
-            elif operation.kind == "all-gather":
-                operation.vector.copy_(operation.part)
-            elif operation.kind == "all-to-all":
-                operation.part.copy_(operation.vector)
+        for round_ in self._rounds(operations):
+            self._run_round(round_)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:
         """Operations with their offsets in the shared areas, as many per round as fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.model_parallel.tensor.functions import cross_entropy, whole_features
 from paceline.model_parallel.tensor.layers import (
     MLP,
     Attention,
@@ -12,7 +13,6 @@ from paceline.model_parallel.tensor.layers import (
     Linear,
     PositionEmbedding,
 )
-from paceline.model_parallel.tensor.losses import cross_entropy, whole_features
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.shapes import Grid, Line, choose_mesh, parse_mesh
 from paceline.model_parallel.tensor.state import (

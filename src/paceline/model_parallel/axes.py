@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.ports.ports import Handle
 from paceline.ports.rooted import RootedCollectives
+from paceline.ports.started import CarriedOutTogether
 
 __all__ = ["Axis", "LoneCollectives"]
 
@@ -98,7 +99,7 @@ class _Started:
             self._x.copy_(self._flat.view(self._x.shape))
 
 
-class LoneCollectives:
+class LoneCollectives(CarriedOutTogether):
     """Implements `RootedCollectives` for one worker."""
 
     def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
@@ -106,29 +107,3 @@ class LoneCollectives:
         if not weight:
             vector.zero_()
         return number
-
-    def start_all_reduce(self, vector: Tensor) -> Handle:
-        return _Done()
-
-    def start_reduce_scatter(self, vector: Tensor, part: Tensor) -> Handle:
-        part.copy_(vector)
-        return _Done()
-
-    def start_all_gather(self, part: Tensor, vector: Tensor) -> Handle:
-        vector.copy_(part)
-        return _Done()
-
-    def start_all_to_all(self, given: Tensor, taken: Tensor) -> Handle:
-        taken.copy_(given)
-        return _Done()
-
-    def start_broadcast(self, vector: Tensor, root: int) -> Handle:
-        return _Done()
-
-    def start_reduce(self, vector: Tensor, root: int) -> Handle:
-        return _Done()
-
-
-class _Done:
-    def wait(self) -> None:
-        """Returns at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.model_parallel.axes import Axis
 
-__all__ = ["Placement", "part_of"]
+__all__ = ["Placement", "clip_to_norm", "divided", "part_of"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,31 @@ class Placement:
         """Whether this worker is the one that counts, among those that have the same part."""
         cut_along = {axis for _, axis in self.cuts}
         return all(axis.index == 0 for name, axis in axes.items() if name not in cut_along)
+
+
+@torch.no_grad()
+def clip_to_norm(
+    gradients: Sequence[tuple[Tensor, Placement]], axes: Mapping[str, Axis], everybody: Axis, max_norm: float
+) -> Tensor:
+    """Clips gradients to a norm of at most `max_norm` over all workers that share a model; returns the norm before.
+
+    Args:
+        gradients: this worker's, with the placements of their parameters; each element counts once.
+        axes: along which workers have different parts.
+        everybody: the axis of all of them.
+        max_norm: as in `torch.nn.utils.clip_grad_norm_`.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0][0].device if gradients else None)
+    for gradient, placement in gradients:
+        if placement.is_counted(axes):
+            total += gradient.double().square().sum()
+    everybody.start_all_reduce(total).wait()
+    norm = total.sqrt()
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for gradient, _ in gradients:
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    return norm
 
 
 def part_of(whole: Tensor, axis: Axis, dimension: int) -> Tensor:

@@ -57,8 +57,21 @@ class CarriedOutTogether:
             self._num_done = self._num_started
             self._carry_out(operations)
 
+    def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing `vector` (n,) by that of `root`."""
+        return self._start(Operation("broadcast", vector, vector, root))
+
+    def start_reduce(self, vector: torch.Tensor, root: int) -> Handle:
+        """Begins replacing the root's `vector` (n,) by the sum over all workers, in the order of their ids."""
+        return self._start(Operation("reduce", vector, vector, root))
+
     def _carry_out(self, operations: list[Operation]) -> None:
-        raise NotImplementedError
+        """As is right for one worker."""
+        for operation in operations:
+            if operation.kind in ("reduce-scatter", "all-to-all"):
+                operation.part.copy_(operation.vector)
+            elif operation.kind == "all-gather":
+                operation.vector.copy_(operation.part)
 
 
 class _Started:

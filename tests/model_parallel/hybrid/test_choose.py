@@ -91,7 +91,7 @@ def test_auto_is_resolved_before_training_and_recorded(tmp_path):
 def test_auto_keeps_what_is_given():
     inputs = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
     given = HybridParallel(groups=2, min_weights=500)
-    link = {"workers": 4, "batch_size": 4, "latency_s": 0.0, "bytes_per_s": 1e6}
+    link = {"workers": 4, "batch_size": 4}
     assert chosen_layout(given, small_vgg(), inputs, **link) is given
     chosen = chosen_layout(HybridParallel(min_weights=500, pairing="column-row"), small_vgg(), inputs, **link)
     assert chosen.groups in (1, 2, 4)

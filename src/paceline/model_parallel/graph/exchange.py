@@ -32,7 +32,6 @@ class Exchange:
 
     Attributes:
         sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.
-        waited_s: time spent waiting for messages in that step.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Exchange:
         self._since_s = time.perf_counter()
         self._is_computing = False
         self.sent: list[tuple[str, str, int, int]] = []
-        self.waited_s = 0.0
 
     @staticmethod
     def alone() -> Exchange:
@@ -66,7 +64,7 @@ class Exchange:
 
     def begin_forward(self) -> None:
         """A forward pass begins; computation before it belongs to the loop."""
-        self.sent, self.waited_s = [], 0.0
+        self.sent = []
         self._go_on()
 
     def end_forward(self) -> None:
@@ -120,7 +118,6 @@ class Exchange:
                     break
                 case PeerBack():
                     pass
-        self.waited_s += time.perf_counter() - begun_s
         if self.recorder is not None:
             self.recorder.message("in", kind, number, tensor, (sender, self._worker), begun_s)
         self._go_on()

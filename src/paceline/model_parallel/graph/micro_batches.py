@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.trace import Traced, tensors_in
+from paceline.system.torch_internals import tree_map
 
 __all__ = ["check_micro_batches", "joined", "mapped", "micro_batch"]
 
@@ -33,12 +34,7 @@ def micro_batch(value: Any, m: int, number: int) -> Any:
 
 def joined(outs: list[Any]) -> Any:
     """Joins the outputs of all micro-batches into one; averages numbers."""
-    first = outs[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(outs) if first.dim() else torch.stack(outs).mean()
-    if isinstance(first, dict):
-        return {key: joined([one[key] for one in outs]) for key in first}
-    return type(first)(joined(list(parts)) for parts in zip(*outs, strict=True))
+    return tree_map(lambda *parts: torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean(), *outs)
 
 
 @torch.no_grad()

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import UsageError
-from paceline.model_parallel.graph.bounds import Bounds, bounds, check_memory
-from paceline.model_parallel.graph.problem import Problem
+from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
 from paceline.model_parallel.graph.schedule import Schedule, longest_remaining, remaining_s, simulate
 
 __all__ = ["PLACERS", "Placement", "best_of", "candidates"]

@@ -12,10 +12,9 @@ from typing import Any, Self
 import torch
 
 from paceline.errors import UsageError
-from paceline.model_parallel.graph.bounds import Bounds, bounds
 from paceline.model_parallel.graph.partition import Transfer, transfers_of
 from paceline.model_parallel.graph.place import Placement, best_of, candidates
-from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo
+from paceline.model_parallel.graph.problem import Bounds, Device, Group, Link, Problem, TensorInfo, bounds
 from paceline.model_parallel.graph.schedule import Schedule, simulate
 from paceline.system.files import write_text
 from paceline.system.plain_files import read_table

@@ -79,8 +79,6 @@ def chosen_layout(
     *,
     workers: int,
     batch_size: int,
-    latency_s: float = _LATENCY_S,
-    bytes_per_s: float = _BANDWIDTH_BYTES_PER_S,
     compute_s: Callable[[Layer, float], float] | None = None,
 ) -> HybridParallel:
     """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
@@ -91,8 +89,6 @@ def chosen_layout(
         inputs: (points, ...) of any size.
         workers: of the run.
         batch_size: samples of each in a step.
-        latency_s: of a message.
-        bytes_per_s: that a worker sends.
         compute_s: seconds of a layer, or of a part of one, for a number of points; None: `measured_s` here, and convolutions
             at 10 GFLOP/s.
     """
@@ -107,8 +103,8 @@ def chosen_layout(
         candidates,
         nodes=workers,
         batch=workers * batch_size,
-        latency_s=latency_s,
-        bytes_per_s=bytes_per_s,
+        latency_s=_LATENCY_S,
+        bytes_per_s=_BANDWIDTH_BYTES_PER_S,
         compute_s=compute_s or measured_s(FLOPS_PER_S),
         pairings=(layout.pairing,),
     )[0]

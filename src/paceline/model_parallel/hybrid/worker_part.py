@@ -25,7 +25,7 @@ from paceline.model_parallel.hybrid.borders import (
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import CutLayer, plan_cuts
 from paceline.model_parallel.hybrid.rows import Rows
-from paceline.model_parallel.placement import Placement
+from paceline.model_parallel.placement import Placement, clip_to_norm
 from paceline.model_parallel.sharded_part import ShardedPart
 from paceline.optim.settings import check_elementwise
 from paceline.optim.sharding import REPLICAS, AxisShape
@@ -85,15 +85,10 @@ class WorkerPart(ShardedPart):
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to a norm of at most `max_norm`; returns the norm before. All workers call it."""
-        squares = torch.zeros(2, dtype=torch.float64)
-        gradients = [(one, one.grad) for one in self.binding.parameters if one.grad is not None]
-        for parameter, gradient in gradients:
-            squares[int(parameter in self._placed)] += gradient.detach().double().square().sum().cpu()
-        norm = float((squares[0] + self.along["group"].all_gather(squares[1:]).sum()).sqrt())
-        if norm > max_norm:
-            for _, gradient in gradients:
-                gradient.detach().mul_(max_norm / (norm + 1e-6))
-        return norm
+        whole, along = Placement(), self.along
+        parameters = self.binding.parameters
+        gradients = [(one.grad, self._placed.get(one, whole)) for one in parameters if one.grad is not None]
+        return float(clip_to_norm(gradients, along, along["group"], max_norm))
 
     def has_changed_gradients(self) -> bool:
         """Whether gradients have changed in a way that the replica's own check does not see."""

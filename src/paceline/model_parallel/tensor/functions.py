@@ -1,4 +1,4 @@
-"""Layer computations on a worker's parts of tensors, one autograd function each, without DTensor.
+"""Layer computations and losses on a worker's parts of tensors, one autograd function each, without DTensor.
 
 Training minimises the mean of the losses of all workers of the mesh, each of which is a function of that worker's tensors.
 Along an axis on which a tensor is cut, its gradient here is that of the sum of the losses; on axes where all have the same
@@ -32,6 +32,8 @@ __all__ = [
     "VocabularyLoss",
     "WholeFeatures",
     "apply",
+    "cross_entropy",
+    "whole_features",
 ]
 
 
@@ -261,6 +263,42 @@ class VocabularyLoss(torch.autograd.Function):
         here = (~is_elsewhere).to(probabilities.dtype)
         gradient = probabilities.scatter_add(1, local[:, None], -here[:, None])
         return gradient.mul_(gradients[0] * ctx.factor).view(ctx.shape), None, None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
+    """The mean over the whole batch, the same number on every worker.
+
+    Args:
+        logits: (..., vocabulary), cut over the vocabulary, of this worker's part of the batch.
+        targets: (...), of that part; each is a token of the whole vocabulary.
+        mesh: the workers.
+    """
+    if mesh.shape.workers == 1:
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return apply(VocabularyLoss, logits, targets, mesh)
+
+
+def whole_features(x: Tensor, features: int, mesh: Mesh) -> Tensor:
+    """Gathers all outputs of a layer, for a loss of several at once, such as PyTorch's cross entropy.
+
+    Costs: an all-gather along the line or the row, and no message in the backward pass; nothing if `x` is whole.
+
+    Args:
+        x: (..., features), or this worker's part of the last dimension.
+        features: whole.
+        mesh: the workers.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if x.shape[-1] == features:
+        return x
+    if x.shape[-1] * mesh.hidden.size != features:
+        raise UsageError(
+            f"{x.shape[-1]} features of {features} are neither all nor this worker's part: give whole_features a layer's"
+            " output, and the number of outputs that the layer was built with."
+        )
+    return apply(WholeFeatures, x, mesh.hidden)
 
 
 def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:

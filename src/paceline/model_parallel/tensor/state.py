@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.model_parallel.placement import Placement
+from paceline.model_parallel.placement import Placement, clip_to_norm
 from paceline.model_parallel.tensor.layers import cut_modules
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.optim.settings import check_elementwise
@@ -134,7 +134,6 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
     optimizer.load_state_dict({"state": packed, "param_groups": settings})
 
 
-@torch.no_grad()
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Clips gradients to a norm of at most `max_norm`, like `torch.nn.utils.clip_grad_norm_` with the whole model.
 
@@ -142,19 +141,9 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     an all-reduce of one number.
     """
     mesh, placed = placements_of(model)
-    parameters = {name: one for name, one in model.named_parameters() if one.grad is not None}
-    device = next(iter(parameters.values())).device if parameters else None
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for name, parameter in parameters.items():
-        if placed[name].is_counted({axis: one for axis, one in mesh.axes.items() if axis != "world"}):
-            total += _grad(parameter).double().square().sum()
-    mesh.axes["world"].start_all_reduce(total).wait()
-    norm = total.sqrt()
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1:
-        for parameter in parameters.values():
-            _grad(parameter).mul_(factor.to(parameter.device, parameter.dtype))
-    return norm
+    gradients = [(one.grad, placed[name]) for name, one in model.named_parameters() if one.grad is not None]
+    axes = {axis: one for axis, one in mesh.axes.items() if axis != "world"}
+    return clip_to_norm(gradients, axes, mesh.axes["world"], max_norm)
 
 
 def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
@@ -201,8 +190,3 @@ def _part(name: str, whole: Tensor, shape: torch.Size, mesh: Mesh, placed: Mappi
 
 def _is_like(value: object, parameter: nn.Parameter) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
-
-
-def _grad(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
