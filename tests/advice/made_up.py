@@ -82,7 +82,7 @@ def made_up(target=None, *, arrive=True, circumstances=None):
         )
         if arrive
         else ("all of them diverged.",),
-        not_tried=("Not tried: d-psgd: it needs 3 workers or more to differ from all-reduce.",),
+        not_tried=("d-psgd: it needs 3 workers or more to differ from all-reduce.",),
         warnings=("The first two are closer than their intervals: measure both.",),
         command=f'paceline train --task train.py:train --algorithm "{first.algorithm}" --workers {first.workers}'
         if arrive

@@ -18,10 +18,9 @@ from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.prediction import Predictor, convergence_models, order
 from paceline.advice.program import Program, Shape
-from paceline.advice.reasons import close_calls, how_sure, not_asynchronous, nothing_arrives
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.short_runs import ShortRuns, designed
-from paceline.advice.words import name
+from paceline.advice.words import close_calls, how_sure, name, not_asynchronous, nothing_arrives
 from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import LogSpread
@@ -234,11 +233,11 @@ class _Advising:
             if one.algorithm not in have:
                 gone.setdefault(one.algorithm, why)
         late = dict.fromkeys(one.algorithm for one in self.candidates if one.algorithm not in have | gone.keys())
-        self.not_tried += [f"Not tried: {one}: {why}." for one, why in gone.items()]
+        self.not_tried += [f"{one}: {why}." for one, why in gone.items()]
         if late:
-            self.not_tried.append(f"Not tried, as the budget was spent before their short runs: {', '.join(late)}.")
+            self.not_tried.append(f"{', '.join(late)}: the budget was spent before their short runs.")
         here = [one for one in self.trials.failed if one.algorithm in have and one in self.candidates]
-        self.not_tried += [f"Not tried: {name(one)}: {self.trials.failed[one]}." for one in here]
+        self.not_tried += [f"{name(one)}: {self.trials.failed[one]}." for one in here]
         self.candidates = [one for one in self.candidates if one.algorithm in have and one not in here]
         if not self.candidates:
             whys = "; ".join(dict.fromkeys(gone.values()))

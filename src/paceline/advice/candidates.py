@@ -99,17 +99,17 @@ def candidates(
         raise UsageError(
             f"None of {', '.join(specs)} can run with up to {max_workers} workers: name others, or allow more workers."
         )
-    said = [f"Not tried: {', '.join(which)}: {why}" for why, which in refused.items()]
+    said = [f"{', '.join(which)}: {why}" for why, which in refused.items()]
     if apart:
         said.append(
-            f"Not tried: {', '.join(apart)}, which need one machine's memory: the cluster's file gives neither cores nor"
+            f"{', '.join(apart)}, which need one machine's memory: the cluster's file gives neither cores nor"
             " sockets, so that each worker has a machine of its own."
         )
     if algorithms is None:
         omitted = {**OMITTED, **(_APART if one_machine else {})}
-        said += [f"Not tried: {name}, as {why}." for name, why in omitted.items()]
+        said += [f"{name}, as {why}." for name, why in omitted.items()]
     between = sorted(set(range(2, max_workers + 1)) - set(tried))
     if between:
         listed = ", ".join(map(str, between)) if len(between) < 8 else f"{len(between)} other numbers of"
-        said.append(f"Not tried: {listed} workers, as those between them were.")
+        said.append(f"{listed} workers, as those between them were.")
     return found, said

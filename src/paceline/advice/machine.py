@@ -6,21 +6,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from paceline.advice.answer import Candidate
-from paceline.advice.calibration import probes
 from paceline.advice.calibration.machine import as_cluster, measure
-from paceline.advice.calibration.measurements import Quartiles
 from paceline.advice.program import Program, Shape
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
-from paceline.system.machine import num_cores
 from paceline.tasks.load import BUILT_IN
 
 __all__ = ["matched", "this_machine", "with_workers"]
 
 _ELEMENT_BYTES = 4  # float32
-_COPIES_S = 0.05
-_HANDED_COPIES = 20
 _ROUNDS = 8
 _CLOSE = 0.01  # of the rate that is to be met
 _LEAST = 0.02  # share of the first guess of compute time that is not gone below
@@ -32,26 +27,13 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
 
     The step is not measured here: short runs do that, with all workers at once.
     """
-    task = program if program in BUILT_IN else "digits-mlp"
+    task, num_bytes = (program, None) if program in BUILT_IN else ("digits-mlp", shape.num_parameters * _ELEMENT_BYTES)
+
+    def tell(what: str) -> None:
+        on_progress(f"Measuring {what}")
+
     try:
-        measured = measure(task, quick=True, on_progress=lambda what: on_progress(f"Measuring {what}"))
-        if task != program:
-            num_bytes = shape.num_parameters * _ELEMENT_BYTES
-            with probes.ProcessTeam(max(2, num_cores()), num_bytes) as team:
-                alone = team.together(probes.copies_s, 1, num_bytes=num_bytes, for_s=_COPIES_S)[0]
-                crowded = team.together(probes.copies_s, num_cores(), num_bytes=num_bytes, for_s=_COPIES_S)
-                handed = probes.handed_copies_s(team, num_bytes, _HANDED_COPIES)
-            measured = dataclasses.replace(
-                measured,
-                vector_bytes=num_bytes,
-                memory=dataclasses.replace(
-                    measured.memory,
-                    copy_s=Quartiles.of(alone),
-                    crowded_copies_s=[Quartiles.of(one) for one in crowded],
-                ),
-                handed_copy_s=Quartiles.of(handed),
-            )
-        found = as_cluster(measured)
+        found = as_cluster(measure(task, quick=True, vector_bytes=num_bytes, on_progress=tell))
     except PacelineError as error:
         return Cluster(), [f"Messages and memory are the simulator's defaults, as measuring failed: {error}"]
     # What an update moves was measured with plain SGD, and of a small model it is mostly the optimizer's own overhead.

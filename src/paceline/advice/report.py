@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.advice.answer import Advice, Prediction
 from paceline.advice.figures import advice_figures, colour_of
 from paceline.advice.tables import fit_lines, ranked_rows, ranking_unit
-from paceline.advice.words import INTERVAL, asked, measure_name, not_tried, verdict
+from paceline.advice.words import INTERVAL, asked, measure_name, verdict
 from paceline.observe.document import Cell, Table, settings_table, write_page
 from paceline.observe.words import seconds_text, workers_text
 
@@ -29,7 +29,7 @@ def write_report(advice: Advice, path: Path, *, command: str = "") -> Path:
         figures=advice_figures(advice),
         ranking=_ranking(advice),
         warnings=advice.warnings,
-        not_tried=not_tried(advice),
+        not_tried=advice.not_tried,
         fits=fit_lines(advice),
         command=command,
         settings=settings_table([("it took", [seconds_text(advice.took_s)]), *machine]),

@@ -188,7 +188,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from rich.text import Text
 
     from paceline.advice.tables import fit_lines, ranking_table
-    from paceline.advice.words import asked, not_tried, remarks, verdict
+    from paceline.advice.words import asked, remarks, verdict
     from paceline.observe.words import seconds_text
 
     console = results(as_json=as_json)
@@ -198,7 +198,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
         console.print(Text(f"\n{verdict(advice)}", style="bold"))
         _list(console, "", advice.reasons)
     _list(console, "Mind", [*advice.warnings, *remarks(advice.ranked)])
-    _list(console, "Not tried", not_tried(advice))
+    _list(console, "Not tried", advice.not_tried)
     _list(
         console,
         "By how much the models missed what they had not seen (of loss and error rate: the part above its optimum)",

@@ -112,6 +112,7 @@ def measure(
     batch_size: int | None = None,
     data: Path | None = None,
     quick: bool = False,
+    vector_bytes: int | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Measures this machine with one task's steps; takes about half a minute on an idle machine.
@@ -121,6 +122,7 @@ def measure(
         batch_size: None: the task's; also measures steps with a quarter of it and four times as much.
         data: folder with data sets; None: the folder in PACELINE_DATA.
         quick: takes a few seconds and is less exact.
+        vector_bytes: of the vector whose copies are measured; None: that of the task's parameters.
         on_progress: called with the name of each measurement.
 
     Raises:
@@ -132,6 +134,7 @@ def measure(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
+    steps = replace(steps, vector_bytes=vector_bytes or steps.vector_bytes)
     on_progress(f"{task.name}: steps after pauses")
     after_pauses = partial(probes.cold_steps_s, pauses_s=effort.pauses_s, at_least=effort.pauses, for_s=effort.steps_s)
     cold_steps_s = after_pauses(task, train_set, steps.batch_size)
