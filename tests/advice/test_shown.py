@@ -170,16 +170,16 @@ TARGET = "--target-accuracy 0.96"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train.py:train", "Say what is to be reached: --target-accuracy 0.96, or --target-loss 0.1."),
+        ("train.py:train", "Give a target: --target-accuracy 0.96, or --target-loss 0.1."),
         ("train.py:train --target-loss 1 --target-accuracy 0.5", "exclude each other"),
         ("train.py:train --target-accuracy 96", "write 0.95 for 95 %"),
         (
             f"train.py:train {TARGET} --deadline soon",
-            "--deadline must be a duration above 0, as 90, 90s, 5m or 2h, not 'soon'",
+            "--deadline must be a duration above 0, such as 90, 90s, 5m or 2h, not 'soon'",
         ),
         (f"train.py:train {TARGET} --deadline 0", "--deadline must be a duration above 0"),
         (f"train.py:train {TARGET} --budget 5y", "--budget must be a duration"),
-        (f"train.py:train {TARGET} --kill-rate 1", "--kill-rate must be a rate, as 1/h, 2/d or 0.5/min, not '1'"),
+        (f"train.py:train {TARGET} --kill-rate 1", "--kill-rate must be a rate, such as 1/h, 2/d or 0.5/min, not '1'"),
         (f"train.py:train {TARGET} --kill-rate=-1/h", "--kill-rate must be a rate"),
         (f"train.py:train {TARGET} --max-workers 0", "--max-workers must be 1 or more, not 0"),
         (

@@ -183,5 +183,5 @@ def test_a_codec_on_a_carrier_that_cannot_is_one_sentence(spec, said):
 
 
 def test_a_rank_above_the_matrices_ends_the_run_with_a_sentence():
-    with pytest.raises(pl.UsageError, match=r"power\(rank=65\) makes nothing of this model smaller"):
+    with pytest.raises(pl.UsageError, match=r"power\(rank=65\) makes no part of this model smaller"):
         simulated("all-reduce(codec=power(rank=65))")

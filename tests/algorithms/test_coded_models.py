@@ -131,7 +131,7 @@ def test_a_rank_is_refused_of_the_whole_model_and_not_of_a_fragment(rank, is_ref
     spec = f"diloco(period=6, fragments=6, codec=power(rank={rank}, warmup_steps=0))"
     config = pl.TrainConfig(task="digits-mlp", algorithm=spec, workers=2, steps=13)
     if is_refused:
-        with pytest.raises(pl.UsageError, match=r"rank=400\) makes nothing of this model smaller.* is 64"):
+        with pytest.raises(pl.UsageError, match=r"rank=400\) makes no part of this model smaller.* is 64"):
             pl.simulate_task(config, cluster=Cluster(workers=2, compute_s=0.01))
     else:
         run = pl.simulate_task(config, cluster=Cluster(workers=2, compute_s=0.01))

@@ -267,16 +267,16 @@ def test_every_fragment_leaves_once_in_a_period_at_steps_of_its_own():
     ("spec", "says"),
     [
         ("da-sgd(delay=5)", "A delay of 5 steps is above the period of 4, .*: write delay=4 or less"),
-        ("da-sgd(delay=4, local_weight=0)", "the model never moves"),
+        ("da-sgd(delay=4, local_weight=0)", "the model never changes"),
         ("da-sgd(delay=-1)", "delay of DaSGD must be 0 or more"),
         ("da-sgd(delay=soon)", "must be a whole number or one of auto"),
         ("da-sgd(local_weight=1)", "from 0 to below 1"),
-        ("da-sgd(merge=cocod, local_weight=0.5)", "cocod takes the whole mean"),
+        ("da-sgd(merge=cocod, local_weight=0.5)", "cocod always merges the whole mean"),
         ("da-sgd(merge=corected)", "Did you mean 'corrected'"),
         ("diloco(period=10, fragments=5, delay=2)", "every 2 steps: write delay=1 or less"),
-        ("diloco(period=10, delay=10)", "the model never moves"),
+        ("diloco(period=10, delay=10)", "the model never changes"),
         ("diloco(period=10, delay=10, local_weight=0.5)", "write delay=9 or less"),
-        ("diloco(period=3, fragments=4)", "4 fragments cannot leave at different steps of a period of 3"),
+        ("diloco(period=3, fragments=4)", "4 fragments cannot be sent at different steps of a period of 3"),
         ("diloco(outer=adam)", "Unknown outer optimizer .adam.. Known: sgd, nesterov"),
         ("diloco(outer=nesterov(rate=0))", "rate of Nesterov must be a number above 0"),
         ("diloco(outer=nesterov(momentum=1))", "momentum of Nesterov must be from 0 to below 1"),
@@ -290,7 +290,7 @@ def test_refused_in_a_sentence(spec, says):
 
 
 def test_more_fragments_than_tensors():
-    with pytest.raises(pl.UsageError, match="5 fragments cannot be made of 4 tensors of parameters: write fragments=4"):
+    with pytest.raises(pl.UsageError, match="A model of 4 parameter tensors cannot be split into 5 fragments: write fragments=4"):
         pl.simulate(Loop(20), workers=2, algorithm="diloco(period=10, fragments=5)")
 
 

@@ -60,7 +60,7 @@ def test_refused(run, folders, verb, options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--resume missing", "no run's folder"),
+        ("--resume missing", "not a run's folder"),
         ("--resume old", "no checkpoint"),
         ("--resume old --workers 0", "--workers must be 1"),
     ],
@@ -98,5 +98,5 @@ def test_a_placement_needs_sockets_to_place_on(run):
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "paceline: --placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.\n"
+        == "paceline: --placement needs a machine with sockets: add [sockets] to a cluster file and pass it with --cluster FILE.\n"
     )

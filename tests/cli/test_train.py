@@ -77,7 +77,7 @@ def test_a_launched_run_is_resumed_by_launch(run, training, tmp_path):
     write_checked(tmp_path / "mine" / "config.json", config)
     result = run("train", "--resume", "mine")
     assert (result.exit_code, training.trained) == (2, [])
-    assert "is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume mine`" in result.stderr
+    assert "is a run of a function: resume it with `paceline launch FILE.py:FUNCTION --resume mine`" in result.stderr
 
 
 def test_interrupted(run, training, tmp_path):

@@ -204,8 +204,8 @@ def test_a_loop_of_ones_own_may_have_late_gradients_but_one_step():
 
 
 BAD = [
-    ({"algorithm": "hogwild", "inject_staleness": 5}, "take sequential, or for several workers parameter-server"),
-    ({"algorithm": "all-reduce", "inject_staleness": 5}, "cannot be injected into this algorithm: take sequential"),
+    ({"algorithm": "hogwild", "inject_staleness": 5}, "use sequential, or, with several workers, parameter-server"),
+    ({"algorithm": "all-reduce", "inject_staleness": 5}, "cannot be injected into this algorithm: use sequential"),
     ({"inject_staleness": -1}, "0 updates or more, not -1"),
     ({"inject_staleness": "20.5"}, "Unknown delay '20.5'"),
     ({"inject_staleness": "random(highest=-2)"}, "highest of RandomDelay must be 0 or more, not -2"),
@@ -214,10 +214,10 @@ BAD = [
     ({"inject_staleness": 3, "staleness_ramp_epochs": 0}, "staleness_ramp_epochs must be a number above 0, not 0"),
     ({"inject_staleness": 3, "staleness_ramp_epochs": float("nan")}, "must be a number above 0, not nan"),
     ({"inject_staleness": "constant(updates_late=2, ramp_updates=9)", "staleness_ramp_epochs": 1}, "a ramp of its own"),
-    ({"algorithm": "sequential(delay=constant(updates_late=2))", "inject_staleness": 2}, "a delay already"),
+    ({"algorithm": "sequential(delay=constant(updates_late=2))", "inject_staleness": 2}, "already has a delay"),
     (
         {"algorithm": "parameter-server(apply=adaptive-revision(revision_state=snapshot))", "inject_staleness": 2},
-        "take revision_state=echo",
+        "use revision_state=echo",
     ),
 ]
 

@@ -109,7 +109,7 @@ def test_a_working_folder_that_is_gone(tmp_path):
     ended = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
-    assert ended.stderr.endswith("cd into one that is there.\n")
+    assert ended.stderr.endswith("cd into an existing folder.\n")
 
 
 def test_names_and_labels_of_files_control_no_terminal(sandbox):

@@ -245,10 +245,10 @@ def test_a_gradient_that_fails_is_named_with_its_line(spark):
 @pytest.mark.parametrize(
     ("update", "what"),
     [
-        ({"wieght": 1}, "gradient returned 'wieght', and the model's parameters are weight"),
+        ({"wieght": 1}, "gradient returned 'wieght', but the model's parameters are weight"),
         soak({"weight": torch.zeros(1)}, r"gradient returned 'weight' of shape \(1,\), and the parameter has \(1, 1\)"),
         soak([1, 2], "gradient returned 2 arrays for a model of 1 parameters"),
-        soak("weight", "gradient returned str, and not arrays by the names .* or None"),
+        soak("weight", "gradient returned str: return a dict of arrays .* or None"),
     ],
 )
 def test_an_update_of_another_form_is_refused(spark, update, what):
@@ -306,7 +306,7 @@ def test_a_host_that_is_not_this_machine_is_said(spark):
 
 @pytest.mark.parametrize("name", ["epochs", "batch_size"])
 def test_numbers_below_one_are_refused(spark, name):
-    with pytest.raises(UsageError, match=f"{name} of DeepDist.train must be a whole number from 1, not 0"):
+    with pytest.raises(UsageError, match=f"{name} of DeepDist.train must be a whole number of 1 or more, not 0"):
         pl.spark.DeepDist(scales()).train(numbers(spark), summed, added, **{name: 0})
 
 
@@ -351,10 +351,10 @@ def test_between_machines_everything_is_encrypted_with_a_key_that_only_the_tasks
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"algorithm": "ad-psgd"}, "DeepDist's tasks fetch and push as downpour does, and ad-psgd does not"),
+        ({"algorithm": "ad-psgd"}, "DeepDist's tasks fetch and push like downpour, not like ad-psgd"),
         (
             {"algorithm": "downpour(shards=2,warm_start_steps=5)"},
-            "so warm_start_steps, shards play no part: leave it out",
+            "so warm_start_steps, shards have no effect: leave it out",
         ),
         ({"workers": 0}, "workers of DeepDist must be 1 or more, not 0"),
     ],

@@ -205,7 +205,7 @@ def test_a_driver_that_no_task_reaches_is_said(frame, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"algorithm": "hogwild"}, "hogwild works on memory that all workers share"),
+        ({"algorithm": "hogwild"}, "hogwild needs memory that all workers share"),
         ({"algorithm": None}, "pl.spark.launch needs an algorithm"),
         ({"workers": 0}, "workers must be 1 or more, not 0"),
     ],

@@ -58,11 +58,11 @@ def test_rows_come_in_the_order_that_was_asked_for(rows, asked):
 
 def test_rows_that_are_not_there_are_refused(rows):
     assert [int(one["number"]) for one in rows] == list(range(8))  # Python ends this at an IndexError
-    with pytest.raises(IndexError, match=r"rows has rows 0 to 7, and no row -1\."):
+    with pytest.raises(IndexError, match=r"rows has no row -1, only rows 0 to 7\."):
         rows[[3, -1]]
     with pytest.raises(IndexError, match="no row 8"):
         rows[[8, 3]]
-    with pytest.raises(UsageError, match="A batch of no row was asked for"):
+    with pytest.raises(UsageError, match="rows\[\[\]\] asks for a batch without rows"):
         rows[[]]
 
 
@@ -127,7 +127,7 @@ def test_events_that_are_gone_are_said(join_point, monkeypatch):
         return 0
 
     monkeypatch.setattr(spark_worker, "_run", ends)
-    with pytest.raises(PacelineError, match=r"partition 0: events-1\.jsonl of its worker is gone: let nothing delete"):
+    with pytest.raises(PacelineError, match=r"partition 0: the worker's events-1\.jsonl is gone: make sure that nothing deletes"):
         task.run(batches(3))
     assert "events-1.jsonl" in first_told(join_point, 2, "raised")
 

@@ -251,7 +251,7 @@ def test_what_two_fetches_give_differently_is_not_compared():
 
 def test_a_stream_that_is_another_whenever_it_is_read_is_warned_of():
     """Its samples may be other ones, or only their order: nobody can tell."""
-    with pytest.warns(UserWarning, match="Wrapped gives other samples whenever it is iterated"):
+    with pytest.warns(UserWarning, match="Wrapped yields different samples each time it is iterated"):
         seen = seen_by("lockstep", lambda worker: [worker.batches(Wrapped(DataLoader(Augmented(), batch_size=4)))])
     assert in_epoch(seen, 0) == ALL
 

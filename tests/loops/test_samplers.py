@@ -179,7 +179,7 @@ def test_a_sampler_that_draws_something_else_on_each_worker_is_named(algorithm):
         yield worker.batches(DataLoader(DATA, batch_sampler=BatchSampler(loader.sampler, 4, False)))
 
     for start, more in ((pl.simulate, {}), (pl.launch, {"backend": "threads"})):
-        with pytest.raises(pl.UsageError, match="BatchSampler of Drawn draws another order on each worker"):
+        with pytest.raises(pl.UsageError, match="BatchSampler of Drawn shuffles differently on each worker"):
             seen_by(algorithm, epochs, start=start, **more)
 
 
@@ -208,7 +208,7 @@ class Parts(Sampler):
 
 
 REFUSED = {
-    "Parts gives each worker a part of its own": lambda rank: DataLoader(DATA, batch_size=4, sampler=Parts(rank)),
+    "Both Parts and worker.batches divide the data": lambda rank: DataLoader(DATA, batch_size=4, sampler=Parts(rank)),
 }
 
 

@@ -226,14 +226,14 @@ class IterableDatasetShard(IterableDataset):
 
 
 def test_a_prepared_stream_s_parts_are_refused():
-    with pytest.raises(pl.UsageError, match="IterableDatasetShard gives each worker a part of its own"):
+    with pytest.raises(pl.UsageError, match="Both IterableDatasetShard and worker.batches divide the data"):
         pl.simulate(loop_with(plain, [], lambda: DataLoader(IterableDatasetShard())), workers=2, algorithm="hogwild")
 
 
 def test_distributed_data_parallel_is_refused():
     model, optimizer = made()
     wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    with pytest.raises(pl.UsageError, match="DistributedDataParallel averages the workers' gradients"):
+    with pytest.raises(pl.UsageError, match="DistributedDataParallel would average the workers' gradients"):
         pl.attach(wrapped, optimizer)
     with pytest.raises(pl.UsageError, match="DistributedDataParallel"):
         pl.attach((model, wrapped), optimizer, "hogwild")

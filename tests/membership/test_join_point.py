@@ -258,13 +258,13 @@ def test_without_the_key_nothing_is_answered_and_nothing_changes(held, comes_wit
 
 def test_another_key_is_one_sentence(held, tmp_path):
     create_keys(tmp_path / "key")
-    with pytest.raises(UsageError, match="does not answer to this key: all workers need the same --key"):
+    with pytest.raises(UsageError, match="does not accept this key: all workers need the same --key"):
         JoinPoint(held[0].address, tmp_path / "key", DEADLINE_S)
 
 
 def test_workers_that_the_kernel_would_keep_apart_are_told(held, monkeypatch):
     monkeypatch.setattr(meetings, "machine_of_this", lambda: "a container")
-    with pytest.raises(UsageError, match="are other users' or in other containers: join at an address"):
+    with pytest.raises(UsageError, match="belong to other users or run in other containers: join at an address"):
         JoinPoint(held[0].address, None, DEADLINE_S)
 
 
@@ -281,7 +281,7 @@ def test_another_user_on_the_same_port_has_another_key(held):
         try:
             JoinPoint(holder.address, None, DEADLINE_S)
         except UsageError as error:
-            return 7 if "does not answer to this key" in str(error) else 8
+            return 7 if "does not accept this key" in str(error) else 8
         return 9
 
     assert forked.call(come) == 7

@@ -40,13 +40,13 @@ def test_plan_page_trace_and_file(tmp_path):
     ("words", "says"),
     [
         (["nothing.py:model"], "nothing.py does not exist"),
-        ([EXAMPLE], "names no function of a file"),
+        ([EXAMPLE], "does not name a function in a file"),
         ([f"{EXAMPLE}:models"], "has no function 'models'"),
         ([f"{EXAMPLE}:tower"], "tower of .* failed"),
         ([f"{EXAMPLE}:model", "--slow", "3"], "--slow must be DEVICE:FACTOR, as 1:3, not '3'"),
         ([f"{EXAMPLE}:model", "--slow", "a:3"], "--slow must be DEVICE:FACTOR, as 1:3, not 'a:3'"),
         ([f"{EXAMPLE}:model", "--memory", "lots"], "--memory must be a number with KB, MB or GB"),
-        ([f"{EXAMPLE}:model", "--shape", "3,3"], "--shape must be numbers with x between them"),
+        ([f"{EXAMPLE}:model", "--shape", "3,3"], "--shape must be numbers joined by x"),
         ([f"{EXAMPLE}:model", "--pin", "wide:0", "--force"], "no module or operation 'wide' to pin"),
     ],
 )

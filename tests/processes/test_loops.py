@@ -44,7 +44,7 @@ def test_unequal_evaluations_of_a_closure_end_the_run():
 
 
 def test_attaching_twice_in_one_launch_is_refused():
-    with pytest.raises(pl.UsageError, match="call launch for every training"):
+    with pytest.raises(pl.UsageError, match="call launch again for another training"):
         pl.launch(programs.attaches_twice, workers=1, algorithm="hogwild", backend="threads")
 
 

@@ -260,7 +260,7 @@ def test_a_task_takes_its_work_divided_by_the_sum_of_the_speeds(algorithm):
 
 @pytest.mark.parametrize("partition", ["fixed", "skewed(alpha=0.1)"])
 def test_workers_that_own_their_samples_are_refused(partition):
-    with pytest.raises(pl.UsageError, match=r"shares=auto .* partition gives each worker samples of its own"):
+    with pytest.raises(pl.UsageError, match=r"shares=auto .* partition gives each worker its own samples"):
         task("all-reduce(shares=auto)", partition=partition)
     task("all-reduce", partition=partition)
 

@@ -69,7 +69,7 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("[slow_link]\nfirst = 10", "maps links to factors"),
         ("[codecs]\nqsgd = 1e9", "maps codecs to bytes coded and decoded in a second, as qsgd = "),
         ("[codecs]\nqsdg = [1e9, 2e9]", "Unknown codec 'qsdg'. Did you mean 'qsgd'"),
-        ("[codecs]\npower = [1e9, 2e9]", "Codec power has no speed of its own: leave it out"),
+        ("[codecs]\npower = [1e9, 2e9]", "The speed of codec power cannot be measured: leave it out"),
         ("[codecs]\nqsgd = [0, 2e9]", "What qsgd codes in a second must be"),
         ("[codecs]\nqsgd = [1e9, 'x']", "What qsgd decodes in a second must be a number, not 'x'"),
         ("[slow_links]\n'0-1' = 10", "Did you mean 'slow_link'?"),

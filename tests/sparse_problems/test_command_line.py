@@ -95,7 +95,7 @@ BAD = {
     "1 1:nan\n-1 2:1\n": "values that are NaN",
     "1 1:1\n-1 99999999999999999999:1\n": "line 2: index 99999999999999999999 is too large",
     "1 2000000000:1\n-1 1:1\n": "number the features without gaps",
-    "0.5 1:1\n1 2:1\n": "labels that are no classes, such as 0.5",
+    "0.5 1:1\n1 2:1\n": "labels that are not classes, such as 0.5",
     "": "is empty",
 }
 
@@ -125,7 +125,7 @@ def test_bad_files_are_refused_in_a_sentence(run, tmp_path, text, monkeypatch):
         ("--discipline polite", "discipline must be one of copies, shared"),
         ("--rank 3", "--rank is for ratings"),
         ("--loss squared --learning-rate constant --eta0 1e6", "The fit diverged"),
-        ("--eta0 0.1", "--eta0 changes nothing with --learning-rate optimal"),
+        ("--eta0 0.1", "--eta0 has no effect with --learning-rate optimal"),
     ],
 )
 def test_bad_options_are_refused_in_a_sentence(run, data, options, words):
@@ -181,7 +181,7 @@ def test_other_bad_files(run, tmp_path, monkeypatch):
         (np.ones((2, 1), complex), [0, 1], "must hold real numbers, not complex128"),
         (np.zeros((0, 3)), [], "0 examples of 3 features"),
         (np.zeros((2, 0)), [0, 1], "2 examples of 0 features"),
-        (np.ones((2, 1)), ["ham", "spam"], "no numbers, such as 'ham'"),
+        (np.ones((2, 1)), ["ham", "spam"], "not numbers, such as 'ham'"),
     ):
         np.savez(tmp_path / "bad2.npz", X=X, y=y)
         refused = run("fit", tmp_path / "bad2.npz", "--loss", "squared")

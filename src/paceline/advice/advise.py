@@ -94,7 +94,7 @@ def advise(
 
 def _check(target: Target, circumstances: Circumstances, budget_s: float) -> None:
     if (target.loss is None) == (target.accuracy is None):
-        raise UsageError("Say what is to be reached: either a target loss or a target accuracy.")
+        raise UsageError("Give a target: either a target loss or a target accuracy.")
     if target.loss is not None and not 0 < target.loss < math.inf:
         raise UsageError(f"The target loss must be above 0, not {target.loss}.")
     if target.accuracy is not None and not 0 < target.accuracy <= 1:
@@ -104,7 +104,7 @@ def _check(target: Target, circumstances: Circumstances, budget_s: float) -> Non
     if not 0 < budget_s < math.inf:
         raise UsageError(f"The budget must be more than 0 seconds, not {budget_s}.")
     if not 0 <= circumstances.kills_per_s < math.inf:
-        raise UsageError(f"Kills per second must be a number from 0, not {circumstances.kills_per_s}.")
+        raise UsageError(f"Kills per second must be 0 or more, not {circumstances.kills_per_s}.")
 
 
 def _tried(program: LoopProgram) -> tuple[Shape | None, str]:
@@ -138,7 +138,10 @@ class _Advising:
         self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | self.circumstances.slow
         for worker in self.circumstances.slow:
             if not 0 <= worker < max_workers:
-                raise UsageError(f"Worker {worker} cannot be slow: up to {max_workers} workers count from 0.")
+                raise UsageError(
+                    f"Worker {worker} cannot be slow: worker ids start at 0, and there are at most {max_workers} "
+                    "workers."
+                )
         self.warnings: list[str] = []
         self._shape: Shape | None = None
         self.trials = ShortRuns(self.program, self.target, self.slow)

@@ -68,7 +68,7 @@ def candidates(
         UsageError: a spec means nothing, or none of them can run.
     """
     if max_workers < 1:
-        raise UsageError(f"The most workers must be 1 or more, not {max_workers}.")
+        raise UsageError(f"The maximum number of workers must be 1 or more, not {max_workers}.")
     specs = list(dict.fromkeys(registry.spec(registry.build(one)) for one in (algorithms or DEFAULT)))
     found: list[Candidate] = []
     refused: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def candidates(
         algorithm = registry.build(spec)
         if algorithm.needs.averaged:
             raise UsageError(
-                f"{spec} keeps a moving average, which a training of your own evaluates by itself: leave it out."
+                f"{spec} keeps a moving average, which your own training loop evaluates itself: leave out average."
             )
         if algorithm.max_workers == 1:
             found.insert(0, Candidate(algorithm=spec, workers=1))
@@ -97,7 +97,8 @@ def candidates(
             found.append(Candidate(algorithm=spec, workers=m))
     if not found:
         raise UsageError(
-            f"None of {', '.join(specs)} can run with up to {max_workers} workers: name others, or allow more workers."
+            f"None of {', '.join(specs)} can run with up to {max_workers} workers: name other algorithms, or allow "
+            "more workers."
         )
     said = [f"{', '.join(which)}: {why}" for why, which in refused.items()]
     if apart:

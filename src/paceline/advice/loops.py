@@ -111,6 +111,6 @@ def load_program(reference: str, scratch: Scratch, data: Path | None = None) -> 
     if reference in BUILT_IN:
         return TaskProgram(name=reference, data=data)
     if data is not None:
-        raise UsageError("A folder with data is for a built-in task; a loop of your own loads its data itself.")
+        raise UsageError("Only built-in tasks take a data folder: your own loop loads its data itself.")
     load_loop(reference)
     return LoopProgram(reference, scratch)

@@ -76,7 +76,7 @@ class Pool:
         except BrokenProcessPool:
             self._end(at_once=True)
             raise PacelineError(
-                "A process that simulates has ended; the machine may be short of memory: try fewer workers."
+                "A simulation process has ended; the machine may be short of memory: try fewer workers."
             ) from None
         return [future.result() for future in futures]
 

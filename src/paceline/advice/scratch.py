@@ -151,8 +151,8 @@ def _check(path: Any, flags: int) -> None:
     place = named.parent.resolve() / named.name
     if not _may(place):
         raise WritesElsewhereError(
-            f"The loop writes {place}, outside of the scratch folder that short runs work in, and they would overwrite it:"
-            " --yes lets them, or give the loop a path relative to the working folder."
+            f"The loop writes {place}, which is outside the short runs' scratch folder, so they would overwrite it: "
+            "allow that with --yes, or give the loop a path relative to the working folder."
         )
     if flags and place.is_symlink() and not _may(target := place.resolve()):
         place.unlink()

@@ -74,8 +74,8 @@ class AllReduce(Algorithm):
         check_carrier(self.codec, "all-to-all", "all-reduce", codec_registry.spec(self.codec))
         if self.sharded and self.is_coded:
             raise UsageError(
-                "all-reduce(sharded=true) cannot have a codec: new parameters travel as they are, since what rounding takes"
-                " from them would be lost for good. Leave out one of the two."
+                "all-reduce(sharded=true) cannot have a codec: it sends new parameters, and a codec's rounding errors "
+                "in them would never be corrected. Leave out one of the two."
             )
 
     @property

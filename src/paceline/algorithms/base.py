@@ -174,8 +174,8 @@ class Algorithm:
             UsageError: gradients wait already, or cannot.
         """
         raise UsageError(
-            "Staleness cannot be injected into this algorithm: take sequential, or for several workers parameter-server, which"
-            " has the servers' rules of the others as apply=."
+            "Staleness cannot be injected into this algorithm: use sequential, or, with several workers, "
+            "parameter-server, whose apply= offers the update rules of the other servers."
         )
 
     def check(self, num_workers: int) -> None:

@@ -136,6 +136,6 @@ class DPSGD(Algorithm):
 
     def _lost(self, worker: int, k: int, what: str) -> WorkerLostError:
         return WorkerLostError(
-            f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Go on from the newest checkpoint with --resume, or use"
-            " ad-psgd, which goes on without a lost worker."
+            f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Resume from the newest checkpoint with "
+            "--resume, or use ad-psgd, which continues without a lost worker."
         )

@@ -77,11 +77,13 @@ class DaSGD(Algorithm):
         check_carrier(self.codec, "all-to-all", "da-sgd", codec_registry.spec(self.codec))
         if self.delay != "auto" and self.delay > self.period:
             raise UsageError(
-                f"A delay of {self.delay} steps is above the period of {self.period}, so that the next average would leave"
-                f" before the last is merged: write delay={self.period} or less, or a longer period."
+                f"A delay of {self.delay} steps is above the period of {self.period}, so the next average would be "
+                f"sent before the last one is merged: write delay={self.period} or less, or a longer period."
             )
         if self.merge == "cocod" and self.local_weight not in (0, _DEFAULT_WEIGHT):
-            raise UsageError("merge=cocod takes the whole mean: leave local_weight out, or write merge=corrected.")
+            raise UsageError(
+                "merge=cocod always merges the whole mean: leave out local_weight, or write merge=corrected."
+            )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
 

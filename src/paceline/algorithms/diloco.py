@@ -68,16 +68,16 @@ class DiLoCo(Algorithm):
         check_carrier(self.codec, "all-to-all", "diloco", codec_registry.spec(self.codec))
         if self.fragments > self.period:
             raise UsageError(
-                f"{self.fragments} fragments cannot leave at different steps of a period of {self.period}: write"
-                f" fragments={self.period} or less, or a longer period."
+                f"{self.fragments} fragments cannot be sent at different steps of a period of {self.period} steps: "
+                f"write fragments={self.period} or less, or a longer period."
             )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
             if self.delay > self._most_delay:
                 raise UsageError(
-                    f"With a delay of {self.delay} steps an average would still be under way as the next fragment leaves,"
-                    f" which is every {self.period / self.fragments:.3g} steps: write delay={self._most_delay} or less, fewer"
-                    " fragments or a longer period."
+                    f"With a delay of {self.delay} steps, an average would still be in transit when the next fragment "
+                    f"is sent, every {self.period / self.fragments:.3g} steps: write delay={self._most_delay} or "
+                    "less, fewer fragments or a longer period."
                 )
 
     @property

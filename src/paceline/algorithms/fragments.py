@@ -90,8 +90,8 @@ def cut(ranges: Ranges, num_elements: int, num_fragments: int) -> list[Fragment]
         return [Fragment(((0, num_elements),))]
     if num_fragments > len(ranges):
         raise UsageError(
-            f"{num_fragments} fragments cannot be made of {len(ranges)} tensors of parameters: write"
-            f" fragments={len(ranges)} or less."
+            f"A model of {len(ranges)} parameter tensors cannot be split into {num_fragments} fragments: write "
+            f"fragments={len(ranges)} or less."
         )
     dealt: list[list[tuple[int, int]]] = [[] for _ in range(num_fragments)]
     sizes = [0] * num_fragments

@@ -212,8 +212,8 @@ def refuse_no_progress(factor: float) -> None:
     """Refuses merges that drop every local step."""
     if factor <= 0:
         raise UsageError(
-            "With a delay of a whole period and local_weight 0, every merge drops all that was learnt since the last one, so"
-            " that the model never moves: choose a shorter delay, or a local_weight above 0."
+            "With a delay of a whole period and local_weight 0, every merge discards all that was learnt since the "
+            "last one, so the model never changes: choose a shorter delay, or a local_weight above 0."
         )
 
 

@@ -99,8 +99,8 @@ class ParameterServer(Served):
     def __post_init__(self) -> None:
         if isinstance(self.mode, str):
             raise UsageError(
-                f"mode is an object, such as Async() or Sync(backups=1), not {shown(self.mode)}; a spec takes names, as in"
-                " parse('parameter-server(mode=async)')."
+                f"mode must be an object, such as Async() or Sync(backups=1), not {shown(self.mode)}; only specs take "
+                "names, such as parse('parameter-server(mode=async)')."
             )
         super().__post_init__()
         check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
@@ -113,7 +113,7 @@ class ParameterServer(Served):
         if self.durability == "replica" and self.snapshot_s != 5.0:
             raise UsageError("snapshot_s is for durability=snapshot, not for durability=replica: leave it out.")
         if self.average is not None and self.durability == "replica":
-            raise UsageError("The second copy of a shard has no average: leave out average or durability=replica.")
+            raise UsageError("Second copies of shards keep no average: leave out average or durability=replica.")
 
     @property
     def needs(self) -> Needs:
@@ -155,7 +155,7 @@ class ParameterServer(Served):
     def delayed(self, delay: Delay) -> ParameterServer:
         """Makes the servers delay every gradient."""
         if isinstance(self.apply, Delayed):
-            raise UsageError("This parameter server has a delay already, apply=delayed(...): leave out one of the two.")
+            raise UsageError("This parameter server already has a delay, apply=delayed(...): leave out one of the two.")
         try:
             return replace(self, apply=Delayed(delay=delay, rule=self.apply))
         except ValueError as error:

@@ -167,8 +167,8 @@ class SameRounds:
             raise left_out(who, last, first=min(max(1, (self._step if since is None else since) + 1), last))
         if {1, 2} <= set(closures):
             raise UsageError(
-                "In one step some workers' loops gave step() a closure and others' did not: give it one on all workers, or on"
-                " none."
+                "In one step, some workers' loops passed step() a closure and others did not: pass one on all "
+                "workers, or on none."
             )
         if any(closures):
             self.has_closure = 2 in closures
@@ -267,8 +267,9 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
     who = name_workers(workers)
     which = f"step {step}" if first in (None, step) else f"one of steps {first} to {step}"
     return UsageError(
-        f"{who[0].upper()}{who[1:]} left out {which} and went on to another batch, and the rest did not, as where a loop meets"
-        " `continue` or `break` on some workers only: their steps would no longer be of the same rounds. Let all decide alike,"
-        " as by worker.sum, or make the step with a loss times 0. Or the workers' own loaders differ in length, and the loop"
-        " steps where its own ends: step after a fixed number of batches. ad-psgd has no rounds."
+        f"{who[0].upper()}{who[1:]} skipped {which} and went on to another batch, but the others did not, as happens "
+        "if a loop runs `continue` or `break` on some workers only: their steps would no longer belong to the same "
+        "rounds. Let all workers decide together, for example with worker.sum, or make the step with a loss times 0. "
+        "If the workers' own loaders differ in length and the loop steps when its own ends, step after a fixed number "
+        "of batches. ad-psgd has no rounds."
     )

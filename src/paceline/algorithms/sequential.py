@@ -53,7 +53,7 @@ class Sequential(Algorithm):
     def delayed(self, delay: Delay) -> Sequential:
         """Plain SGD with late gradients."""
         if self.delay is not None:
-            raise UsageError("This sequential has a delay already: leave out one of the two.")
+            raise UsageError("This sequential already has a delay: leave out one of the two.")
         return dataclasses.replace(self, delay=delay)
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:

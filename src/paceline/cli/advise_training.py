@@ -81,7 +81,7 @@ def training(
     options.check_numbers({"target_loss": target_loss, "target_accuracy": target_accuracy, "data": data, "seed": seed})
     _check_program(program)
     if target_loss is None and target_accuracy is None:
-        raise UsageError("Say what is to be reached: --target-accuracy 0.96, or --target-loss 0.1.")
+        raise UsageError("Give a target: --target-accuracy 0.96, or --target-loss 0.1.")
     deadline_s = None if deadline is None else seconds(deadline, "--deadline")
     budget_s = seconds(budget, "--budget")
     kills_per_s = 0.0 if kill_rate is None else per_second(kill_rate, "--kill-rate")

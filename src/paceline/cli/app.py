@@ -119,7 +119,7 @@ def main() -> None:
     try:
         os.getcwd()  # noqa: PTH109
     except OSError as error:
-        complain(f"The folder that this runs in cannot be found ({error.strerror}): cd into one that is there.")
+        complain(f"The working folder cannot be found ({error.strerror}): cd into an existing folder.")
         sys.exit(2)
     try:
         code = app(standalone_mode=False)

@@ -77,18 +77,19 @@ def backups(
         PLANNED_WORKERS.check("--workers", workers)
     if (cluster is None) == (task is None):
         raise UsageError(
-            "Say whose times: either --cluster FILE, or --task TASK to measure here; of a recorded run: paceline plan backups."
+            "Say whose times to use: either --cluster FILE, or --task TASK to measure them here. For a recorded run, "
+            "use paceline plan backups."
         )
     if noise_scale is not None and not noise_scale >= 0:
         raise UsageError(f"--noise-scale must be 0 samples or more, not {noise_scale:g}.")
     machines = described(cluster, workers if cluster is not None else workers or 16, slow, None)
     PLANNED_WORKERS.check("The number of workers", machines.workers)
     if machines.workers < 2 and not spare:
-        raise UsageError("Backups are among several workers: give --workers 2 or more.")
+        raise UsageError("Backups need several workers: give --workers 2 or more.")
     if max_backups is None:
         max_backups = min(max(1, machines.workers // 4), int(BACKUPS.most))
     if noise_scale is not None and batch_size is None and task is None:
-        raise UsageError("--noise-scale counts samples: say with --batch-size how many a gradient is of.")
+        raise UsageError("--noise-scale counts samples: give the samples per gradient with --batch-size.")
 
     from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
     from paceline.planner.backups import plan_backups
@@ -285,9 +286,7 @@ def backups_of_run(
     if seen is None:
         raise UsageError(f"{run} has no events: plan from a run that has trained.")
     if seen.num_workers < 2:
-        raise UsageError(
-            f"{run} had 1 worker, and backups are among several: plan from a run with as many as you have."
-        )
+        raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with as many as you have.")
     choice = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
     # For what the run came to in its own steps, whose updates may have been of another number of gradients.
     for_one = seen.updates / steps_to_target(max(1.0, seen.gradients_per_update), half_efficient)

@@ -83,7 +83,7 @@ def _count(word: str) -> int:
     try:
         return int(word)
     except ValueError as error:
-        raise UsageError(f"--workers takes whole numbers such as 1,2,4; '{word}' is none.") from error
+        raise UsageError(f"--workers takes whole numbers such as 1,2,4; '{word}' is not one.") from error
 
 
 def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], repeats: int) -> list[TrainConfig]:

@@ -24,7 +24,7 @@ def seconds(text: str, option: str) -> float:
     unit_s = _UNITS_S.get(match[2] or "s") if match else None
     value_s = float(match[1]) * unit_s if match and unit_s else 0.0
     if not 0 < value_s < math.inf:
-        raise UsageError(f"{option} must be a duration above 0, as 90, 90s, 5m or 2h, not {shown(text)}.")
+        raise UsageError(f"{option} must be a duration above 0, such as 90, 90s, 5m or 2h, not {shown(text)}.")
     SECONDS_ABOVE_0.check(f"{option} {text}, in seconds,", value_s)
     return value_s
 
@@ -43,6 +43,6 @@ def per_second(text: str, option: str) -> float:
     unit_s = _UNITS_S.get(unit, math.nan) if slash else 1.0
     rate = value / unit_s
     if not 0 <= rate < math.inf:
-        raise UsageError(f"{option} must be a rate, as 1/h, 2/d or 0.5/min, not {shown(text)}.")
+        raise UsageError(f"{option} must be a rate, such as 1/h, 2/d or 0.5/min, not {shown(text)}.")
     DEATHS_PER_S.check(f"{option} {text}, per second,", rate)
     return rate

@@ -168,7 +168,7 @@ def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     options.check_resumed(resume)
     saved = files.read_checked_json(resume / "config.json")
     if "limit_samples" not in saved:  # `launch` writes it for a goal
-        raise UsageError(f"--resume {resume} is a run of a task: go on with it by `paceline train --resume {resume}`.")
+        raise UsageError(f"--resume {resume} is a run of a task: resume it with `paceline train --resume {resume}`.")
     found = {name: saved[name] for name in _RESUMED if saved.get(name) is not None}
     try:
         options.check_numbers(found)

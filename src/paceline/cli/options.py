@@ -213,9 +213,9 @@ def check_out(out: Path | None) -> None:
 def check_resumed(resume: Path) -> None:
     """Rejects a folder that is not a run's, or that has no checkpoint to resume from."""
     if not (resume / "config.json").is_file():
-        raise UsageError(f"--resume {resume} is no run's folder: it has no config.json.")
+        raise UsageError(f"--resume {resume} is not a run's folder: it has no config.json.")
     if not (resume / "checkpoint").is_dir():
-        raise UsageError(f"--resume {resume} has no checkpoint to go on from; start a new run with another --out.")
+        raise UsageError(f"--resume {resume} has no checkpoint to resume from; start a new run with another --out.")
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def place(
 
     if Path(model).is_dir():
         if any(one is not None for one in (slow, shape, throughput, memory, pin, placer, wire, cluster)):
-            raise UsageError(f"The run in {model} has its plan: leave options that would make another one out.")
+            raise UsageError(f"The run in {model} already has a plan: leave out options that would make another one.")
         from paceline.model_parallel.graph.measured import read_measured
 
         run, measured = read_measured(Path(model))
@@ -139,7 +139,7 @@ def _built(reference: str, shape: str | None) -> tuple[Any, Any]:
 
     path_text, _, name = reference.rpartition(":")
     if not path_text.endswith(".py") or not name:
-        raise UsageError(f"{shown(reference)} names no function of a file, as {_WRITTEN} does.")
+        raise UsageError(f"{shown(reference)} does not name a function in a file, such as {_WRITTEN}.")
     path = Path(path_text)
     function = load_function(path, name, what="File", written=_WRITTEN)
     made = function if isinstance(function, torch.nn.Module) else run_user_code(path, f"{name} of {path}", function)
@@ -152,7 +152,7 @@ def _built(reference: str, shape: str | None) -> tuple[Any, Any]:
         )
     if shape is not None:
         if not _SHAPE.fullmatch(shape):
-            raise UsageError(f"--shape must be numbers with x between them, as 32x3x64x64, not {shown(shape)}.")
+            raise UsageError(f"--shape must be numbers joined by x, such as 32x3x64x64, not {shown(shape)}.")
         example = torch.randn(*map(int, shape.split("x")))
     if example is None:
         raise UsageError(
@@ -166,7 +166,7 @@ def _bytes(text: str) -> int:
     try:
         number = float(text[:-2]) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise UsageError(f"--memory must be a number with KB, MB or GB, as 500MB, not {shown(text)}.") from None
+        raise UsageError(f"--memory must be a number with KB, MB or GB, such as 500MB, not {shown(text)}.") from None
     if not 0 < number < 1e18:
         raise UsageError(f"--memory must be above 0, not {shown(text)}.")
     return int(number)

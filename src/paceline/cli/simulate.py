@@ -69,7 +69,9 @@ def simulate(
     simulated, faults = described(cluster, given.get("workers"), slow, slow_link), _faults(kill)
     faults.check(simulated.workers)
     if "placement" in given and simulated.sockets is None:
-        raise UsageError("--placement is about sockets: add [sockets] to a cluster file, and --cluster FILE.")
+        raise UsageError(
+            "--placement needs a machine with sockets: add [sockets] to a cluster file and pass it with --cluster FILE."
+        )
     config = TrainConfig(**{**given, "workers": simulated.workers})
     options.check_specs([config])
     word = config.algorithm.partition("(")[0]

@@ -74,7 +74,7 @@ def fit(
         raise UsageError(f"--{strange[0].replace('_', '-')} is for {kind}, and {data} is for {other}; leave it out.")
     if eta0 is not None and learning_rate == "optimal" and data.suffix != ".csv":
         raise UsageError(
-            "--eta0 changes nothing with --learning-rate optimal; choose another, such as constant or decay."
+            "--eta0 has no effect with --learning-rate optimal; choose another, such as constant or decay."
         )
     common: dict[str, Any] = {
         "n_jobs": n_jobs, "random_state": seed, "deterministic": deterministic, "max_iter": passes, "tol": tol,

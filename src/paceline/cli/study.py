@@ -171,7 +171,7 @@ def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
         name, equals, levels = text.partition("=")
         if not equals or not levels:
             raise UsageError(
-                f"--factor {text} has no levels; write NAME=LEVEL,LEVEL, as algorithm.persistence=0,1,none."
+                f"--factor {text} has no levels; write NAME=LEVEL,LEVEL, such as algorithm.persistence=0,1,none."
             )
         name = long_name(name.strip())
         if texts.get(name) is not None:

@@ -71,7 +71,7 @@ def train(
         if resume is None:
             raise
         raise UsageError(
-            f"{resume / 'config.json'} is damaged, or does not go with what was given now: {error}"
+            f"{resume / 'config.json'} is damaged, or conflicts with the options given now: {error}"
         ) from error
     options.check_numbers(given)
     options.check_specs([config])
@@ -173,8 +173,8 @@ def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
     saved = files.read_checked_json(path)
     if "limit_samples" in saved:  # `launch` writes it for a goal
         raise UsageError(
-            f"--resume {resume} is a run of a function: go on with it by `paceline launch FILE.py:FUNCTION --resume {resume}`,"
-            f" or in Python by launch(..., resume='{resume}')."
+            f"--resume {resume} is a run of a function: resume it with `paceline launch FILE.py:FUNCTION --resume "
+            f"{resume}`, or in Python with launch(..., resume='{resume}')."
         )
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if one in given or other in given:

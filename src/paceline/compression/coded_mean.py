@@ -93,7 +93,7 @@ class CodedMean(Coding):
         slot = self._slots.get(number)
         if slot is None:
             if vector.device.type != "cpu":
-                raise UsageError("Codecs code vectors on the CPU, and this model is on a GPU: leave out codec.")
+                raise UsageError("Codecs need the model on the CPU, but this one is on a GPU: leave out codec.")
             make = LowRankMean if isinstance(self.codec, Power) and self.num_workers > 1 else Pieces
             slot = self._slots[number] = make(self, number, vector, first)
             slot.load(self._kept.pop(number, None))
@@ -174,7 +174,7 @@ class CodedMean(Coding):
         if state is None or state.get("codec") != self.fingerprint:
             if state is not None:
                 warnings.warn(
-                    "The checkpoint is of another codec: what that had kept back of gradients is left out.",
+                    "The checkpoint was written with another codec: its error-feedback memory is ignored.",
                     stacklevel=2,
                 )
             return

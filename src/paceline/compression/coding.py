@@ -58,8 +58,9 @@ class Coding:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"A gradient of worker {self.worker_id} is not finite, and is left out of the mean; what its codec remembers"
-                " is as it was. Lower the learning rate or clip, if it happens again: this is said once.",
+                f"A gradient of worker {self.worker_id} is not finite and is left out of the mean; its codec's memory "
+                "stays unchanged. If it happens again, lower the learning rate or clip gradients. This warning "
+                "appears once.",
                 NotFiniteWarning,
                 stacklevel=2,
             )
@@ -70,8 +71,8 @@ class Coding:
         if not self._has_said_lost:
             self._has_said_lost = True
             warnings.warn(
-                "The checkpoint is of another number of workers, or of other buckets or fragments: what the codec had kept"
-                " back is left out.",
+                "The checkpoint was written with another number of workers, or with other buckets or fragments: the "
+                "codec's error-feedback memory is ignored.",
                 stacklevel=2,
             )
 

@@ -67,16 +67,19 @@ class DQ(Codec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target_bits is not None and self.target_error is not None:
-            raise UsageError("dq keeps to target_bits or to target_error, not to both: leave out one of them.")
+            raise UsageError("dq takes either target_bits or target_error, not both: leave out one of them.")
         if self.min_bits > self.max_bits:
-            raise UsageError(f"min_bits of dq is {self.min_bits}, more than max_bits, {self.max_bits}: exchange them.")
+            raise UsageError(f"dq's min_bits, {self.min_bits}, is above its max_bits, {self.max_bits}: swap them.")
         if not self.min_bits <= self._target_bits <= self.max_bits:
             raise UsageError(
-                f"target_bits of dq must be from min_bits to max_bits, {self.min_bits} to {self.max_bits}, not"
-                f" {self._target_bits:g}."
+                f"dq's target_bits must be from min_bits to max_bits, {self.min_bits} to {self.max_bits}, not "
+                f"{self._target_bits:g}."
             )
         if self.alpha < 1 and self.total_steps is None:
-            raise UsageError("alpha below 1 weighs a step by how many follow: give dq total_steps, or leave out alpha.")
+            raise UsageError(
+                "With alpha below 1, a step's weight depends on how many steps follow: give dq total_steps, or leave "
+                "out alpha."
+            )
         self.at(self.min_bits)  # checks the bucket
 
     @property
@@ -145,7 +148,7 @@ class AtBits(Codec):
             check_payload(x, torch.uint8, self.payload_bytes(num_elements, torch.float32))
         bits = int(x[0])
         if not self.least <= bits <= self.most:
-            raise ValueError(f"A payload is of {bits} bits where {self.least} to {self.most} are expected.")
+            raise ValueError(f"A payload has {bits} bits where {self.least} to {self.most} are expected.")
         plain = QSGD(bits=bits, norm=self.plain.norm, bucket=self.plain.bucket)
         check_payload(x, torch.uint8, _HEAD_BYTES + plain.payload_bytes(num_elements, torch.float32))
         return plain

@@ -35,7 +35,7 @@ class Float16(Codec):
         """(elements,) float16."""
         sent = gradient.to(torch.float16)
         if sent.numel() and not is_finite(sent):
-            raise NotFiniteError("A gradient has elements that are no float16.")
+            raise NotFiniteError("A gradient has elements that do not fit in float16.")
         return Encoded(sent)
 
     def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:

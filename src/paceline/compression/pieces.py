@@ -181,8 +181,8 @@ class _PiecesMean:
         others = [worker for worker, head in enumerate(heads) if head[0] != owner.fingerprint]
         if others:
             raise UsageError(
-                f"{name_workers(others).capitalize()} sent gradients in another codec than worker {owner.worker_id}'s,"
-                f" {owner.codec}: name the same one on every worker."
+                f"{name_workers(others).capitalize()} sent gradients with a codec other than worker "
+                f"{owner.worker_id}'s, {owner.codec}: name the same one on every worker."
             )
         used = [head[1] for head in heads]
         self._totals = Totals(sum(head[2] for head in heads), sum(head[3] for head in heads))

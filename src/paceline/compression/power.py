@@ -117,8 +117,8 @@ def check_rank(power: Power, shapes: Sequence[tuple[int, ...]]) -> None:
         largest = max((min(one.rows, one.columns) for one in matrices), default=0)
         what = f"the largest rank of its matrices is {largest}" if matrices else "it has no matrix"
         raise UsageError(
-            f"power(rank={power.rank}) makes nothing of this model smaller by {power.min_rate:g}, as {what}: take a lower"
-            " rank, or qsgd."
+            f"power(rank={power.rank}) makes no part of this model smaller by {power.min_rate:g}, because {what}: use "
+            "a lower rank, or qsgd."
         )
 
 

@@ -37,4 +37,4 @@ def check_probed(name: str) -> None:
     """Refuses a codec whose speed cannot be measured."""
     if codec_registry[name] not in (NoCodec, Power):
         return
-    raise UsageError(f"Codec {name} has no speed of its own: leave it out.")
+    raise UsageError(f"The speed of codec {name} cannot be measured: leave it out.")

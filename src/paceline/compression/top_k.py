@@ -49,7 +49,7 @@ class TopK(Codec):
     def num_kept(self, num_elements: int) -> int:
         """How many of so many elements are sent."""
         if num_elements >= 2**31:
-            raise ValueError(f"top-k counts elements with 32 bits, and cannot take {num_elements}: use more shards.")
+            raise ValueError(f"top-k stores indices in 32 bits, too few for {num_elements} elements: use more shards.")
         return min(num_elements, max(1, round(self.fraction * num_elements)))
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
@@ -72,7 +72,7 @@ class TopK(Codec):
         indices = encoded.x[: 4 * k].clone().view(torch.int32).to(torch.int64)  # a copy starts where an int32 may
         values = encoded.x[4 * k :].clone().view(dtype)
         if k and (int(indices.min()) < 0 or int(indices.max()) >= num_elements):
-            raise ValueError(f"A top-k payload names elements beyond the {num_elements} that there are.")
+            raise ValueError(f"A top-k payload has indices beyond its {num_elements} elements.")
         return torch.zeros(num_elements, dtype=dtype).index_copy_(0, indices, values)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:

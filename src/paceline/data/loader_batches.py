@@ -146,8 +146,8 @@ def shared_batches(loader: Iterable[Any], seed: int, shares: RoundShares | None 
     if isinstance(loader, Sequence):
         if not len(loader):
             raise UsageError(
-                f"worker.batches was given an empty {type(loader).__name__}, so there is nothing to train on: see what should"
-                " have filled it."
+                f"worker.batches was given an empty {type(loader).__name__}, so there is nothing to train on: check "
+                "the code that fills it."
             )
         if shares is not None:
             raise cannot_be_cut(f"a {type(loader).__name__} of batches")
@@ -189,15 +189,15 @@ def _of_data_loader(loader: DataLoader[Any], seed: int, shares: RoundShares | No
 def cannot_be_cut(what: str) -> UsageError:
     """The error for batches that `shares=auto` cannot divide."""
     return UsageError(
-        f"shares=auto divides each round's samples by the workers' speeds, and cannot divide the batches of {what}: give"
-        " worker.batches a DataLoader with a batch_size, whose sampler may be any, or leave out shares."
+        f"shares=auto divides each round's samples by the workers' speeds, but cannot divide the batches of {what}: "
+        "give worker.batches a DataLoader with a batch_size, with any sampler, or leave out shares."
     )
 
 
 def _warn_of_parts(sampler: Any) -> None:
     warnings.warn(
-        f"{name_of(sampler)} would leave each worker a part of its part: worker.batches shares the whole data set by itself,"
-        " so it was ignored. Leave it out.",
+        f"{name_of(sampler)} was ignored, because worker.batches already divides the whole data set among the "
+        "workers. Leave it out.",
         stacklevel=2,
     )
 
@@ -205,8 +205,8 @@ def _warn_of_parts(sampler: Any) -> None:
 def _refuse_parts(one: Any) -> None:
     if max(_number(one, "num_replicas"), _number(one, "num_processes")) > 1:
         raise UsageError(
-            f"{name_of(one)} gives each worker a part of its own, and so does worker.batches: leave {name_of(one)} out, as the"
-            " workers share the whole data set, or say worker.batches(loader, own=True)."
+            f"Both {name_of(one)} and worker.batches divide the data among the workers: leave out {name_of(one)}, or "
+            "write worker.batches(loader, own=True)."
         )
 
 

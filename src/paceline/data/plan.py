@@ -114,8 +114,8 @@ class BatchPlan:
         if self.by_speed and not isinstance(self.partition, Dynamic):
             spec = partition_registry.spec(self.partition)
             raise UsageError(
-                f"shares=auto deals out each round's samples by the workers' speeds, and the {spec} partition gives each"
-                " worker samples of its own: take the dynamic partition, or leave out shares."
+                f"shares=auto divides each round's samples by the workers' speeds, but the {spec} partition gives "
+                "each worker its own samples: use the dynamic partition, or leave out shares."
             )
         parts = _parts(self)
         cuts = [self._cut(len(part)) for part in parts]
@@ -252,7 +252,7 @@ class BatchPlan:
     @staticmethod
     def _check_worker(worker_id: int, num_workers: int) -> None:
         if not 0 <= worker_id < num_workers:
-            raise UsageError(f"worker_id {worker_id} does not exist; {num_workers} workers count from 0.")
+            raise UsageError(f"worker_id {worker_id} does not exist: there are {num_workers} workers, numbered from 0.")
 
 
 def _generator(*seed: int) -> torch.Generator:
@@ -271,7 +271,8 @@ def _parts(plan: BatchPlan) -> tuple[Tensor, ...]:
         return (torch.arange(plan.num_samples),)
     if plan.num_samples < plan.num_workers:
         raise UsageError(
-            f"{plan.num_samples} samples cannot give each of {plan.num_workers} workers a part; use fewer."
+            f"{plan.num_samples} samples are too few to give each of {plan.num_workers} workers a part; use fewer "
+            "workers."
         )
     if isinstance(plan.partition, Skewed):
         return _skewed_parts(plan, plan.partition.alpha)

@@ -84,15 +84,15 @@ def check_same(own: Fingerprint, first: Sequence[int]) -> None:
         return
     if differ[1]:
         raise UsageError(
-            f"{name} draws another order on each worker, so workers cannot share its batches: let it draw from torch's,"
-            " NumPy's or Python's global generator, or from a generator with the same seed on all workers."
+            f"{name} shuffles differently on each worker, so workers cannot share its batches: let it draw from "
+            "torch's, NumPy's or Python's global generator, or from a generator with the same seed on all workers."
         )
     if own.is_repeatable():
         raise UsageError(f"{others}: {_REMEDY}")
     warnings.warn(
-        f"{name} gives other samples whenever it is iterated, though the global generators have the same states. If it"
-        " shuffles, workers use some samples twice and others never: let it draw from Python's, NumPy's or torch's global"
-        " generator, or from a seeded one.",
+        f"{name} yields different samples each time it is iterated, even from the same global random state. If it "
+        "shuffles, workers use some samples twice and others never: let it draw from Python's, NumPy's or torch's "
+        "global generator, or from a seeded one.",
         stacklevel=2,
     )
 

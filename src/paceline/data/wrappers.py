@@ -40,9 +40,9 @@ def unwrapped_model(model: Any) -> Any:
     model = _inside(model, _MODELS)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError(
-            "DistributedDataParallel averages the workers' gradients, and so does the run: leave it out, and train the model"
-            " itself under all-reduce, which does the same. Accelerate and Fabric add it under torchrun: prepare, or set"
-            " up, the optimizer and the loader only."
+            "DistributedDataParallel would average the workers' gradients a second time: leave it out, and train the "
+            "model itself under all-reduce, which does the same. Accelerate and Fabric add it under torchrun: "
+            "prepare, or set up, only the optimizer and the loader."
         )
     return model
 

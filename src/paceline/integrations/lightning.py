@@ -273,8 +273,8 @@ class PacelineStrategy(ParallelStrategy):
             return tensor
         if sync_grads and tensor.requires_grad:
             raise UsageError(
-                "Gradients do not flow from one worker to another: leave out sync_grads, and take the loss of this worker's"
-                " own batch."
+                "Gradients do not flow from one worker to another: leave out sync_grads, and use the loss of this "
+                "worker's own batch."
             )
         return torch.stack(self._tensors("all_gather", tensor))
 
@@ -304,8 +304,8 @@ class PacelineStrategy(ParallelStrategy):
         if not self._was_warned and self.is_global_zero:
             self._was_warned = True
             warnings.warn(
-                "Values during training are this worker's own, also with sync_dist=True and of torchmetrics: the workers do"
-                " not wait for each other.",
+                "Values logged during training are this worker's own, even with sync_dist=True or torchmetrics: the "
+                "workers do not wait for each other.",
                 stacklevel=2,
             )
         return False

@@ -34,8 +34,8 @@ def bring_together(gatherer: Gatherer, operation: str, worker_id: int, value: An
         own = [torch.load(io.BytesIO(one.numpy().tobytes()), "cpu", weights_only=True) for one in brought]
     except pickle.UnpicklingError as error:
         raise UsageError(
-            f"strategy.{operation} takes tensors, numbers, strings, and lists, tuples and dicts of them, not"
-            f" {type(value).__name__}: bring such a value."
+            f"strategy.{operation} takes tensors, numbers, strings, and lists, tuples and dicts of them, not "
+            f"{type(value).__name__}: pass one of these."
         ) from error
     operations = sorted({name for name, _, _ in own})
     if len(operations) > 1:
@@ -55,7 +55,9 @@ def reduced(values: list[torch.Tensor], operation: Any) -> torch.Tensor:
         case "min":
             return torch.stack(values).amin(0)
         case name:
-            raise UsageError(f"Workers can bring values to a sum, mean, max or min, not {name}: log with one of these.")
+            raise UsageError(
+                f"Values of several workers can be reduced by sum, mean, max or min, not {name}: log with one of these."
+            )
 
 
 class RunSchedule(FollowedScheduler):

@@ -20,12 +20,12 @@ _WORDS = {
     "attach after unfreezing or adding it, in a `with`, and a launch, of its own": (
         "unfreeze or add it before fit, and start this fit by a launch of its own"
     ),
-    ", or say worker.batches(loader, own=True)": "",
+    ", or write worker.batches(loader, own=True)": "",
     "if each worker has data of its own, as by its rank, say worker.batches(loader, own=True)": (
         "the strategy does not take data that workers have divided"
     ),
-    "and so does worker.batches": "and so does the strategy",
-    "worker.batches shares": "the strategy shares",
+    "and worker.batches divide": "and the strategy divide",
+    "worker.batches already divides": "the strategy already divides",
     "worker.batches was given": "fit was given",
     "give worker.batches a DataLoader": "give fit a DataLoader",
     "The loop goes through worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), and workers share"
@@ -37,7 +37,7 @@ _WORDS = {
     "step it by worker.mean(loss), or use worker.follow(scheduler)": (
         "log the metric that it monitors with sync_dist=True, and return schedulers from configure_optimizers"
     ),
-    "as by worker.sum": "as by self.trainer.strategy.reduce",
+    "for example with worker.sum": "for example with self.trainer.strategy.reduce",
     "such as by worker.mean": "such as by self.trainer.strategy.reduce",
     "put `with worker.accumulate():` around passes that may fail, or use": "use",
     "clip by worker.clip_grad_norm_(max_norm)": "leave out gradient_clip_val",
@@ -50,7 +50,7 @@ _WORDS = {
         "and take what fit loads as it begins: give fit the same ckpt_path on every worker"
     ),
     "load a checkpoint of the optimizer on every worker before attach": "give fit the same ckpt_path on every worker",
-    "A launched function attaches once": "A launched function calls fit once",
+    "A launched function can attach only once": "A launched function can call fit only once",
     "give attach a function of the model that returns its test accuracy, attach(model, optimizer, evaluate=accuracy)": (
         "the strategy has none, so stop by the Trainer's own means, such as EarlyStopping"
     ),

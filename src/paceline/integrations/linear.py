@@ -138,8 +138,8 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
             subset, validation = self._split(targets, random)
             if weights is not None and not weights[validation].any():
                 raise UsageError(
-                    "All examples that early_stopping holds out have weight 0, and say nothing of the fit: leave examples of"
-                    " weight 0 out, or hold out more of them with validation_fraction."
+                    "All examples that early_stopping holds out have weight 0 and cannot measure the fit: remove "
+                    "examples of weight 0, or hold out more with validation_fraction."
                 )
         model = self._model(X.shape[1], outputs, X.dtype, fresh)
         with Team(1 if self.deterministic else threads) as team:
@@ -193,8 +193,8 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
             coefficients = coefficients.toarray() if issparse(coefficients) else np.atleast_2d(coefficients)
             if coefficients.shape != (outputs, features):
                 raise UsageError(
-                    f"The data has {features} features for {outputs} outputs, and the coefficients to go on from are for "
-                    f"{coefficients.shape[1]} and {coefficients.shape[0]}; use warm_start=False."
+                    f"The data has {features} features for {outputs} outputs, but the earlier fit's coefficients are "
+                    f"for {coefficients.shape[1]} and {coefficients.shape[0]}; use warm_start=False."
                 )
             model.coordinates[:] = coefficients.T
             model.intercepts[:] = self.intercept_

@@ -98,7 +98,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         fresh = not (self.warm_start and hasattr(self, "coef_"))
         classes = unique_labels(y)
         if not fresh and not np.array_equal(classes, self.classes_):
-            raise UsageError("The labels are not those of the last fit; use warm_start=False.")
+            raise UsageError("The labels differ from those of the last fit; use warm_start=False.")
         self.t_ = 1.0
         self._learn_classes(X, y, classes, sample_weight, self.max_iter, fresh, stopping=True)
         self._warn()

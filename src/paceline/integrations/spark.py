@@ -151,7 +151,7 @@ class DeepDist:
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
             if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} of DeepDist.train must be a whole number from 1, not {value!r}.")
+                raise UsageError(f"{name} of DeepDist.train must be a whole number of 1 or more, not {value!r}.")
         refuse_speculation(dataframe)
         job = job_meeting("DeepDist", dataframe, self._workers, self._host, self._deadline_s)
         with job as (workers, keys, join_point):
@@ -186,14 +186,14 @@ def _checked(algorithm: Algorithm) -> Any:
     spec = registry.spec(algorithm)
     if not {*_TAKEN} <= {one.name for one in fields(algorithm)}:
         raise UsageError(
-            f"DeepDist's tasks fetch and push as downpour does, and {spec} does not: choose downpour(fetch=10,push=10)."
+            f"DeepDist's tasks fetch and push like downpour, not like {spec}: choose downpour(fetch=10,push=10)."
         )
     plain = type(algorithm)()
     others = [one.name for one in fields(algorithm) if one.name not in _TAKEN]
     if chosen := [name for name in others if getattr(algorithm, name) != getattr(plain, name)]:
         raise UsageError(
-            f"{spec}: under DeepDist one server at the driver applies updates by your descent, so {', '.join(chosen)}"
-            f" {'play' if chosen[1:] else 'plays'} no part: leave it out."
+            f"{spec}: DeepDist's one server applies updates with your descent function, so {', '.join(chosen)} "
+            f"{('have' if chosen[1:] else 'has')} no effect: leave it out."
         )
     return algorithm
 

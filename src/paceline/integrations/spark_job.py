@@ -77,8 +77,8 @@ def refuse_speculation(dataframe: Any, instead: str = "") -> None:
     """Raises `UsageError` if Spark may start a worker twice; `instead` is a second remedy for the message."""
     if dataframe.sparkSession.conf.get("spark.speculation", "false") == "true":
         raise UsageError(
-            "spark.speculation starts a slow worker a second time while the first one lives, and a run has one place for each:"
-            f" start Spark with spark.speculation=false{instead}."
+            "spark.speculation starts a slow worker a second time while the first one lives, but a run has one place "
+            f"for each worker: start Spark with spark.speculation=false{instead}."
         )
 
 

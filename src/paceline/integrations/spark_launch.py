@@ -102,9 +102,7 @@ def launch(
     check_run({"workers": workers, "seed": seed})
     chosen = given_algorithm(algorithm)
     if chosen is None:
-        raise UsageError(
-            f"{_WHO} needs an algorithm, by which it chooses the kind of Spark's stage: give algorithm=..."
-        )
+        raise UsageError(f"{_WHO} needs an algorithm to choose the kind of Spark stage: give algorithm=...")
     chosen.check(workers)
     in_barrier = _needs_all(chosen, workers)
     spec = registry.spec(chosen)

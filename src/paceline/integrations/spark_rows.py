@@ -72,10 +72,10 @@ class SpilledRows:
             UsageError: `rows` is empty.
         """
         if not len(rows):
-            raise UsageError("A batch of no row was asked for, as by rows[[]], and has no columns: leave it out.")
+            raise UsageError("rows[[]] asks for a batch without rows, which has no columns: leave it out.")
         if rows.min() < 0 or rows.max() >= len(self):
             wrong = rows.min() if rows.min() < 0 else rows.max()
-            raise IndexError(f"rows has rows 0 to {len(self) - 1}, and no row {wrong}.")
+            raise IndexError(f"rows has no row {wrong}, only rows 0 to {len(self) - 1}.")
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
         where = np.searchsorted(self._ends, rows, side="right")
@@ -128,7 +128,7 @@ class Rows(Dataset[dict[str, Any]]):
             UsageError: the batch size is not a positive integer.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size of rows.loader must be a whole number from 1, not {batch_size!r}.")
+            raise UsageError(f"batch_size of rows.loader must be a whole number of 1 or more, not {batch_size!r}.")
         one: Any = RandomSampler(self, generator=self._generator) if shuffle and len(self) else SequentialSampler(self)
         return DataLoader(self, batch_size=None, sampler=BatchSampler(one, batch_size, drop_last))
 

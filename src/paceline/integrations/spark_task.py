@@ -60,18 +60,18 @@ class NamedUpdates:
             values = dict(zip(self.names, update, strict=True))
         else:
             raise UsageError(
-                f"gradient returned {type(update).__name__}, and not arrays by the names of the model's parameters, one for"
-                " each of them in their order, or None"
+                f"gradient returned {type(update).__name__}: return a dict of arrays by parameter name, a list with "
+                "one array for each parameter in order, or None"
             )
         vector.zero_()
         views = self.named(vector)
         for name, value in values.items():
             if name not in views:
-                raise UsageError(f"gradient returned {name!r}, and the model's parameters are {', '.join(self.names)}")
+                raise UsageError(f"gradient returned {name!r}, but the model's parameters are {', '.join(self.names)}")
             array = torch.as_tensor(value)
             if array.shape != views[name].shape:
                 found, expected = tuple(array.shape), tuple(views[name].shape)
-                raise UsageError(f"gradient returned {name!r} of shape {found}, and the parameter has {expected}")
+                raise UsageError(f"gradient returned {name!r} of shape {found}, but the parameter has {expected}")
             views[name].copy_(array)
         return True
 
@@ -136,8 +136,8 @@ class PartitionTask:
                 )  # says nothing: a server that is far would be waited for
             except PeerLostError as error:
                 raise WorkerLostError(
-                    f"The task of partition {partition} reaches the driver, and the driver cannot reach its executor at"
-                    f" {join_point.host or 'a local socket'}: open the way back, or run the driver in the cluster."
+                    f"The task of partition {partition} reaches the driver, but the driver cannot reach its executor "
+                    f"at {join_point.host or 'a local socket'}: open the way back, or run the driver in the cluster."
                 ) from error
             client = Client(ports, self.algorithm.codec)
             client.join()

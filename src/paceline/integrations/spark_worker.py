@@ -85,8 +85,8 @@ class WorkerTask:
         partition = context.partitionId()
         if not os.fstat(rows).st_size:
             raise UsageError(
-                f"it has no row, and each of the {self.workers} workers needs some: give data.repartition({self.workers}), or"
-                " fewer workers."
+                f"it has no rows, but each of the {self.workers} workers needs some: use "
+                f"data.repartition({self.workers}), or fewer workers."
             )
         about: dict[str, Any] = {"algorithm": self.algorithm, "deadline_s": self.deadline_s, "out": folder}
         variables: dict[str, str] = {}
@@ -182,7 +182,9 @@ def _written(folder: Path, attempt: int) -> list[dict[str, Any]]:
         if about["state"] == "ended":
             model, events = folder / "model.pt", folder / f"events-{about['worker']}.jsonl"
             if not events.is_file():
-                raise PacelineError(f"{events.name} of its worker is gone: let nothing delete files in {folder.parent}")
+                raise PacelineError(
+                    f"the worker's {events.name} is gone: make sure that nothing deletes files in {folder.parent}"
+                )
             rows.append(
                 {
                     "about": json.dumps({**about, "attempt": attempt}),

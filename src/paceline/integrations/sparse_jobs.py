@@ -49,19 +49,20 @@ def fit_linear(data: Path, test: Path | None, progress: Progress, **options: Any
     X, y = read_labelled(data)
     if regression and y.dtype.kind not in "fiub":
         raise UsageError(
-            f"{data} has labels that are no numbers, such as '{y[0]}'; choose a loss for classes, such as hinge."
+            f"{data} has labels that are not numbers, such as '{y[0]}'; choose a loss for classes, such as hinge."
         )
     between = y[y != np.round(y)] if not regression and y.dtype.kind == "f" else y[:0]
     if between.size:
         raise UsageError(
-            f"{data} has labels that are no classes, such as {between[0]:g}; choose a loss for numbers, such as squared."
+            f"{data} has labels that are not classes, such as {between[0]:g}; choose a loss for numbers, such as "
+            "squared."
         )
     held, targets = (X, y) if test is None else read_labelled(test, features=X.shape[1])
     if held.shape[1] != X.shape[1]:
-        raise UsageError(f"{test} has {held.shape[1]} features, and {data} has {X.shape[1]}.")
+        raise UsageError(f"{test} has {held.shape[1]} features, but {data} has {X.shape[1]}.")
     strange = targets[~np.isin(targets, y)] if not regression else targets[:0]
     if strange.size:
-        raise UsageError(f"{test} has labels that {data} has not, such as {_word(strange.tolist()[0])}.")
+        raise UsageError(f"{test} has labels that {data} does not have, such as {_word(strange.tolist()[0])}.")
     estimator: Any = (HogwildRegressor if regression else HogwildClassifier)(**options)
     estimator._on_pass = progress
     with warnings.catch_warnings():
@@ -213,10 +214,10 @@ def write_model(path: Path, arrays: Arrays) -> None:
 
 def _read_model(path: Path) -> Arrays:
     if not path.is_file():
-        raise UsageError(f"{path} is not a file; name what `paceline sparse fit --model` wrote.")
+        raise UsageError(f"{path} is not a file; name one that `paceline sparse fit --model` wrote.")
     arrays = read_npz(path, "name what `paceline sparse fit --model` wrote")
     if not any(names <= arrays.keys() for names in _MODELS):
-        raise UsageError(f"{path} is not a model; name what `paceline sparse fit --model` wrote.")
+        raise UsageError(f"{path} is not a model; name a file that `paceline sparse fit --model` wrote.")
     wrong = _wrong_ratings(arrays) if "user_factors" in arrays else _wrong_linear(arrays)
     if wrong:
         raise UsageError(f"{path} is not a model: {wrong}; fit it again.")
@@ -278,7 +279,7 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         kind = "ratings, and needs a .csv file" if "user_factors" in arrays else "rows, and needs svmlight or .npz"
         raise UsageError(f"{model} is a model of {kind}, not {data}.")
     if probabilities and str(arrays.get("loss", "")) != "log_loss":
-        raise UsageError(f"--probabilities needs a classifier of logistic loss; {model} is none.")
+        raise UsageError(f"--probabilities needs a classifier of logistic loss; {model} is not one.")
     if "user_factors" in arrays:
         held = read_ratings(data)
         found, wanted = _rate(arrays, held)
@@ -291,7 +292,7 @@ def predict(model: Path, data: Path, *, probabilities: bool) -> tuple[list[str],
         return lines, {"examples": len(lines), **({} if error is None else {"rmse": error})}
     X, y = read_labelled(data, features=arrays["coef"].shape[1], labels=False)
     if X.shape[1] != arrays["coef"].shape[1]:
-        raise UsageError(f"{data} has {X.shape[1]} features, and the model knows {arrays['coef'].shape[1]}.")
+        raise UsageError(f"{data} has {X.shape[1]} features, but the model has {arrays['coef'].shape[1]}.")
     scores = _scores(arrays, X)
     if "classes" not in arrays:
         return [f"{value:.6g}" for value in scores[:, 0]], {"examples": len(y), **_measures(arrays, X, y)}

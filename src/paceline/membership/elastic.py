@@ -64,8 +64,8 @@ def num_places(join_point: JoinPoint, of: int | None, own: int) -> int:
         raise JoinPointLostError(join_point.address)
     if of is not None and of != agreed:
         raise UsageError(
-            f"The run at {join_point.address} has {agreed} workers in all, and not {of}: give the same --of on every machine"
-            " (PACELINE_OF), or choose another port for another run."
+            f"The run at {join_point.address} has {agreed} workers in all, not {of}: give the same --of on every "
+            "machine (PACELINE_OF), or choose another port for another run."
         )
     return agreed
 
@@ -176,8 +176,8 @@ class JoinedRun:
             self._join_point.set("ending", "1")
         if self.is_late and self.num_workers > 1 and not self.counts.averages:
             raise WorkerLostError(
-                f"Worker {self.worker_id} came when the others were about to end, and averaged with none of them:"
-                " the run's result does not need it."
+                f"Worker {self.worker_id} joined when the others were about to end and never averaged with them: the "
+                "run's result is complete without it."
             )
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class JoinedRun:
         while True:
             late = join_point.check(["started"])
             if join_point.check(["ending"]):
-                raise UsageError(f"The run at {join_point.address} is about to end: it takes no more workers.")
+                raise UsageError(f"The run at {join_point.address} is about to end and takes no more workers.")
             for worker_id in range(num_workers):
                 key = f"place/{worker_id}"
                 holder = join_point.get(key).decode() if join_point.check([key]) else ""
@@ -219,8 +219,8 @@ class JoinedRun:
                     return worker_id, incarnation, late
             if time.monotonic() > until_s:
                 raise UsageError(
-                    f"All {num_workers} places of the run at {join_point.address} are taken: a worker can come when another"
-                    " has died; for more workers, start the run with a higher --of."
+                    f"All {num_workers} places of the run at {join_point.address} are taken: a worker can join when "
+                    "another has died; for more workers, start the run with a higher --of."
                 )
             time.sleep(_LOOK_EVERY_S / 4)
 
@@ -253,8 +253,8 @@ class JoinedRun:
             except WorkerLostError as error:
                 if self._join_point.lost:
                     raise WorkerLostError(
-                        f"The join point {self._join_point.address} ended before all {self.num_workers} workers had"
-                        " come: start them again."
+                        f"The join point {self._join_point.address} ended before all {self.num_workers} workers had "
+                        "joined: start them again."
                     ) from None
                 if left_s <= 0:
                     raise WorkerLostError(

@@ -189,8 +189,8 @@ def attach_once() -> None:
     running = _current.get()
     if running is not None and running.has_attached:
         raise UsageError(
-            "A launched function attaches once: its workers share one model and one count of batches; call launch for"
-            " every training."
+            "A launched function can attach only once, because its workers share one model and one count of batches: "
+            "call launch again for another training."
         )
     if running is not None:
         running.has_attached = True
@@ -213,8 +213,8 @@ def _invited() -> Invitation | None:
     say_alone()
     if "ACCELERATE_MIXED_PRECISION" in os.environ and _number("WORLD_SIZE", COUNT, "1") > 1:
         raise UsageError(
-            "paceline launch and accelerate launch have both started this worker, and each would make a run of its own: leave"
-            " accelerate launch out, as in `paceline launch -- SCRIPT.py`."
+            "Both paceline launch and accelerate launch started this worker, and each would make its own run: leave "
+            "accelerate launch out, as in `paceline launch -- SCRIPT.py`."
         )
     key, out = os.environ.get("PACELINE_KEY"), os.environ.get("PACELINE_OUT")
     of = _number("PACELINE_OF", COUNT) if os.environ.get("PACELINE_OF") else None
@@ -247,7 +247,10 @@ def _of_another_launcher() -> LaunchedEnvironment | None:
             if num_workers == 1:
                 return None
             if not 0 <= worker_id < num_workers:
-                raise UsageError(f"{rank}={worker_id} does not exist among {size}={num_workers} workers, from 0.")
+                raise UsageError(
+                    f"{rank}={worker_id} does not exist: with {size}={num_workers}, workers are numbered from 0 to "
+                    f"{num_workers - 1}."
+                )
             named = os.environ.get("PACELINE_CHECKPOINT")
             folder = Path(named).absolute() if named else None
             return LaunchedEnvironment(

@@ -88,8 +88,8 @@ class JoinPoint:
         is_local = ipaddress.ip_address(self._where[0]).is_loopback
         if key is None and not is_local:
             raise UsageError(
-                f"Other machines can reach {address}, so what workers send each other must be encrypted: make a key with"
-                " `paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
+                f"Other machines can reach {address}, so traffic between workers must be encrypted: make a key with "
+                "`paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
             )
         keys = own_keys() if key is None else load_keys(key)
         self.host: str | None = self._where[0]
@@ -153,8 +153,8 @@ class JoinPoint:
                 " address (`ip link set lo up` for 127.0.0.1), or name another with --join."
             )
         return UsageError(
-            f"What listens at {self.address} does not answer to this key: all workers need the same --key (or"
-            " PACELINE_KEY); if it is no run, choose a free port for --join, the same for all."
+            f"The process that listens at {self.address} does not accept this key: all workers need the same --key "
+            "(or PACELINE_KEY). If it is not a run, choose a free port for --join, the same for all."
         )
 
     def _check_same_machine(self) -> None:
@@ -162,8 +162,8 @@ class JoinPoint:
         here = f"{machine_of_this()} {os.geteuid()}"
         if self.agree("machine", here) != here:
             raise UsageError(
-                f"The workers at {self.address} are other users' or in other containers: join at an address of this machine"
-                " that is not loopback, with --key FILE."
+                f"The workers at {self.address} belong to other users or run in other containers: join at an address "
+                "of this machine that is not loopback, with --key FILE."
             )
 
     # Asking
@@ -380,7 +380,7 @@ def _resolve(address: str, *, any_port: bool = False) -> tuple[Any, ...]:
             raise ValueError
         return socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][4]
     except ValueError:
-        raise UsageError(f"A join point is written HOST:PORT, as 10.0.0.1:29400, and not {address!r}.") from None
+        raise UsageError(f"A join point must be HOST:PORT, such as 10.0.0.1:29400, not {address!r}.") from None
     except OSError as error:
         raise UsageError(f"The host of {address} is not known here ({error.strerror}): give its IP address.") from None
 

@@ -38,13 +38,13 @@ def check_algorithm(spec: str, needs: Needs) -> None:
     """Refuses algorithms that these workers cannot run: they share no memory, and may be on several machines."""
     if needs.kind not in ("replicated", "served"):
         raise UsageError(
-            f"{spec} works on memory that all workers share, and workers that torchrun or another launcher started share none:"
-            " start them with paceline.launch, or choose an algorithm that sends, such as all-reduce."
+            f"{spec} needs memory that all workers share, which workers of torchrun and other launchers do not have: "
+            "start them with paceline.launch, or choose an algorithm that sends messages, such as all-reduce."
         )
     if needs.copies > 1:
         raise UsageError(
-            f"{spec} keeps a second copy of each shard in a process of its own, and torchrun or another launcher starts none:"
-            " start the workers with paceline.launch, or leave durability=replica out."
+            f"{spec} keeps a second copy of each shard in its own process, which torchrun and other launchers do not "
+            "start: start the workers with paceline.launch, or leave durability=replica out."
         )
 
 
@@ -90,8 +90,8 @@ class LaunchedRun:
         differing = self._agree(hello, gpu, state)
         if gpu is not None and not dist.is_nccl_available():
             raise UsageError(
-                "Collectives between GPUs are NCCL's, which this PyTorch was built without: move the model with model.cpu(),"
-                " or install PyTorch for CUDA on Linux."
+                "Collectives between GPUs need NCCL, which this PyTorch was built without: move the model with "
+                "model.cpu(), or install PyTorch for CUDA on Linux."
             )
         self._is_nccl = gpu is not None
         backend = "cpu:gloo,cuda:nccl" if self._is_nccl else "gloo"
@@ -203,8 +203,8 @@ class LaunchedRun:
         on_this = [worker for worker, other in enumerate(gpus) if gpu is not None and other == gpu]
         if len(on_this) > 1:
             raise UsageError(
-                f"{name_workers(on_this).capitalize()} have their models on one GPU, and NCCL needs one for each: use"
-                " model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
+                f"{name_workers(on_this).capitalize()} have their models on one GPU, but NCCL needs one GPU for each "
+                "worker: use model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")."
             )
         rows = enumerate(zip(*states, strict=True))
         return [(number, row[0][0]) for number, row in rows if any(one != row[0] for one in row)]

@@ -49,8 +49,8 @@ def common_store(environment: LaunchedEnvironment, what: str = "call paceline.at
                 f"Worker 0 cannot listen at MASTER_PORT={port} ({str(error).splitlines()[0]}): choose a free port."
             ) from error
         raise WorkerLostError(
-            f"start: worker 0, which the others meet at {host}:{port}, did not {what} within {deadline}. See its"
-            " output; or MASTER_ADDR and MASTER_PORT are not the same everywhere."
+            f"start: worker 0, which the others meet at {host}:{port}, did not {what} within {deadline}. See its "
+            "output, and check that MASTER_ADDR and MASTER_PORT are the same everywhere."
         ) from error
     return _store
 
@@ -76,7 +76,8 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
     if missing := missing_keys(store, keys, deadline_s):
         wait_for_readers(store, "absent", worker_id, sorted({*range(num_workers)} - {*missing}))
         raise WorkerLostError(
-            f"start: {name_workers(missing)} did not come within {deadline_s:g} s. See its output; it may have ended before."
+            f"start: {name_workers(missing)} did not arrive within {deadline_s:g} s. See its output; it may have "
+            "ended before."
         )
     machines = {store.get(one).decode() for one in keys}
     if len(machines) == 1:
@@ -84,8 +85,8 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
     wait_for_readers(store, "machine", worker_id, range(num_workers))
     if not key:
         raise UsageError(
-            "The workers are on several machines, so what they send each other must be encrypted: make a key with"
-            " `paceline key FILE`, copy it to every machine, and set PACELINE_KEY=FILE for every worker."
+            "The workers are on several machines, so traffic between them must be encrypted: make a key with "
+            "`paceline key FILE`, copy it to every machine, and set PACELINE_KEY=FILE for every worker."
         )
     with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), deadline_s) as probe:
         return probe.getsockname()[0], Path(key)

@@ -104,7 +104,7 @@ class SequenceLock:
                 if read_end(self._word) == before:
                     return found
             if time.monotonic() > until_s:
-                raise RuntimeError(f"{writer} was writing at every look for {_DEADLINE_S:.0f} s")
+                raise RuntimeError(f"{writer} was writing at each attempt to read for {_DEADLINE_S:.0f} s")
             # The writer may have lost its core (or, with threads, the interpreter) in the middle of a write.
             time.sleep(_BETWEEN_TRIES_S)
 

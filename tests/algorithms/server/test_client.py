@@ -111,7 +111,7 @@ def test_a_clock_counts_with_the_parameters_that_follow_it():
 def test_a_server_whose_place_nobody_takes_is_waited_for_a_minute(left_at_s):
     client, box = client_of(PeerLeft(SECOND, 0, "killed"), x(FIRST, 1), None)
     box.now_s = left_at_s
-    with pytest.raises(WorkerLostError, match=r"Shard 1 .* has left \(killed\) and no other process took its place"):
+    with pytest.raises(WorkerLostError, match=r"Shard 1 .* has left \(killed\) and no other process replaced it"):
         client.push(G, 1)
     assert box.timeouts_s == [None, 60.0, 60.0]
 

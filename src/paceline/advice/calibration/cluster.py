@@ -85,9 +85,7 @@ def _launched(environment: LaunchedEnvironment) -> _Membership:
     except RuntimeError as error:
         if isinstance(error, WorkerLostError):
             raise
-        raise WorkerLostError(
-            "start: worker 0, which holds the store where all meet, has ended; see its output."
-        ) from None
+        raise WorkerLostError("start: worker 0, which hosts the rendezvous store, has ended; see its output.") from None
     return _Membership(store, worker_id, num_workers, host, key, lambda: False, lambda: None)
 
 
@@ -97,7 +95,9 @@ def _invited(invitation: Invitation) -> _Membership:
     try:
         num_workers = num_places(join_point, invitation.of, own=1)
         if join_point.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
-            raise UsageError(f"A training meets at {invitation.address}: choose another port to calibrate.")
+            raise UsageError(
+                f"Workers of a training run meet at {invitation.address}: choose another port for the calibration."
+            )
         worker_id = join_point.add("calibrating", 1) - 1
         if not 0 <= worker_id < num_workers:
             raise UsageError(
@@ -121,7 +121,7 @@ def _connect(mailbox: ZmqMailbox, place: _Membership, deadline_s: float) -> None
             return
         except WorkerLostError as error:
             if place.lost():
-                raise WorkerLostError("The join point ended before all workers had come: start them again.") from None
+                raise WorkerLostError("The join point ended before all workers had joined: start them again.") from None
             if left_s <= _LOOK_EVERY_S:
                 named = str(error).partition(" s ")[2]
                 raise WorkerLostError(

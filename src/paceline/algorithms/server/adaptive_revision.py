@@ -76,7 +76,9 @@ class _EchoApplier(Applier):
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
         if echo is None:
-            raise ValueError("adaptive-revision with revision_state=echo needs back what was read with the parameters")
+            raise ValueError(
+                "adaptive-revision(revision_state=echo) needs the state that the worker read with the parameters"
+            )
         self._revise(x, gradient, echo, learning_rate)
 
     def _revise(self, x: Tensor, gradient: Tensor, G_read: Tensor, learning_rate: float) -> None:
@@ -122,7 +124,9 @@ class _SnapshotApplier(_EchoApplier):
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
         if not self.accepts(info):
-            raise ValueError(f"worker {info.worker_id} has not read version {info.version_read}, or too long ago")
+            raise ValueError(
+                f"worker {info.worker_id} has never read version {info.version_read}, or read it too long ago"
+            )
         self._revise(x, gradient, self._G_at[info.version_read], learning_rate)
         versions = self._versions_of[info.worker_id]  # a worker answers its reads in order, so older ones can go
         self._keep(info.worker_id, [one for one in versions if one >= info.version_read])

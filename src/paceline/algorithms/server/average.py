@@ -37,7 +37,7 @@ class MovingAverage:
 
     def __init__(self, x: Tensor, decay: float = 0.9999, *, at: Tensor | None = None, warm_up: bool = True) -> None:
         if not (0 <= decay < 1 and math.isfinite(decay)):
-            raise ValueError(f"decay is from 0 up to, but not including, 1, not {decay}")
+            raise ValueError(f"decay must be at least 0 and below 1, not {decay}")
         self.x = x.detach().to(sum_type(x.dtype), copy=True) if at is None else at.copy_(x)
         self._decay, self._warm_up = decay, warm_up
         self._updates = torch.zeros((), dtype=torch.int64)

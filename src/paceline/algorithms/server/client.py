@@ -92,7 +92,7 @@ class Client:
         if settings != self._settings:
             if self._settings is not None and settings.name != self._settings.name:
                 raise UsageError(
-                    f"A server cannot go on with {settings.name} in place of {self._settings.name}: begin a new run."
+                    f"A server cannot continue with {settings.name} instead of {self._settings.name}: start a new run."
                 )
             if self._settings is None:
                 self._state = state
@@ -221,7 +221,7 @@ class Client:
 
     def _lost(self, shard: int, why: str) -> WorkerLostError:
         return WorkerLostError(
-            f"Shard {shard} of the parameter server has left ({why}) and no other process took its place."
+            f"Shard {shard} of the parameter server has left ({why}) and no other process replaced it."
         )
 
     def _send(self, shard: int, message: Message) -> None:

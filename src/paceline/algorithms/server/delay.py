@@ -101,8 +101,8 @@ class RecordedDelay(Delay):
         super().__post_init__()
         if not re.fullmatch(r"[0-9]+(_[0-9]+)*", self.delays):
             raise ValueError(
-                f"delays are whole numbers with '_' between them, as 0_3_1, not '{self.delays[:80]}'; from a list in Python:"
-                " RecordedDelay.of([0, 3, 1])"
+                f"delays must be whole numbers joined by '_', such as 0_3_1, not '{self.delays[:80]}'; from a list in "
+                "Python: RecordedDelay.of([0, 3, 1])"
             )
         for one in self._delays:
             COUNT_FROM_0.check("Each of the delays", one)

@@ -41,7 +41,9 @@ class Delayed(ApplyRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.rule, AdaptiveRevision) and not self.rule.echoes:
-            raise ValueError("a gradient on hold would outlive the server's snapshots: take revision_state=echo")
+            raise ValueError(
+                "the server would drop its snapshot before it applies the delayed gradient: use revision_state=echo"
+            )
 
     @property
     def default_learning_rate(self) -> float | None:

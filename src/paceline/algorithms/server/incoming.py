@@ -67,7 +67,7 @@ def read_choice(received: Received, num_workers: int) -> tuple[int, ...]:
         raise MalformedMessageError(sender, message, "without workers' ids")
     workers = tuple(x.tolist())
     if not all(0 <= one < num_workers for one in workers) or len(set(workers)) < len(workers):
-        raise MalformedMessageError(sender, message, "with ids that are no workers'")
+        raise MalformedMessageError(sender, message, "with ids that belong to no worker")
     return workers
 
 
@@ -90,7 +90,9 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
         settings = OptimizerSettings.from_tensor(message.x)
         settings.check(ranges[-1][1] or MOST)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise MalformedMessageError(sender, message, f"with bytes that are no optimizer's ({error})") from None
+        raise MalformedMessageError(
+            sender, message, f"with bytes that do not describe an optimizer ({error})"
+        ) from None
     others = known.get(sender) or next(iter(known.values()), settings)
     if (settings.name, len(settings.groups)) != (others.name, len(others.groups)):
         if sender in known:
@@ -114,4 +116,4 @@ def read_state(received: Received, x: Tensor) -> dict[str, Tensor]:
             raise ValueError("no bytes")
         return state_from_bytes(message.x, x)
     except ValueError as error:
-        raise MalformedMessageError(sender, message, f"with what is no optimizer's state ({error})") from None
+        raise MalformedMessageError(sender, message, f"with an invalid optimizer state ({error})") from None

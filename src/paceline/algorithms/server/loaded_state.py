@@ -25,5 +25,5 @@ def state_from_bytes(sent: Tensor, x: Tensor) -> dict[str, Tensor]:
     state = tensors_from_bytes(sent.numpy().tobytes())
     for key, value in state.items():
         if value.shape not in ((), x.shape):
-            raise ValueError(f"{key!r}, which is no state of {len(x):,} parameters")
+            raise ValueError(f"{key!r}, which does not fit {len(x):,} parameters")
     return {key: value.to(x.device) for key, value in state.items()}

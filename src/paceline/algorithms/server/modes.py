@@ -73,15 +73,16 @@ class Mode:
         if self.one_server and num_shards > 1:
             name = type(self).__name__.lower()
             raise UsageError(
-                f"mode={name} goes by the order in which gradients come, which differs from shard to shard: take shards=1."
+                f"mode={name} depends on the order in which gradients arrive, which differs from shard to shard: use "
+                "shards=1."
             )
 
     def check_copies(self) -> None:
         """Refuses a second copy of a shard where it could not make the same updates."""
         if self.one_server or self.follows_times:
             raise UsageError(
-                "The second copy of a shard hears of updates, not of what they were made from: leave out durability=replica,"
-                " or take sync, bounded, or async without a rate."
+                "The second copy of a shard receives updates, but not the gradients behind them: leave out "
+                "durability=replica, or use sync, bounded, or async without a rate."
             )
 
     def check_workers(self, num_workers: int) -> None:

@@ -42,8 +42,8 @@ class PushCodec:
         self._has_warned = False
         if ports.incarnation and codec.remembers:
             warnings.warn(
-                f"Worker {ports.worker_id} replaces a dead worker: the part of its gradients that the dead worker's codec had"
-                " held back is lost.",
+                f"Worker {ports.worker_id} replaces a dead worker: the error-feedback memory of the dead worker's "
+                "codec is lost.",
                 stacklevel=2,
             )
         storage = ports.storage
@@ -100,8 +100,9 @@ class PushCodec:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"A gradient of worker {self._ports.worker_id} is not finite: zeros are sent in its place, and what its codec"
-                " remembers is as it was. Lower the learning rate or clip, if it happens again: this is said once.",
+                f"A gradient of worker {self._ports.worker_id} is not finite: zeros are sent instead, and its codec's "
+                "memory stays unchanged. If it happens again, lower the learning rate or clip gradients. This warning "
+                "appears once.",
                 NotFiniteWarning,
                 stacklevel=2,
             )
@@ -117,7 +118,7 @@ class PushCodec:
             return
         if state.get("codec") != repr(self._codec) or state.get("ranges") != [list(one) for one in self._ranges]:
             warnings.warn(
-                "The checkpoint is of another codec or of other shards: what was kept back of gradients is left out.",
+                "The checkpoint was written with another codec or other shards: its error-feedback memory is ignored.",
                 stacklevel=2,
             )
             return

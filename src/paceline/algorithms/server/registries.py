@@ -70,5 +70,7 @@ def delay_spec(wanted: int | str) -> str:
     except ValueError:
         return delay_registry.spec(delay_registry.build(text))
     if updates_late < 0:
-        raise UsageError(f"Staleness to inject is 0 updates or more, not {updates_late}: leave it out for none.")
+        raise UsageError(
+            f"The staleness to inject must be 0 updates or more, not {updates_late}: leave it out to inject none."
+        )
     return delay_registry.spec(ConstantDelay(updates_late=updates_late))

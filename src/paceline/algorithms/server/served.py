@@ -33,7 +33,7 @@ class Served(Algorithm):
     @property
     def server_rule(self) -> ApplyRule:
         """The rule by which servers apply gradients. Checkpoints include its state."""
-        raise TypeError(f"{type(self).__name__} must say by which rule its servers apply gradients")
+        raise TypeError(f"{type(self).__name__} must define the rule by which its servers apply gradients")
 
     @property
     def pushes_by(self) -> Codec:

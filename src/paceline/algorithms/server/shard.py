@@ -389,7 +389,7 @@ class Shard:
             self._leave(peer)
         elif self._rules.on_death == "fail":
             raise WorkerLostError(
-                f"Step {self._shared.version}: worker {peer} has left ({reason}), and on_death=fail ends the run then."
+                f"Step {self._shared.version}: worker {peer} has left ({reason}), and on_death=fail ends the run."
             )
 
     def _back(self, peer: int) -> None:

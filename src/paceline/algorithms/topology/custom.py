@@ -41,9 +41,7 @@ class Custom(Topology):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _LINKS.fullmatch(self.links):
-            raise UsageError(
-                f"A graph is written as edges between worker ids, such as 0-1_1-2, not '{self.links[:80]}'."
-            )
+            raise UsageError(f"A graph must be edges between worker ids, such as 0-1_1-2, not '{self.links[:80]}'.")
         pairs = [link.split("-") for link in self.links.split("_")]
         edges = sorted({(min(pair), max(pair)) for pair in ((int(one), int(other)) for one, other in pairs)})
         for one, other in edges:
@@ -69,8 +67,8 @@ class Custom(Topology):
         is_graph = hasattr(graph, "nodes") and callable(getattr(graph, "edges", None))
         if is_graph and graph.is_directed():
             raise UsageError(
-                "A directed graph need not have a doubly stochastic mixing matrix: use graph.to_undirected(), or "
-                "topology=exponential for a directed one that has."
+                "A directed graph may have no doubly stochastic mixing matrix: use graph.to_undirected(), or "
+                "topology=exponential, which is directed and has one."
             )
         edges = [_worker_ids(edge) for edge in (graph.edges() if is_graph else graph)]
         if not edges:
@@ -111,11 +109,11 @@ def _worker_ids(edge: Iterable[Any]) -> tuple[int, int]:
         one, other = (operator.index(node) for node in edge)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"An edge joins two worker ids, which {edge!r} does not: relabel the nodes, as with "
+            f"Edge {edge!r} does not join two worker ids: relabel the nodes, for example with "
             "networkx.convert_node_labels_to_integers(graph)."
         ) from error
     if one < 0 or other < 0:
-        raise UsageError(f"Worker ids count from 0, which edge {edge!r} does not: relabel the nodes.")
+        raise UsageError(f"Worker ids start at 0, but edge {edge!r} has a negative one: relabel the nodes.")
     return one, other
 
 
