@@ -290,7 +290,9 @@ def test_refused_in_a_sentence(spec, says):
 
 
 def test_more_fragments_than_tensors():
-    with pytest.raises(pl.UsageError, match="A model of 4 parameter tensors cannot be split into 5 fragments: write fragments=4"):
+    with pytest.raises(
+        pl.UsageError, match="A model of 4 parameter tensors cannot be split into 5 fragments: write fragments=4"
+    ):
         pl.simulate(Loop(20), workers=2, algorithm="diloco(period=10, fragments=5)")
 
 

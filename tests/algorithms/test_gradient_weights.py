@@ -232,7 +232,7 @@ def test_one_of_several_optimizers_is_enough_to_be_refused():
         with pl.attach(model, own):
             pass
 
-    with pytest.raises(pl.UsageError, match="of AdamW are not in proportion"):
+    with pytest.raises(pl.UsageError, match="of AdamW do not scale"):
         pl.simulate(loop, workers=2, algorithm="hogwild(step_size=inverse)")
 
 

@@ -43,7 +43,7 @@ def test_numbers_of_numpy_are_numbers():
 
 @pytest.mark.parametrize("faults", [{}, {"kill": 1}, []])
 def test_faults_are_a_script(faults):
-    with pytest.raises(pl.UsageError, match=r"faults must be a script as pl\.Faults\(\)\.kill"):
+    with pytest.raises(pl.UsageError, match=r"faults must be a script such as pl\.Faults\(\)\.kill"):
         pl.simulate(lambda: None, workers=2, faults=faults)
     with pytest.raises(pl.UsageError, match="faults must be a script"):
         pl.simulate_task(pl.TrainConfig(algorithm="parameter-server", steps=1), faults=faults)

@@ -97,6 +97,6 @@ def test_a_placement_needs_sockets_to_place_on(run):
     result = run("simulate", "--placement", "interleave", "--timing-only", "--steps", "1")
     assert result.exit_code == 2
     assert (
-        result.stderr
-        == "paceline: --placement needs a machine with sockets: add [sockets] to a cluster file and pass it with --cluster FILE.\n"
+        result.stderr == "paceline: --placement needs a machine with sockets: "
+        "add [sockets] to a cluster file and pass it with --cluster FILE.\n"
     )

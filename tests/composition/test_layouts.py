@@ -151,7 +151,7 @@ def refused(one):
     if one.scaler:
         return "leave out GradScaler|nor scale them with GradScaler"
     if one.optimizer == "adagrad":
-        return "the optimizer begins without state"  # its sums do not begin at nothing
+        return "the optimizer must start without state"  # its sums do not begin at nothing
     if one.clip is not None and "sharded" in one.algorithm and one.replicas > 1:
         return "sees its own part of the mean gradient only"
     return None

@@ -200,8 +200,8 @@ def test_specs_of_codecs_read_back(codec):
     ("qsgd(bits=0)", "bits of QSGD must be from 2 to 8, not 0"), ("qsgd(bits=40)", "from 2 to 8, not 40"),
     ("qsgd(bucket=12)", "multiple of 8"), ("power(rank=0)", "rank of Power must be 1 or more, not 0"),
     ("power(rank=5000)", "at most 1,024"),
-    ("dq(target_bits=4, target_error=1)", "not to both"), ("dq(target_bits=9)", "from min_bits to max_bits, 2 to 8, not 9"),
-    ("dq(min_bits=6, max_bits=3)", "is above its max_bits"), ("dq(alpha=0.99)", "total_steps"), ("top-k(fraction=2)", "fraction"),
+    ("dq(target_bits=4, target_error=1)", "not both"), ("dq(target_bits=9)", "from min_bits to max_bits, 2 to 8, not 9"),
+    ("dq(min_bits=6, max_bits=3)", "above its max_bits"), ("dq(alpha=0.99)", "total_steps"), ("top-k(fraction=2)", "fraction"),
 ])  # fmt: skip
 def test_what_no_codec_can_be_is_one_sentence(spec, said):
     with pytest.raises(ValueError, match=said) as refused:

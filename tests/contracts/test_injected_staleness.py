@@ -213,7 +213,10 @@ BAD = [
     ({"staleness_ramp_epochs": 3}, "needs staleness to inject: add --inject-staleness"),
     ({"inject_staleness": 3, "staleness_ramp_epochs": 0}, "staleness_ramp_epochs must be a number above 0, not 0"),
     ({"inject_staleness": 3, "staleness_ramp_epochs": float("nan")}, "must be a number above 0, not nan"),
-    ({"inject_staleness": "constant(updates_late=2, ramp_updates=9)", "staleness_ramp_epochs": 1}, "a ramp of its own"),
+    (
+        {"inject_staleness": "constant(updates_late=2, ramp_updates=9)", "staleness_ramp_epochs": 1},
+        "already has a ramp",
+    ),
     ({"algorithm": "sequential(delay=constant(updates_late=2))", "inject_staleness": 2}, "already has a delay"),
     (
         {"algorithm": "parameter-server(apply=adaptive-revision(revision_state=snapshot))", "inject_staleness": 2},

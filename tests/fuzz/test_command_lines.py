@@ -24,7 +24,7 @@ SOAK_LIMIT_S = 30.0
 LONG = 20 * "9"
 NESTED = 3000 * "["
 NAMED = [
-    ("train --out /dev/null/x", "--out /dev/null/x cannot be made: /dev/null is no folder"),
+    ("train --out /dev/null/x", "--out /dev/null/x cannot be made: /dev/null is not a folder"),
     (f"train --workers {LONG}", "--workers must be at most 1,000,000,000,000,000"),
     ("train --workers 100000", "workers must be at most 32,766, not 100000"),
     ("train --workers 30000", "For 30,000 workers"),  # memory, or on a machine that has 1.1 TiB, file descriptors
@@ -39,15 +39,15 @@ NAMED = [
     ("train --optimizer muon --backend threads", "ptimizer 'muon' "),  # for matrices only, or older PyTorch has none
     ("train --task tiny.py:empty", "its test set is empty; give it at least one sample"),
     ("train --task tiny.py:fails", "ValueError: \\x1b[31mred."),
-    ("train --task pipe.py:make", "Task file pipe.py is no file"),
+    ("train --task pipe.py:make", "Task file pipe.py is not a file"),
     (f"train --data {300 * 'x'}", "File name too long; choose another place."),
     ("compare --repeats 1000000", "--repeats must be at most 10,000, not 1000000"),
     ("compare --repeats 10000 --workers 1,2", "The number of runs must be at most 10,000, not 60000"),
     ("compare --out /proc/x", "cannot be made"),
     ("simulate --workers 999999999", "workers of Cluster must be at most 10,000,000, not 999999999"),
     ("simulate --workers 9999999", "9,999,999 simulated workers and servers, about "),
-    ("simulate --cluster deep.json", "deep.json is no valid JSON: "),
-    ("simulate --cluster deep.toml", "deep.toml is no valid TOML: "),
+    ("simulate --cluster deep.json", "deep.json is not valid JSON: "),
+    ("simulate --cluster deep.toml", "deep.toml is not valid TOML: "),
     ("simulate --cluster odd.toml", "unknown name 'wor\\x1b[31mkers'. Did you mean 'workers'?"),
     ("simulate --timing-only --parameters 1000000000000000", "--parameters must be at most 1,000,000,000,000"),
     ("launch script.py:go --limit 1e308", "--limit must be at most 1e9, not 1e+308: that is 30 years"),

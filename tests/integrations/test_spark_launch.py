@@ -183,7 +183,7 @@ def test_too_few_slots_are_said_before_anything_starts(frame, monkeypatch):
 def test_a_task_without_rows_is_said(frame):
     sentence = refused(frame.where("label < 0"), trained_for(1, 0.1, 16))
     assert re.fullmatch(
-        r"The training failed, first in partition [01]: it has no row, and each of the 2 workers needs some: give"
+        r"The training failed, first in partition [01]: it has no rows, but each of the 2 workers needs some: use"
         r" data\.repartition\(2\), or fewer workers\.",
         sentence,
     )

@@ -62,7 +62,7 @@ def test_rows_that_are_not_there_are_refused(rows):
         rows[[3, -1]]
     with pytest.raises(IndexError, match="no row 8"):
         rows[[8, 3]]
-    with pytest.raises(UsageError, match="rows\[\[\]\] asks for a batch without rows"):
+    with pytest.raises(UsageError, match=r"rows\[\[\]\] asks for a batch without rows"):
         rows[[]]
 
 
@@ -127,7 +127,9 @@ def test_events_that_are_gone_are_said(join_point, monkeypatch):
         return 0
 
     monkeypatch.setattr(spark_worker, "_run", ends)
-    with pytest.raises(PacelineError, match=r"partition 0: the worker's events-1\.jsonl is gone: make sure that nothing deletes"):
+    with pytest.raises(
+        PacelineError, match=r"partition 0: the worker's events-1\.jsonl is gone: make sure that nothing deletes"
+    ):
         task.run(batches(3))
     assert "events-1.jsonl" in first_told(join_point, 2, "raised")
 

@@ -295,7 +295,7 @@ def test_a_closure_on_some_workers_only_is_refused():
                     (model(x) - y).square().mean().backward()
                     optimizer.step()
 
-    with pytest.raises(pl.UsageError, match="gave step\\(\\) a closure and others' did not"):
+    with pytest.raises(pl.UsageError, match=r"passed step\(\) a closure and others did not"):
         pl.simulate(body, workers=2, algorithm="lockstep")
 
 

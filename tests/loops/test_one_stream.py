@@ -214,7 +214,7 @@ def test_a_worker_without_own_data_is_refused_in_lockstep(has_length):
         own = [(HELD_OUT[:4], torch.arange(4))] * (2 * own_id())
         yield worker.batches(own if has_length else iter(own), own=True)
 
-    with pytest.raises(pl.UsageError, match=r"loader has no batches, and other workers' have some"):
+    with pytest.raises(pl.UsageError, match=r"loader has no batches, but other workers' have some"):
         seen_by("all-reduce", epochs)
 
 

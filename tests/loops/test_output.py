@@ -211,7 +211,7 @@ def pickled_by_pytorch(value):
 def test_what_others_have_put_into_the_store_is_not_unpickled(put):
     store = torch.distributed.HashStore()
     store.set("sum/1/1", put.hex())
-    with pytest.raises(pl.UsageError, match="something else writes where this run's workers meet"):
+    with pytest.raises(pl.UsageError, match="something else writes to this run's store"):
         StoreGatherer(store, 0, 2, deadline_s=60.0).gather(1.0)
 
 

@@ -83,7 +83,7 @@ def test_a_worker_without_a_batch_steps_with_all_of_them(algorithm):
 @pytest.mark.parametrize("algorithm", TAKE_ONE)
 def test_elsewhere_they_are_refused_by_name(algorithm):
     model, _ = made()
-    with pytest.raises(pl.UsageError, match=r"takes one optimizer, and attach was given 2: choose hogwild") as raised:
+    with pytest.raises(pl.UsageError, match=r"takes one optimizer, but attach was given 2: choose hogwild") as raised:
         pl.simulate(lambda: pl.attach(model, halves(model)), workers=1, algorithm=algorithm)
     assert str(raised.value).startswith(algorithm.partition("(")[0])
 

@@ -226,7 +226,7 @@ class IterableDatasetShard(IterableDataset):
 
 
 def test_a_prepared_stream_s_parts_are_refused():
-    with pytest.raises(pl.UsageError, match="Both IterableDatasetShard and worker.batches divide the data"):
+    with pytest.raises(pl.UsageError, match=r"Both IterableDatasetShard and worker\.batches divide the data"):
         pl.simulate(loop_with(plain, [], lambda: DataLoader(IterableDatasetShard())), workers=2, algorithm="hogwild")
 
 

@@ -71,7 +71,7 @@ def test_a_checkpoint_that_lacks_a_workers_part_is_refused(tmp_path):
     number, _, _ = about.pop("number"), about.pop("workers"), about.pop("sha256_of_this", None)
     (newest / "complete.json").unlink()
     assert checkpoint_files.complete(newest.parent, number, [0], about)
-    with pytest.raises(pl.UsageError, match=r"lacks b\.0\.\w+ of this model, as a worker's part of it is not there"):
+    with pytest.raises(pl.UsageError, match=r"lacks b\.0\.\w+ of this model, because a worker's part is missing"):
         placed(name, planned(name, 2), tmp_path, resume=folder, loop={"epochs": 4})
 
 

@@ -81,7 +81,7 @@ class WithoutBuffers(TwoTowers):
 def test_micro_batches_that_change_what_a_model_computes_are_refused(make):
     throughput = {"objective": "throughput", "microbatches": 3}
     with pytest.raises(
-        pl.UsageError, match=f"{make.__name__} makes something else of a batch than of its micro-batches"
+        pl.UsageError, match=f"{make.__name__} computes a different result from a batch than from its micro-batches"
     ):
         pl.place(make(), example(), repeats=1, force=True, **throughput)
 

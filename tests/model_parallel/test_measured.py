@@ -49,7 +49,7 @@ def test_a_folder_without_times_and_options_beside_a_plan_are_refused(tmp_path):
     with pytest.raises(pl.UsageError, match="holds no times of a placed run: give launch out="):
         read_measured(tmp_path)
     (tmp_path / "placed-0.json").write_text('{"paceline_placed": 1}')
-    with pytest.raises(pl.UsageError, match="that can be read"):
+    with pytest.raises(pl.UsageError, match="no readable times"):
         read_measured(tmp_path)
     result = CliRunner().invoke(app, ["place", str(tmp_path), "--slow", "1:3"])
     assert result.exit_code == 2

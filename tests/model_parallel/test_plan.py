@@ -59,9 +59,9 @@ def test_recursion_without_an_end_is_refused(model, words):
     ("options", "words"),
     [
         ({"pins": {"tower": 0}}, "no module or operation 'tower' to pin"),
-        ({"pins": {"a": 5}}, r"a is to be on device 5, and there are 2"),
+        ({"pins": {"a": 5}}, r"a is pinned to device 5, but there are 2"),
         ({"pins": {"a": 0, "a.0": 1}}, "The pins a: 0 and a.0: 1 conflict"),
-        ({"pins": {"a": "gpu"}}, "device of kind 'gpu', and there are only: cpu"),
+        ({"pins": {"a": "gpu"}}, "device of kind 'gpu', but there are only: cpu"),
         (
             {"pins": {"a": 0, "b": 1}, "together": [("a", "b")]},
             r"on device 0 and b_0 on device 1|both must be on one device",
@@ -93,7 +93,7 @@ def test_an_example_that_does_not_fit_is_refused():
 
 def test_other_shapes_other_models_and_other_workers_are_refused():
     plan = planned("two towers", 2)
-    with pytest.raises(pl.UsageError, match="of another model"):
+    with pytest.raises(pl.UsageError, match="belongs to another model"):
         plan.part(made("skips"), worker=0)
     with pytest.raises(pl.UsageError, match="no worker 2"):
         plan.part(made("two towers"), worker=2)

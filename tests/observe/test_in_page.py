@@ -39,5 +39,5 @@ def test_outside_a_notebook_one_sentence_says_what_to_do_instead():
 
 def test_without_cloudpickle_a_prompts_function_is_refused_with_the_extra():
     done = subprocess.run([sys.executable, "-c", AT_A_PROMPT], capture_output=True, text=True, timeout=AGAINST_HANGS_S)
-    assert "pip install 'paceline[notebook]', with which it is sent by value" in done.stdout, done.stderr
+    assert "pip install 'paceline[notebook]', which sends it by value" in done.stdout, done.stderr
     assert done.stderr == ""

@@ -135,7 +135,7 @@ LAUNCH = ["-m", "paceline", "launch", "--workers", "2"]
     [
         ("unknown_algorithm", "Did you mean 'hogwild'"),
         ("chosen_by_the_loss", "LBFGS chooses its steps by the loss"),
-        ("several", "takes one optimizer, and attach was given 2"),
+        ("several", "takes one optimizer, but attach was given 2"),
         ("by_hand", "never called optimizer.step()"),
         ("by_another_optimizer", "steps a SGD that attach was not given"),
         ("by_worker_0_alone", "steps a SGD that attach was not given"),

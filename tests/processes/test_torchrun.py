@@ -145,7 +145,7 @@ def test_all_begin_with_worker_0s_state_frozen_parameters_and_all_buffers_includ
 
 def test_optimizer_state_of_worker_0_alone_is_refused_in_lockstep():
     for result in run("loads_its_optimizer_on_worker_0", 2).values():
-        assert "optimizer of worker 1 begins with another state than worker 0's" in refusal(result)
+        assert "optimizer of worker 1 begins with a different state than worker 0's" in refusal(result)
 
 
 def test_ad_psgd_on_a_device_ends_with_one_model():
@@ -278,7 +278,7 @@ def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, dev
 
 def test_checkpoints_of_an_algorithm_without_rounds_are_refused(tmp_path):
     results = run("train", 2, PACELINE_ALGORITHM="ad-psgd", PACELINE_CHECKPOINT=str(tmp_path))
-    assert "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds" in refusal(results[0])
+    assert "PACELINE_CHECKPOINT needs an algorithm that trains in rounds" in refusal(results[0])
 
 
 @pytest.mark.parametrize(

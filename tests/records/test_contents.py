@@ -191,7 +191,7 @@ def test_what_no_run_writes_is_refused_also_with_a_right_checksum(name, changed,
         if name == "worker-0.pt"
         else (lambda: checkpoint.load_parameters(newest))
     )
-    with pytest.raises(pl.UsageError, match=rf"{name} holds what no run writes"):
+    with pytest.raises(pl.UsageError, match=rf"{name} holds a value that no run writes"):
         load()
 
 

@@ -82,7 +82,7 @@ def test_a_shared_file_with_somebody_elses_lines_is_refused(tmp_path, few_files,
     file = tmp_path / "events-0-3.jsonl"
     file.write_text(file.read_text().replace(written, instead))
     with pytest.raises(
-        UsageError, match=r"events-0-3\.jsonl: its lines are not those of workers 0 to 3 in their order"
+        UsageError, match=r"events-0-3\.jsonl: its lines must be those of workers 0 to 3, in this order"
     ):
         RunData.load(tmp_path)
 
@@ -90,7 +90,7 @@ def test_a_shared_file_with_somebody_elses_lines_is_refused(tmp_path, few_files,
 def test_a_worker_with_events_in_two_files_is_refused(tmp_path, few_files):
     make_run(workers=4, steps=5).save(tmp_path)
     write_events(tmp_path / "events-2.jsonl", make_run(workers=4, steps=5).records[2])
-    with pytest.raises(UsageError, match="another file has events of worker 2, too"):
+    with pytest.raises(UsageError, match="another file also has events of worker 2"):
         RunData.load(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_shared_file_that_was_cut_short_is_refused(tmp_path, few_files):
     make_run(workers=4, steps=5).save(tmp_path)
     file = tmp_path / "events-0-3.jsonl"
     file.write_text(file.read_text()[:-300])
-    with pytest.raises(UsageError, match=r"events-0-3\.jsonl: its lines are not those .* or not all"):
+    with pytest.raises(UsageError, match=r"events-0-3\.jsonl: its lines must be those"):
         RunData.load(tmp_path)
 
 

@@ -128,7 +128,7 @@ def test_a_configuration_without_one_of_its_fields_is_refused(run):
             kept = {key: value for key, value in config.items() if key != name}
             (folder / "config.json").write_text(json.dumps(kept | changed))
             with pytest.raises(
-                pl.UsageError, match=r"config\.json is damaged, .*: its checksum does not fit what it says"
+                pl.UsageError, match=r"config\.json is damaged, .*: its checksum does not match its contents"
             ):
                 EarlierPart.of(folder)
 
@@ -147,7 +147,9 @@ def test_the_events_of_two_runs_are_refused(algorithm, run):
     """As two runs left them that were resumed in one folder at once, before folders were locked."""
     folder = run(algorithm)
     change(folder, 0, lambda lines: [*lines, lines[-1].replace('"batch": ', '"batch": 1')])
-    with pytest.raises(pl.UsageError, match=r"has the events of two runs, as its update \d+ was made twice: start"):
+    with pytest.raises(
+        pl.UsageError, match=r"has the events of two runs, because its update \d+ was made twice: start"
+    ):
         EarlierPart.of(folder)
 
 
@@ -166,7 +168,7 @@ def test_a_spool_and_final_events_are_put_together(run):
         assert np.array_equal(found.run.records[worker]["applied_version"], rows["applied_version"])
         np.testing.assert_allclose(found.run.records[worker]["ended_s"], rows["ended_s"], atol=1e-6)
     (folder / "events-1.bin").write_bytes(np.full(400, 255, np.uint8).tobytes())
-    with pytest.raises(pl.UsageError, match=r"events-1\.bin, event 1: it holds what no run writes"):
+    with pytest.raises(pl.UsageError, match=r"events-1\.bin, event 1: it holds a value that no run writes"):
         EarlierPart.of(folder)
 
 
@@ -197,7 +199,7 @@ def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
     folder = run("leashed")
     newest = checkpoint_files.newest(folder / "checkpoint")
     write_checked(newest / "complete.json", checkpoint_files.describe(newest) | changed)
-    with pytest.raises(pl.UsageError, match=r"complete\.json lacks what a run to go on with must say"):
+    with pytest.raises(pl.UsageError, match=r"complete\.json lacks an entry that resuming needs"):
         EarlierPart.of(folder)
 
 
@@ -205,7 +207,7 @@ def test_what_no_run_says_is_refused_also_with_a_right_checksum(changed, run):
 def test_an_algorithm_that_there_is_not(algorithm, run):
     folder = run("leashed")
     rewrite_json(folder / "config.json", algorithm=algorithm)
-    with pytest.raises(pl.UsageError, match=r"config\.json names no algorithm that there is"):
+    with pytest.raises(pl.UsageError, match=r"config\.json names an unknown algorithm"):
         EarlierPart.of(folder)
 
 
@@ -261,5 +263,5 @@ def test_a_version_without_end_needs_no_memory(version, run):
     if version < 2**53:
         assert EarlierPart.of(folder).run.result["records_lost"] == version - 40
     else:
-        with pytest.raises(pl.UsageError, match=r"parameters\.pt holds what no run writes"):
+        with pytest.raises(pl.UsageError, match=r"parameters\.pt holds a value that no run writes"):
             EarlierPart.of(folder)

@@ -66,7 +66,7 @@ def test_the_run_and_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("train", "goal", "says"),
     [
-        (Loop(1), {"target_accuracy": 0.5}, "can be evaluated"),
+        (Loop(1), {"target_accuracy": 0.5}, "needs a way to evaluate the loop"),
         (bool, {}, "bool never called paceline.attach"),
         (Loop(1), {"algorithm": "diloco(fragments=99)"}, "write fragments=2 or less"),
     ],

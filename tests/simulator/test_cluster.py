@@ -58,7 +58,7 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("compute_s = 'pareto(shape=1.0)'", "shape of Pareto must be a number above 1, not 1.0"),
         ("workers = 2\n[slow]\n2 = 10", "Worker 2 cannot be slow"),
         ("[slow]\nfirst = 10", "maps workers to factors"),
-        ("workers", "no valid TOML"),
+        ("workers", "not valid TOML"),
         ("latency_us = 50", "unknown name 'latency_us'. Did you mean 'latency_s'?"),
         ("bandwidth_gbit_per_s = 10", "Did you mean 'bandwidth_bytes_per_s'?"),
         ("switch_bytes_per_s = 0", "switch_bytes_per_s of Cluster must be 0.001 or more, not 0"),
@@ -67,7 +67,7 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("workers = 2\n[slow_link]\n'0-2' = 10", "Link 0-2 cannot be slow"),
         ("workers = 2\n[slow_link]\n'1-1' = 10", "Link 1-1 cannot be slow"),
         ("[slow_link]\nfirst = 10", "maps links to factors"),
-        ("[codecs]\nqsgd = 1e9", "maps codecs to bytes coded and decoded in a second, as qsgd = "),
+        ("[codecs]\nqsgd = 1e9", "maps codecs to the bytes that they encode and decode per second, such as qsgd = "),
         ("[codecs]\nqsdg = [1e9, 2e9]", "Unknown codec 'qsdg'. Did you mean 'qsgd'"),
         ("[codecs]\npower = [1e9, 2e9]", "The speed of codec power cannot be measured: leave it out"),
         ("[codecs]\nqsgd = [0, 2e9]", "What qsgd codes in a second must be"),
@@ -78,8 +78,8 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("[sockets]\ncores = 1.5", "cores of Sockets must be a whole number, not 1.5"),
         ("[sockets]\nused = 3", "sockets.used is 3, but there are 2 sockets"),
         ("[sockets]\nremote_factor = 0.5", "remote_factor of Sockets must be 1 or more, not 0.5"),
-        ("[sockets]\ngradient_bytes = 2e8", "in compute_s one core moves 1e+08 bytes"),
-        ("sockets = 2", "'sockets' is a table, as count = 2 under [sockets]"),
+        ("[sockets]\ngradient_bytes = 2e8", "one core moves only 1e+08 bytes in compute_s"),
+        ("sockets = 2", "'sockets' is a table, such as count = 2 under [sockets]"),
     ],
 )
 def test_refused_files(refusal, text, says):

@@ -399,13 +399,13 @@ def test_a_collective_without_a_lost_worker_fails_with_its_name():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Faults().kill(worker=1), "give one of step and at_s"),
-        (lambda: Faults().kill(worker=1, step=3, at_s=1.0), "give one of step and at_s"),
+        (lambda: Faults().kill(worker=1), "give either step or at_s"),
+        (lambda: Faults().kill(worker=1, step=3, at_s=1.0), "give either step or at_s"),
         (lambda: Faults().kill(worker=1, step=0), "step of kill must be 1 or more"),
         (lambda: Faults().slow(worker=1, factor=0, step=1), "factor of slow must be a number above 0"),
         (lambda: Faults().pause(worker=1, at_s=-1.0, for_s=1.0), "at_s of pause must be 0 or more"),
         (lambda: Faults().drop_link(1, 1, at_s=1.0), "to itself"),
-        (lambda: Faults().kill(worker=4, step=1).check(4), "4 workers count from 0 to 3"),
+        (lambda: Faults().kill(worker=4, step=1).check(4), "4 workers are numbered from 0 to 3"),
     ],
 )
 def test_refused_faults(make, says):

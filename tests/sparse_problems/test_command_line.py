@@ -203,5 +203,5 @@ def test_files_larger_than_memory_are_refused_with_what_they_need(run, tmp_path,
     for name in ("large.npz", "large.svm", "large.csv"):
         result = run("fit", tmp_path / name)
         assert result.exit_code == 2
-        assert "of memory are needed, and 16.0 MiB are available" in result.stderr
+        assert "of memory are needed, but only 16.0 MiB are available" in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1

@@ -44,7 +44,7 @@ def test_a_loop_of_a_file_can_be_sent_to_another_folder(file, monkeypatch):
         ("missing.py:train", "missing.py does not exist; check the path in path/to/file.py:function"),
         ("missing.py", "write missing.py:function"),
         ("missing.py:", "write missing.py:function"),
-        ("mnist-mlp", "'mnist-mlp' names no training function of a file"),
+        ("mnist-mlp", "'mnist-mlp' does not name a training function in a file"),
         ("{file}:trian", "no function 'trian'; it defines train, needs, fails"),
         ("{file}:needs", "is called without arguments (missing a required argument: 'epochs')"),
     ],

@@ -123,8 +123,8 @@ WRONG = {
     "[design]\nkind = 'optuna'\ntrials = 3": "add measure",
     "[design]\nkind = 'optuna'\ntrials = 3\nmeasure = 'time_to_7_s'": "none of the targets 75, 50",
     "backend = 'simulator'\ntiming_only = true\nparameters = 0": "parameters of Study must be 1 or more",
-    "[baseline]\nworkers = 1": "'workers' is no factor",
-    "name = ": "no valid TOML",
+    "[baseline]\nworkers = 1": "'workers' is not a factor",
+    "name = ": "not valid TOML",
     "backend = 'simulator'\ncluster = 'nowhere.toml'": "does not exist",
 }
 

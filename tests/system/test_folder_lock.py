@@ -96,7 +96,7 @@ def test_readers_share_and_writers_do_not(tmp_path):
 def test_what_a_run_may_be_written_into(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").touch()
-    not_empty = pytest.raises(pl.UsageError, match=r"old is not empty: choose another `out`, or go on with that run by")
+    not_empty = pytest.raises(pl.UsageError, match=r"old is not empty: choose another `out`, or continue that run with")
     with not_empty, run_folder(tmp_path / "old"):
         pass
     with run_folder(tmp_path / "old", tmp_path / "old"), run_folder(None):

@@ -248,7 +248,7 @@ def test_cluster_files(thorough, monkeypatch, tmp_path):
 
 def test_what_is_no_file_stays_what_it_is(tmp_path):
     for path in (tmp_path, Path("/dev/null")):
-        with pytest.raises(NotWrittenError, match="is no file but a folder, a device or the like: name another"):
+        with pytest.raises(NotWrittenError, match="is not a regular file: name another"):
             files.write_text(path, "text")
     assert not Path("/dev/null").is_file()
     (tmp_path / "there").mkdir()
@@ -325,7 +325,7 @@ def test_the_first_snapshot_may_fail_too(served, tmp_path, monkeypatch):
     with full(monkeypatch, tmp_path.parent):
         keep(0)
         with pytest.raises(
-            pl.PacelineError, match=r"it died, and no process can take its place: its snapshot .* cannot be read"
+            pl.PacelineError, match=r"it died, and no process can replace it: its snapshot .* cannot be read"
         ):
             successor(tmp_path)
     keep(0)

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_imported(tmp_path, source, says):
 
 def test_a_folder_named_like_a_file(tmp_path):
     (tmp_path / "folder.py").mkdir()
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         load_task(f"{tmp_path / 'folder.py'}:make")
 
 

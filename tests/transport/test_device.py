@@ -106,7 +106,7 @@ def test_programs_send_and_receive_at_the_same_time(mailboxes, device):
 
 def test_the_cpu_needs_no_copies_and_other_devices_are_refused():
     assert device_copies(torch.device("cpu")) is None
-    with pytest.raises(UsageError, match=r"CPU or on CUDA GPUs, and this one is on meta: move it with model\.cpu\(\)"):
+    with pytest.raises(UsageError, match=r"CPU or on CUDA GPUs, but this one is on meta: move it with model\.cpu\(\)"):
         device_copies(torch.device("meta"))
 
 

@@ -430,7 +430,7 @@ def test_a_peer_that_knows_only_the_public_key_is_not_let_in(mailboxes, store, t
     [
         ("192.0.2.1", "needs a key file"),
         ("127.0.0.1", "needs a key file"),
-        ("0.0.0.0", "must be told one address"),
+        ("0.0.0.0", "give the one address"),
         ("example", "give an IP address"),
         ("127.0.0.1.5", "give an IP address"),
     ],

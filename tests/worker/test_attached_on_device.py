@@ -105,7 +105,7 @@ def test_workers_that_share_memory_are_refused_on_a_device(on_device, monkeypatc
 def test_a_device_that_is_neither_cpu_nor_gpu_is_refused(launched):
     model = nn.Linear(3, 2, device="meta")
     with (
-        pytest.raises(pl.UsageError, match="CPU or on CUDA GPUs, and this one is on meta"),
+        pytest.raises(pl.UsageError, match="CPU or on CUDA GPUs, but this one is on meta"),
         pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)),
     ):
         pass

@@ -360,7 +360,7 @@ def test_progress_of_a_loop_that_fetches_its_own_batches():
     assert not any(module._forward_pre_hooks for module in model.modules())
     with pl.attach(model, optimizer) as worker:
         train(model, optimizer, DataLoader(samples(), batch_size=8))
-        with pytest.raises(pl.UsageError, match=r"ask for it before the loop begins, or use worker\.batches"):
+        with pytest.raises(pl.UsageError, match=r"read it before the loop begins, or use worker\.batches"):
             _ = worker.progress
 
 
@@ -378,7 +378,7 @@ def test_a_rate_of_samples_is_followed():
         ({"algorithm": "hogwold"}, "Unknown algorithm 'hogwold'"),
         ({"algorithm": 3}, "algorithm must be a spec"),
         ({"algorithm": "hogwild", "layout": "hybrid(groups=2)"}, "cannot average shards"),
-        ({"algorithm": "all-reduce", "layout": "hybrid(groups=2, layers=0.5)"}, "0.5 is no nn.Linear"),
+        ({"algorithm": "all-reduce", "layout": "hybrid(groups=2, layers=0.5)"}, "0.5 is not an nn.Linear"),
         ({"layout": 5}, r"layout must be a spec, such as .* not 5"),
         ({"layout": pl.TensorParallel}, "layout must be a spec"),
         ({"layout": pl.AllReduce()}, "layout must be a spec"),
@@ -396,5 +396,7 @@ def test_of_a_wrapper_the_optimizer_inside_is_asked_for():
             self.inner = inner
 
     model, optimizer = made()
-    with pytest.raises(pl.UsageError, match=r"was given a Lookahead: of a wrapper.*give it the optimizer inside"):
+    with pytest.raises(
+        pl.UsageError, match=r"was given a Lookahead: if it is a wrapper.*give attach the optimizer inside"
+    ):
         pl.attach(model, Lookahead(optimizer))

@@ -46,15 +46,16 @@ _WORDS = {
     ),
     "while a step was under way, as without worker.batches one always is,": "while a step was under way",
     "load weights before attach, or after the last step": "load weights before fit, or after it",
-    "and take what the loop has loaded as it attaches: call optimizer.load_state_dict before `with paceline.attach(...)`": (
-        "and take what fit loads as it begins: give fit the same ckpt_path on every worker"
+    "and take the state that the loop has loaded when it attaches: call optimizer.load_state_dict before"
+    " `with paceline.attach(...)`": (
+        "and take the state that fit loads when it begins: give fit the same ckpt_path on every worker"
     ),
     "load a checkpoint of the optimizer on every worker before attach": "give fit the same ckpt_path on every worker",
     "A launched function can attach only once": "A launched function can call fit only once",
     "give attach a function of the model that returns its test accuracy, attach(model, optimizer, evaluate=accuracy)": (
         "the strategy has none, so stop by the Trainer's own means, such as EarlyStopping"
     ),
-    "before the optimizer is made and attach is entered": "in __init__",
+    "before you make the optimizer and call attach": "in __init__",
     "leave such calls out of the `with`": "leave such calls out of fit",
     " If that optimizer wraps another, give attach the inner one.": "",
     "call step() of the optimizer that attach was given, and leave": (
@@ -73,7 +74,7 @@ _WORDS = {
     "in attach or by paceline launch": "in PacelineStrategy or by paceline launch",
     "that attach was not given": "that configure_optimizers did not return",
     "that attach was given": "that configure_optimizers returned",
-    "and attach was given": "and configure_optimizers returned",
+    "but attach was given": "but configure_optimizers returned",
     "attach was given": "configure_optimizers returned",
 }
 

@@ -72,7 +72,7 @@ class ShardedWorker(Worker):
         # Report errors before waiting for other workers.
         if isinstance(layout, TensorParallel):
             if example_inputs is not None:
-                raise UsageError("example_inputs are what hybrid(groups=auto) is chosen by: leave them out.")
+                raise UsageError("Only hybrid(groups=auto) uses example_inputs: leave them out.")
             if self.num_workers > 1:
                 layout.replicas(self.num_workers)
             check_model(model, layout.shape if self.num_workers > 1 else Line(1))

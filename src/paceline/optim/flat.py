@@ -50,8 +50,8 @@ class FlatBinding:
             raise UsageError("The model has no parameters that require a gradient; there is nothing to train.")
         if any(map(is_lazy, self.parameters)):
             raise UsageError(
-                "Parameters of lazy modules, such as LazyLinear, have no shape yet: call the model with a first batch before"
-                " the optimizer is made and attach is entered."
+                "Parameters of lazy modules, such as LazyLinear, have no shape yet: call the model with a first batch "
+                "before you make the optimizer and call attach."
             )
         types = {(p.dtype, p.device) for p in self.parameters}
         if len(types) > 1 or not self.parameters[0].dtype.is_floating_point:
@@ -137,8 +137,8 @@ class FlatBinding:
         for parameter, view in zip(self.parameters, self.views(x), strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 raise UsageError(
-                    "Something has moved the model's parameters to other memory, as flatten_parameters of PyTorch's recurrent"
-                    " layers does on a GPU, and model.to everywhere: leave such calls out of the `with`."
+                    "Something moved the model's parameters to other memory, such as flatten_parameters of a "
+                    "recurrent layer on a GPU, or model.to: leave such calls out of the `with`."
                 )
 
     def read(self, x: torch.Tensor) -> None:

@@ -79,9 +79,9 @@ def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """
     if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise UsageError(
-            "LBFGS chooses its steps by the loss, and workers that go by their own losses diverge: use another"
-            " optimizer; or lockstep or all-reduce, not sharded and without a codec, whose closures return the mean loss, and"
-            " which torchrun and paceline.launch start."
+            "LBFGS chooses its steps by the loss, so workers with different losses diverge: use another optimizer; "
+            "or, with paceline.launch or torchrun, use lockstep or all-reduce (not sharded, without a codec), whose "
+            "closures return the mean loss."
         )
 
 
@@ -99,8 +99,8 @@ def check_stateless(optimizers: Iterable[torch.optim.Optimizer], option: str) ->
 def not_linear(option: str, name: str, otherwise: str) -> UsageError:
     """The error for an option that multiplies gradients with an optimizer or rule that is not linear."""
     return UsageError(
-        f"{option} multiplies every gradient by a factor of its own, to which the steps of {name} are not in proportion:"
-        f" {otherwise}, or leave out {option.partition('=')[0]}."
+        f"{option} scales every gradient by a factor of its own, but the steps of {name} do not scale with its "
+        f"gradients: {otherwise}, or leave out {option.partition('=')[0]}."
     )
 
 

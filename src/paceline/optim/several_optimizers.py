@@ -94,9 +94,10 @@ class SeveralOptimizers(torch.optim.Optimizer):
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._stepping:
             raise UsageError(
-                f"A backward pass came when {self._named(self._stepping)} had stepped and {self._named(self._waiting())} had"
-                " not: optimizers that step together have one gradient. For passes of their own give the models one by one,"
-                " as attach((a, b), [optimizer_a, optimizer_b]), and each steps in its turn."
+                f"A backward pass came when {self._named(self._stepping)} had stepped but "
+                f"{self._named(self._waiting())} had not: optimizers that step together share one gradient. To give "
+                "each its own passes, give the models one by one, as in attach((a, b), [optimizer_a, optimizer_b]), "
+                "so that they step in turn."
             )
 
     def begins(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -113,8 +114,8 @@ class SeveralOptimizers(torch.optim.Optimizer):
             return True
         if hasattr(optimizer, "found_inf"):
             raise UsageError(
-                "GradScaler looks at one optimizer's gradients at a time, and here several make one step: leave it out, and"
-                " use bfloat16, which needs no scaling."
+                "GradScaler looks at one optimizer's gradients at a time, but here several make one step: leave it "
+                "out, and use bfloat16, which needs no scaling."
             )
         if any(one is optimizer for one in self._stepping):
             self.check_whole()
@@ -153,8 +154,9 @@ class SeveralOptimizers(torch.optim.Optimizer):
             stepped, waiting = self._named(self._stepping), self._named(self._waiting())
             self._stepping.clear()
             raise UsageError(
-                f"{stepped} has stepped and {waiting} has not: optimizers that attach was given in a list step together, once"
-                " each. Where they step in turn, give the models one by one, as attach((a, b), [optimizer_a, optimizer_b])."
+                f"{stepped} has stepped but {waiting} has not: optimizers that attach was given in a list step "
+                "together, once each. If they step in turn, give the models one by one, as in attach((a, b), "
+                "[optimizer_a, optimizer_b])."
             )
 
     def _waiting(self) -> list[torch.optim.Optimizer]:

@@ -98,13 +98,13 @@ def plan_backups(
     """
     n = len(factors)
     if not n or not all(0 < one < math.inf for one in factors):
-        raise UsageError("Backups are planned for 1 worker or more, whose times have factors above 0.")
+        raise UsageError("Planning backups needs at least 1 worker, and factors above 0 for the workers' times.")
     if not 0 <= rest_s < math.inf:
         raise UsageError(f"The rest of a step must be 0 seconds or more, not {rest_s}.")
     most = max(1, n // 4) if max_backups is None else max_backups
     most = most if spare else min(most, n - 1)
     if most < 0:
-        raise UsageError(f"The most backups to consider must be 0 or more, not {most}.")
+        raise UsageError(f"The maximum number of backups must be 0 or more, not {most}.")
     gradients = [n if spare else n - b for b in range(most + 1)]
 
     def steps_s(of: Law) -> np.ndarray:

@@ -180,7 +180,7 @@ def balance(
         UsageError: no layers, or an argument out of its range.
     """
     if not layers:
-        raise UsageError("There is no convolution and no fully connected layer to balance.")
+        raise UsageError("The model has no convolution and no fully connected layer to balance.")
     if nodes < 1 or batch < 1:
         raise UsageError(f"Nodes and points of a batch must be 1 or more, not {nodes} and {batch}.")
     if not (operations_per_s > 0 and bytes_per_s > 0):

@@ -70,9 +70,9 @@ class Curve:
         object.__setattr__(self, "iterations", i)
         object.__setattr__(self, "losses", losses)
         if self.workers < 1:
-            raise UsageError(f"A curve has 1 worker or more, not {self.workers}.")
+            raise UsageError(f"A curve needs 1 worker or more, not {self.workers}.")
         if i.ndim != 1 or i.shape != losses.shape or len(i) < 4:
-            raise UsageError(f"A curve needs 4 losses or more, each with its iteration; one has {i.size}.")
+            raise UsageError(f"A curve needs 4 losses or more, each with its iteration, not {i.size}.")
         if i[0] < 1 or np.any(np.diff(i) <= 0) or not np.all(np.isfinite(losses)):
             raise UsageError("A curve's iterations must ascend from 1 or more, and its losses be finite.")
 

@@ -54,7 +54,7 @@ class RecordedTimes:
             or not np.all(self.times_s > 0)
             or np.isinf(self.times_s).any()
         ):
-            raise UsageError("Times of workers are needed, at least one, all of them above 0 seconds.")
+            raise UsageError("Give the time of at least one worker; all times must be above 0 seconds.")
         self._sorted = np.sort(self.times_s)
 
     def sf(self, x: np.ndarray, /) -> np.ndarray:

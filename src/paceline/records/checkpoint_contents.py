@@ -143,8 +143,8 @@ def load_fitting(
     saved = load_parameters(checkpoint)
     if saved.x.shape != (num_elements,) or saved.x.dtype != dtype:
         raise UsageError(
-            f"The checkpoint in {checkpoint} holds {saved.x.numel()} elements of {saved.x.dtype}, this model has"
-            f" {num_elements} of {dtype}; resume with the task that the run was started with."
+            f"The checkpoint in {checkpoint} holds {saved.x.numel()} elements of {saved.x.dtype}, but this model has "
+            f"{num_elements} of {dtype}; resume with the task that the run was started with."
         )
     check_fits(saved.buffers, buffers, "the model's buffers")
     num_before = len(describe(checkpoint)["workers"])
@@ -271,8 +271,8 @@ def load_worker(
     settings = state_for_checkpoints(optimizer)["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
-            f"The optimizer saved in {checkpoint} has other groups of parameters than this one; resume with the model and"
-            " optimizer that the run was started with."
+            f"The optimizer saved in {checkpoint} has other parameter groups than this one; resume with the model and "
+            "optimizer that the run was started with."
         )
     check_state(state["optimizer"]["state"], members_of(optimizer), sizes=sizes)
     optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
@@ -358,6 +358,6 @@ def _are_tensors(value: Any) -> bool:
 
 def _unsound(checkpoint: Path, name: str) -> UsageError:
     return UsageError(
-        f"The checkpoint file {checkpoint / name} holds what no run writes, such as a number out of range; start the run again"
-        " without it."
+        f"The checkpoint file {checkpoint / name} holds a value that no run writes, such as a number out of range; "
+        "start the run again without it."
     )

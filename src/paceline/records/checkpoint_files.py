@@ -245,7 +245,7 @@ def _check_part(checkpoint: Path, name: str) -> None:
         ) from error
     if digest != describe(checkpoint)["sha256"][name]:
         raise UsageError(
-            f"The checkpoint file {path} is damaged: its checksum is not the one in {_COMPLETE}; {_remedy(checkpoint)}."
+            f"The checkpoint file {path} is damaged: its checksum does not match {_COMPLETE}; {_remedy(checkpoint)}."
         )
 
 

@@ -109,7 +109,7 @@ class RunData:
             records = without_waiting(records, version)
         evaluations = files.read_json(folder / "evaluations.json", [])
         if not all(isinstance(one, dict) and _is_evaluation(one) for one in evaluations):
-            raise UsageError(f"{folder / 'evaluations.json'} is damaged: it holds something else than evaluations.")
+            raise UsageError(f"{folder / 'evaluations.json'} is damaged: it does not hold evaluations.")
         config = files.read_json(folder / "config.json", {})
         if files.CHECKSUM in config or not decided:
             config = files.read_checked_json(folder / "config.json")
@@ -172,11 +172,12 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
             continue
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + _MOST_WORKERS:
-            raise UsageError(f"{path} is no name of a file of events: remove it.")
+            raise UsageError(f"{path} does not have the name of a file of events: remove it.")
         workers = range(first, last + 1)
         if twice := [worker for worker in workers if worker in records]:
             raise UsageError(
-                f"{path}: another file has events of worker {twice[0]}, too, as where saving was cut short: remove the older."
+                f"{path}: another file also has events of worker {twice[0]}, as after an interrupted save: remove the "
+                "older one."
             )
         if match[2] is None:
             records[first] = read_events(path)
@@ -187,9 +188,7 @@ def _read_all_events(folder: Path) -> dict[int, np.ndarray]:
         ends = np.searchsorted(rows["worker"], workers, side="right").tolist()
         in_order = not (np.diff(rows["worker"]) < 0).any() and ends[-1] == len(rows)
         if not in_order or (len(rows) and (rows["worker"][0] < first or not _is_whole(path))):
-            raise UsageError(
-                f"{path}: its lines are not those of workers {first} to {last} in their order, or not all."
-            )
+            raise UsageError(f"{path}: its lines must be those of workers {first} to {last}, in this order.")
         own = rows[list(_NAMES)].astype(RECORD_DTYPE)
         records |= {worker: own[begin:end] for worker, begin, end in zip(workers, [0, *ends], ends, strict=False)}
     return dict(sorted(records.items()))
@@ -285,7 +284,7 @@ def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
         try:
             rows = [_row(event, dtype) for event in json.loads("[" + ",".join(chunk) + "]")]
             if len(rows) != len(chunk):
-                raise ValueError("a line holds more or less than one event")
+                raise ValueError("a line does not hold exactly one event")
             records[at : at + len(chunk)] = rows
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise _damaged(path, chunk, at, dtype) from None
@@ -307,7 +306,7 @@ def check_records(records: np.ndarray, path: Path) -> None:
             is_sound &= np.isfinite(values) & (np.abs(values) < _MOST_S)
     if not is_sound.all():
         raise UsageError(
-            f"{path}, event {int(np.argmin(is_sound)) + 1}: it holds what no run writes: the file is damaged."
+            f"{path}, event {int(np.argmin(is_sound)) + 1}: it holds a value that no run writes: the file is damaged."
         )
 
 

@@ -144,7 +144,7 @@ class TrainConfig:
         late: Delay = delay_registry.build(delay_spec(self.inject_staleness))
         if self.staleness_ramp_epochs is not None:
             if late.ramp_updates:
-                raise UsageError("The delay has a ramp of its own: leave out ramp_updates or --staleness-ramp-epochs.")
+                raise UsageError("The delay already has a ramp: leave out ramp_updates or --staleness-ramp-epochs.")
             if plan is None:
                 raise UsageError(
                     "A run without data has no epochs for --staleness-ramp-epochs: give the ramp in updates, as"

@@ -76,8 +76,8 @@ class EarlierPart:
         about, saved = _about(newest), checkpoint.load_parameters(newest)
         if about["run_id"] != run.config.get("run_id"):
             raise UsageError(
-                f"The checkpoint {newest} and {folder / 'config.json'} are of two runs: put back the one that was"
-                " exchanged, or start the run again."
+                f"The checkpoint {newest} and {folder / 'config.json'} belong to two runs: put back the one that was "
+                "replaced, or start the run again."
             )
         configured = _algorithm(run.config, folder / "config.json")  # a resumed run may have died before it saved
         algorithm = _algorithm(about, newest / "complete.json") or configured
@@ -143,8 +143,8 @@ class EarlierPart:
             note = f"The run goes on with {new}; until version {self.saved.version:,} it was {old}."
             return replace(self, since=self.saved.version, notes=(*self.notes, note))
         raise UsageError(
-            f"The run was started with {old}, which {why}: it cannot be resumed with {new}. Leave the algorithm out to go on"
-            f" with {old}, or start another run."
+            f"The run was started with {old}, which {why}: it cannot be resumed with {new}. Leave the algorithm out "
+            f"to continue with {old}, or start another run."
         )
 
     @property
@@ -216,7 +216,7 @@ def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     try:
         return registry.build(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
     except UsageError as error:
-        raise UsageError(f"{path} names no algorithm that there is: {error}") from error
+        raise UsageError(f"{path} names an unknown algorithm: {error}") from error
 
 
 def _refuse(why: str) -> Any:
@@ -242,8 +242,8 @@ def _about(newest: Path) -> dict[str, Any]:
     )
     if not is_sound:
         raise UsageError(
-            f"{newest / 'complete.json'} lacks what a run to go on with must say, or holds what none says: start the run again"
-            " without it."
+            f"{newest / 'complete.json'} lacks an entry that resuming needs, or has an impossible value: start the "
+            "run again without it."
         )
     return about
 
@@ -298,8 +298,8 @@ def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray],
         missing = num_missing(records.get(int(worker), np.empty(0, RECORD_DTYPE)), groups)
         if missing is None:
             raise UsageError(
-                f"{folder} has other events of worker {worker} than its run wrote up to the checkpoint {newest}: put the run's"
-                " own back, or start the run again."
+                f"{folder} has other events of worker {worker} than its run wrote before the checkpoint {newest}: put "
+                "the run's own back, or start the run again."
             )
         gone += missing
     return gone
@@ -316,6 +316,6 @@ def _check_made_once(folder: Path, records: Mapping[int, np.ndarray], *, version
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
             raise UsageError(
-                f"{folder} has the events of two runs, as its update {twice[0]} was made twice: start the run again in"
-                " another folder."
+                f"{folder} has the events of two runs, because its update {twice[0]} was made twice: start the run "
+                "again in another folder."
             )

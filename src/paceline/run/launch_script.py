@@ -235,7 +235,8 @@ class Agent:
         silent = [one["worker"] for one in own if one["state"] != "ended" and self._ended_well(one["pid"])]
         if silent:
             error = NotWrittenError(
-                f"What {name_workers(silent)} measured is missing in {self.folder}, as it could not be written."
+                f"The measurements of {name_workers(silent)} are missing in {self.folder}, because they could not be "
+                "written."
             )
             error.run = run
             raise error

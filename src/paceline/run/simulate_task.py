@@ -178,20 +178,20 @@ class TaskSimulation:
         self.algorithm.check(config.workers)
         self.faults.check(config.workers)
         if config.optimizer_state == "shared":
-            raise UsageError("Optimizer state that workers share is not simulated; leave it per worker.")
+            raise UsageError("Simulations do not support optimizer state that workers share; leave it per worker.")
         if config.layout is not None:
             raise UsageError("Layouts are not simulated: leave the layout out, or train with real workers.")
         if config.slow is not None:
-            raise UsageError("Simulated workers are as slow as their cluster says: use Cluster.slow, or --slow.")
+            raise UsageError("The cluster says how slow simulated workers are: use Cluster.slow, or --slow.")
         if num_parameters is not None and not self.timing_only:
-            raise UsageError("A number of parameters can be declared for timing only; add timing_only (--timing-only).")
+            raise UsageError("A declared number of parameters needs timing_only (--timing-only); add it.")
         if num_parameters is not None:
             PARAMETERS.check("The number of parameters", num_parameters)
         built = check_optimizer(config.optimizer, config.learning_rate, config.momentum)
         self.algorithm.check_optimizers(built, config.workers)
         targets = (config.target_loss, config.target_accuracy, config.target_fraction)
         if self.timing_only and any(target is not None for target in targets):
-            raise UsageError("Timing only computes no loss and no accuracy; leave out the target.")
+            raise UsageError("With timing_only, a simulation computes no loss and no accuracy; leave out the target.")
 
     def _placing(self) -> Placing | None:
         """The effect of `placement` on the simulated machine."""

@@ -129,7 +129,8 @@ class Supervisor:
                 if self.started_s is None and time.monotonic() - begun_s > _START_DEADLINE_S:
                     missing = [worker.worker_id for worker in self.workers if not worker.ready]
                     raise PacelineError(
-                        f"Workers {missing} were not ready within {_START_DEADLINE_S:.0f} s; see what they import and load."
+                        f"Workers {missing} were not ready within {_START_DEADLINE_S:.0f} s; check what they import "
+                        "and load."
                     )
                 if self.ready_after_s is None and self.started_s is not None:
                     self.ready_after_s = self.started_s - begun_s

@@ -136,8 +136,8 @@ def _checked_layout(config: TrainConfig, algorithm: Algorithm, model: nn.Module,
     check_layout(layout, algorithm)
     if not isinstance(layout, HybridParallel):
         raise UsageError(
-            "A tensor layout is for loops of your own, whose models are built of the layers of paceline.model_parallel: give"
-            " it to paceline.attach, and start the loop by paceline.launch or torchrun."
+            "A tensor layout needs your own loop, with a model built from the layers of paceline.model_parallel: give "
+            "the layout to paceline.attach, and start the loop with paceline.launch or torchrun."
         )
     check_optimizer_of(config.make_optimizer(list(model.parameters())))
     layout = checked_layout(layout, model, inputs, workers=config.workers, batch_size=config.batch_size)

@@ -116,13 +116,15 @@ class Cluster(ClusterFile):
         check_fields(self)
         if self.cores is not None and self.sockets is not None:
             raise UsageError(
-                "A cluster has cores, which its workers share, or sockets, which have their own: give one of them."
+                "A cluster has either cores, which all workers share, or sockets, which have their own cores: give "
+                "one of them."
             )
         if self.sockets is not None and self.sockets.gradient_bytes > 1.000001 * (
             room := self.compute.mean_s * self.core_bytes_per_s
         ):
             raise UsageError(
-                f"sockets.gradient_bytes is {self.sockets.gradient_bytes:g}, but in compute_s one core moves {room:g} bytes."
+                f"sockets.gradient_bytes is {self.sockets.gradient_bytes:g}, but one core moves only {room:g} bytes "
+                "in compute_s."
             )
         for worker, factor in self.slowness:
             FACTOR.check(f"The slowness of worker {shown(worker)}", factor)
@@ -147,7 +149,8 @@ class Cluster(ClusterFile):
     def _check_worker(self, worker: int, what: str) -> None:
         if not 0 <= worker < self.workers:
             raise UsageError(
-                f"Worker {worker} cannot be {what}: {self.workers} workers count from 0 to {self.workers - 1}."
+                f"Worker {worker} cannot be {what}: the {self.workers} workers are numbered from 0 to "
+                f"{self.workers - 1}."
             )
 
     @property

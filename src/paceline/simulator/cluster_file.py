@@ -78,7 +78,7 @@ class ClusterFile:
     def check_names(cls, table: Any, where: str) -> None:
         """Rejects unknown names in a file's content, and an invalid number of workers."""
         if not isinstance(table, Mapping):
-            raise UsageError(f"{where} must hold names and values, as workers = 16.")
+            raise UsageError(f"{where} must hold names and values, such as workers = 16.")
         known = (*cls._defaults(), *_TABLES)
         for key in table:
             if key not in known:
@@ -133,7 +133,7 @@ def _compute_time(value: Any) -> Any:
 
 def _sockets(table: Any) -> Sockets:
     if not isinstance(table, Mapping):
-        raise UsageError("'sockets' is a table, as count = 2 under [sockets].")
+        raise UsageError("'sockets' is a table, such as count = 2 under [sockets].")
     for key in table:
         if key not in _SOCKETS:
             raise UsageError(f"[sockets] has an unknown name '{key}'.{_closest(key, _SOCKETS)}")

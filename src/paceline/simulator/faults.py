@@ -97,7 +97,7 @@ class Faults:
         """
         if faults is not None and not isinstance(faults, cls):
             raise UsageError(
-                f"faults must be a script as pl.Faults().kill(worker=1, step=40), and not a {type(faults).__name__}."
+                f"faults must be a script such as pl.Faults().kill(worker=1, step=40), not a {type(faults).__name__}."
             )
         return faults or cls()
 
@@ -113,7 +113,8 @@ class Faults:
             COUNT_FROM_0.check("A fault's worker", worker)
             if not 0 <= worker < num_workers:
                 raise UsageError(
-                    f"A fault names worker {worker}: {num_workers} workers count from 0 to {num_workers - 1}."
+                    f"A fault names worker {worker}: the {num_workers} workers are numbered from 0 to "
+                    f"{num_workers - 1}."
                 )
 
     def as_record(self) -> dict[str, list[dict[str, Any]]]:
@@ -159,7 +160,7 @@ class Disturbances:
 
 def _check_when(what: str, step: int | None, at_s: float | None) -> None:
     if (step is None) == (at_s is None):
-        raise UsageError(f"{what} happens at a step or at a time: give one of step and at_s.")
+        raise UsageError(f"{what} happens at a step or at a time: give either step or at_s.")
     if step is not None:
         COUNT.check(f"The step of {what}", step)
     if at_s is not None:

@@ -105,7 +105,9 @@ class SimulatedMachine:
             raise UsageError("These workers share one machine's memory: there is no link to drop. Leave out drop_link.")
         self._sockets: SocketMachine | None = None
         if cluster.sockets is not None and self._is_networked:
-            raise UsageError("These workers have a machine each and share no memory; leave out the cluster's sockets.")
+            raise UsageError(
+                "Each of these workers has its own machine and they share no memory; leave out the cluster's sockets."
+            )
         if cluster.sockets is not None:
             is_pool = needs.kind in ("slots", "replicated")
             self._sockets = SocketMachine(self.scheduler, cluster, placing or Placing(), is_pool=is_pool)

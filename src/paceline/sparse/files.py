@@ -73,7 +73,7 @@ def _read_svmlight(path: Path, features: int | None) -> tuple[Any, np.ndarray]:
         raise UsageError(f"{path} has no examples.")
     if features is not None:
         if matrix.shape[1] > features:
-            raise UsageError(f"{path} has {matrix.shape[1]} features, and the model knows {features}.")
+            raise UsageError(f"{path} has {matrix.shape[1]} features, but the model has {features}.")
         matrix.resize(matrix.shape[0], features)
     _refuse_bad_numbers(path, matrix.data, labels)
     return matrix, labels
@@ -163,7 +163,7 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
             raise UsageError(f"{path} has no labels: it holds {names}, and needs y.")
         target = np.zeros(matrix.shape[0])
     if target.shape != (matrix.shape[0],):
-        raise UsageError(f"y in {path} has shape {target.shape}, and X has {matrix.shape[0]} rows.")
+        raise UsageError(f"y in {path} has shape {target.shape}, but X has {matrix.shape[0]} rows.")
     _refuse_bad_numbers(path, matrix.data if sparse.issparse(matrix) else matrix, target)
     return matrix, target
 
@@ -205,7 +205,7 @@ def read_ratings(path: Path) -> Ratings:
     matrix = sparse.csr_matrix((values, (rows, columns)), shape=(len(users), len(items)))
     if matrix.nnz < len(values):
         raise UsageError(
-            f"{path} has {len(values) - matrix.nnz} ratings of a user and item that were rated before; keep one."
+            f"{path} has {len(values) - matrix.nnz} repeated ratings of the same user and item; keep one of each."
         )
     return Ratings(matrix, np.array(list(users)), np.array(list(items)))
 

@@ -191,8 +191,8 @@ def check_workers(num_workers: int, *, backend: str, num_servers: int = 0) -> No
     room = (limit - _SPARE_DESCRIPTORS) // _DESCRIPTORS
     if limit != resource.RLIM_INFINITY and num > room:
         raise UsageError(
-            f"For {what}, {num * _DESCRIPTORS:,} file descriptors are needed, and this process may have {limit:,}: start"
-            f" {max(1, room):,} at most, or raise ulimit -n; {simulator}."
+            f"For {what}, {num * _DESCRIPTORS:,} file descriptors are needed, but this process may open only "
+            f"{limit:,}: start {max(1, room):,} at most, or raise ulimit -n; {simulator}."
         )
 
 
@@ -235,7 +235,7 @@ def check_memory(needed_bytes: float, what: str, remedy: str, *, by_this_process
 
 def _too_much(needed_bytes: float, available: int, what: str, remedy: str) -> UsageError:
     needed, there = size_text(needed_bytes), size_text(available)
-    return UsageError(f"For {what}, about {needed} of memory are needed, and {there} are available: {remedy}.")
+    return UsageError(f"For {what}, about {needed} of memory are needed, but only {there} are available: {remedy}.")
 
 
 def available_bytes(*, by_this_process: bool = True) -> int:

@@ -60,7 +60,7 @@ def load_loop(reference: str) -> FileLoop:
     path_text, _, name = reference.rpartition(":")
     if not path_text.endswith(".py") or not name:
         hint = f"; write {reference.rstrip(':')}:function" if reference.rstrip(":").endswith(".py") else ""
-        raise UsageError(f"'{reference}' names no training function of a file, as {_WRITTEN} does{hint}.")
+        raise UsageError(f"'{reference}' does not name a training function in a file, such as {_WRITTEN}{hint}.")
     loop = FileLoop(Path(path_text).absolute(), name)
     function = load_function(Path(path_text), name, what="File", written=_WRITTEN)
     try:
@@ -69,6 +69,6 @@ def load_loop(reference: str) -> FileLoop:
         pass
     except TypeError as error:
         raise UsageError(
-            f"Function '{name}' of {path_text} is called without arguments ({error}): give them defaults."
+            f"Function '{name}' of {path_text} is called without arguments ({error}): give its parameters defaults."
         ) from error
     return loop

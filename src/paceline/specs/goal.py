@@ -56,8 +56,8 @@ class Goal:
         """
         if self.target_accuracy is not None and evaluate is None:
             raise UsageError(
-                "A target accuracy needs a loop that can be evaluated: give attach a function of the model that returns its"
-                " test accuracy, attach(model, optimizer, evaluate=accuracy)."
+                "A target accuracy needs a way to evaluate the loop: give attach a function of the model that returns "
+                "its test accuracy, attach(model, optimizer, evaluate=accuracy)."
             )
 
     def evaluate_every(self, epoch_samples: int) -> int:

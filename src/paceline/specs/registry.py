@@ -79,7 +79,7 @@ class Registry:
                 return name
         if name := getattr(cls, "unlisted_name", ""):
             return name
-        raise UsageError(f"{cls.__name__} is no registered {self.kind}; register it first.")
+        raise UsageError(f"{cls.__name__} is not a registered {self.kind}; register it first.")
 
     def build(self, text_or_spec: str | Spec) -> Any:
         """Build the instance that a spec describes.

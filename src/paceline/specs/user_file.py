@@ -48,7 +48,7 @@ def _import_file(path: Path, what: str, written: str) -> ModuleType:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({first_line(error)})"
         raise UsageError(f"{what} {path} {why}; check the path in {written}.") from error
     if is_odd:
-        raise UsageError(f"{what} {path} is no file; check the path in {written}.")
+        raise UsageError(f"{what} {path} is not a file; check the path in {written}.")
     # The name changes with the content: an edited file is run again, an unchanged one keeps its classes, for pickle.
     digest = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + source).hexdigest()[:16]
     name = f"paceline_user_{digest}"

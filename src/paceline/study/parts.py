@@ -85,11 +85,11 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
         if key not in ("from", "to", "step", "factor", "log"):
             raise UsageError(f"a range has from, to, and one of step, factor and log, but no '{key}'.")
     if "to" not in table:
-        raise UsageError("a range needs its end: add to = 8.")
+        raise UsageError("a range needs an end: add to = 8.")
     ends = Range(low=table["from"], high=table["to"], log=bool(table.get("log", False)))
     steps = [key for key in ("step", "factor") if key in table]
     if len(steps) + ends.log > 1:
-        raise UsageError("a range has one of step, factor and log.")
+        raise UsageError("a range takes only one of step, factor and log.")
     if not steps:
         return ends
     by = table[steps[0]]
@@ -106,7 +106,7 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
         if level > ends.high * (1 + 1e-9):
             return tuple(levels)
         levels.append(level if isinstance(level, int) else float(f"{level:.12g}"))
-    raise UsageError(f"this range has more than {LEVELS.most:,} levels; take longer steps.")
+    raise UsageError(f"this range has more than {LEVELS.most:,} levels; use larger steps.")
 
 
 def _power(first: float, factor: float, number: int) -> float:

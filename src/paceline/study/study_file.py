@@ -108,7 +108,9 @@ class Study:
                 if getattr(self, name):
                     raise UsageError(f'{name} is for simulated workers; add backend = "simulator", or leave it out.')
         if self.parameters is not None and not self.timing_only:
-            raise UsageError("parameters can be declared for timing only; add timing_only = true, or leave them out.")
+            raise UsageError(
+                "a declared number of parameters needs timing_only = true; add it, or leave out parameters."
+            )
         for seed in self.seeds:
             SEED.check("Each of the seeds", seed)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -119,13 +121,14 @@ class Study:
             )
         if self.target is not None and self.target not in self.targets:
             raise UsageError(
-                f"target {self.target} is none of the targets {_listed(self.targets)}; add it there, or leave it out."
+                f"target {self.target} is not one of the targets {_listed(self.targets)}; add it there, or leave it "
+                "out."
             )
         measured = re.fullmatch(r"(?:time_to_(.+)_s|steps_to_(.+))", self.design.measure or "")
         if measured and (measured[1] or measured[2]) not in [f"{one:g}" for one in self.targets]:
             raise UsageError(
-                f"The design's measure {self.design.measure} is of none of the targets {_listed(self.targets)}; add it there,"
-                " or choose another measure."
+                f"The design's measure {self.design.measure} is for none of the targets {_listed(self.targets)}; add "
+                "its target there, or choose another measure."
             )
         for where, names in (("[factors]", self.factors), ("[settings]", self.settings), ("[baseline]", self.baseline)):
             for name in names:
@@ -143,7 +146,7 @@ class Study:
                 raise UsageError(f"[factors] '{name}' needs different levels, at least one.")
         for name in self.baseline:
             if name not in self.factors:
-                raise UsageError(f"[baseline] '{name}' is no factor; leave it out, or add it to [factors].")
+                raise UsageError(f"[baseline] '{name}' is not a factor; leave it out, or add it to [factors].")
 
     @property
     def smallest_target(self) -> float:
@@ -194,7 +197,7 @@ def study_from_table(table: Mapping[str, Any], *, folder: Path = Path()) -> Stud
     arguments = dict(table)
     if "repetitions" in arguments:
         if "seeds" in arguments:
-            raise UsageError("repetitions and seeds say the same; leave one out.")
+            raise UsageError("repetitions and seeds mean the same; leave one out.")
         arguments["seeds"] = arguments.pop("repetitions")
     _check_names(arguments, _names_of(Study), "unknown name")
     for name, kind in (("limits", Limits), ("design", Design)):
@@ -227,7 +230,7 @@ def _from_python(path: Path) -> Study:
     found = runpy.run_path(str(path)).get("study")
     study = found() if callable(found) else found
     if not isinstance(study, Study):
-        raise UsageError("the study file must define study, as study = paceline.study.Study(name=...).")
+        raise UsageError("the study file must define study, such as study = paceline.study.Study(name=...).")
     return study
 
 
@@ -267,7 +270,7 @@ def _by_long_names(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if (long := long_name(name)) in named:
             raise UsageError(
-                f"{where} 'backoff' is short for 'algorithm.backoff', and '{long}' is there twice; leave one out."
+                f"{where} 'backoff' is short for 'algorithm.backoff', so '{long}' is given twice; leave one out."
             )
         named[long] = value
     return named
@@ -281,7 +284,7 @@ def long_name(name: str) -> str:
 def _check_factor(name: str, where: str) -> None:
     head, dot, rest = name.partition(".")
     if name in _GIVEN_ELSEWHERE:
-        raise UsageError(f"{where} '{name}' is not given here, but as {_GIVEN_ELSEWHERE[name]}; move it there.")
+        raise UsageError(f"{where} '{name}' is set elsewhere, as {_GIVEN_ELSEWHERE[name]}; move it there.")
     if (dot and rest and head in _DOTTED) or (not dot and (name in _PLAIN or name in ("cluster", "parameters"))):
         return
     known = [*_PLAIN, "cluster", *(f"{one}.<field>" for one in _DOTTED)]
@@ -294,7 +297,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
         return tuple(range(value))
     if isinstance(value, list | tuple):
         return tuple(value)
-    raise UsageError(f"seeds must be how many, such as 5, or a list of whole numbers, not {shown(value)}.")
+    raise UsageError(f"seeds must be a number of seeds, such as 5, or a list of whole numbers, not {shown(value)}.")
 
 
 def _cluster(where: str, value: Any, folder: Path) -> Mapping[str, Any]:

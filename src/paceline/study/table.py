@@ -112,10 +112,10 @@ def _targets(path: Path) -> tuple[list[float], float]:
     study = read_table(path, "The study file")
     targets = study.get("targets", list(TARGETS)) if isinstance(study, dict) else None
     if not isinstance(targets, list) or not targets or not all(map(is_number, targets)):
-        raise UsageError(f"The study file {path} is damaged: its targets are no list of numbers.")
+        raise UsageError(f"The study file {path} is damaged: its targets are not a list of numbers.")
     target = study.get("target", min(targets))
     if target not in targets:
-        raise UsageError(f"The study file {path} is damaged: its target {shown(target)} is none of its targets.")
+        raise UsageError(f"The study file {path} is damaged: its target {shown(target)} is not one of its targets.")
     return targets, target
 
 

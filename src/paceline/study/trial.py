@@ -201,7 +201,7 @@ class TrialMaker:
         if self._study.backend != "simulator":
             check_launch(num_workers=1, backend=config.backend, placement=config.placement)
         elif config.optimizer_state == "shared":
-            raise UsageError("optimizer state that workers share is not simulated; leave it per worker.")
+            raise UsageError("simulated trials do not support optimizer state that workers share; leave it per worker.")
         elif config.restarts:
             raise UsageError("simulated trials have no faults, so no worker restarts; leave out restarts.")
 

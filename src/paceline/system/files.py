@@ -78,7 +78,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         NotWrittenError: the file cannot be written; `path` is unchanged.
     """
     if path.exists() and not path.is_file():
-        raise NotWrittenError(f"{path} is no file but a folder, a device or the like: name another.")
+        raise NotWrittenError(f"{path} is not a regular file: name another.")
     target = path.resolve() if path.is_symlink() else path  # the link stays
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -132,7 +132,7 @@ def read_json(path: Path, default: Any) -> Any:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
     if not isinstance(value, type(default)):
-        raise UsageError(f"{path} is damaged: it holds something else than what a run writes there.")
+        raise UsageError(f"{path} is damaged: it does not hold what a run writes there.")
     return value
 
 
@@ -150,8 +150,8 @@ def read_checked_json(path: Path) -> dict[str, Any]:
     content = read_json(path, {})
     if content.pop(CHECKSUM, None) != checksum_of(content):
         raise UsageError(
-            f"{path} is damaged, or an earlier version of Paceline wrote it: its checksum does not fit what it says. Put the"
-            " file back as it was, or start the run again."
+            f"{path} is damaged, or an earlier version of Paceline wrote it: its checksum does not match its "
+            "contents. Put the file back as it was, or start the run again."
         )
     return content
 

@@ -49,7 +49,7 @@ def run_folder(out: Path | None, resume: Path | None = None) -> Iterator[int]:
         if out is not None:
             lock = both.enter_context(locked(out))
             if not same and not is_empty(out):
-                raise UsageError(f"{out} is not empty: choose another `out`, or go on with that run by `resume`.")
+                raise UsageError(f"{out} is not empty: choose another `out`, or continue that run with `resume`.")
         yield lock
 
 

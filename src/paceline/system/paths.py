@@ -44,7 +44,7 @@ def check_new_file(path: Path, what: str) -> None:
             raise UsageError(f"{what}: there is no folder {printable(str(path.parent))}; make it first.")
         _check_folder(path.parent, what)
         if _exists(path) and not path.is_file():
-            raise UsageError(f"{what} is no file but a device or the like; name another.")
+            raise UsageError(f"{what} is not a regular file; name another.")
         if path.exists() and not os.access(path, os.W_OK):
             raise UsageError(f"{what} cannot be written; choose another place.")
     except OSError as error:
@@ -62,10 +62,10 @@ def _exists(path: Path) -> bool:
 
 def _check_folder(path: Path, what: str) -> None:
     if not path.is_dir():
-        raise UsageError(f"{what} cannot be made: {printable(str(path))} is no folder; choose another place.")
+        raise UsageError(f"{what} cannot be made: {printable(str(path))} is not a folder; choose another place.")
     if not os.access(path, os.W_OK | os.X_OK):
         where = printable(str(path))
-        raise UsageError(f"{what} cannot be made: {where} may not be written into; choose another place.")
+        raise UsageError(f"{what} cannot be made: {where} is not writable; choose another place.")
 
 
 def _impossible(what: str, error: OSError) -> UsageError:

@@ -44,14 +44,14 @@ def read_table(path: Path, what: str) -> Any:
         UsageError: it cannot be read, or is not such a file.
     """
     if not path.is_file():
-        raise UsageError(f"{what} {path} {'is no file' if path.exists() else 'does not exist'}; check the path.")
+        raise UsageError(f"{what} {path} {'is not a file' if path.exists() else 'does not exist'}; check the path.")
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError, MemoryError) as error:  # decoders', bytes that are no UTF-8, nested too deeply
-        raise UsageError(f"{what} {path} is no valid {path.suffix[1:].upper()}: {first_line(error)}.") from error
+        raise UsageError(f"{what} {path} is not valid {path.suffix[1:].upper()}: {first_line(error)}.") from error
     if _depth(table) > _DEEPEST:
         raise UsageError(f"{what} {path} is nested more than {_DEEPEST} deep; make it flatter.")
     return table

@@ -69,5 +69,5 @@ def load(path: Path, what: str, *, mapped: bool = False) -> dict[str, Any]:
     except Exception as error:  # PyTorch and pickle raise many types of errors for a damaged file
         raise UsageError(f"{what} {path} cannot be read: it is damaged") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{what} {path} cannot be read: it holds something else")
+        raise UsageError(f"{what} {path} cannot be read: its contents are of another kind")
     return found

@@ -70,7 +70,8 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
     if device.type == "cuda":
         return CudaCopies(device)
     raise UsageError(
-        f"Models train on the CPU or on CUDA GPUs, and this one is on {device}: move it with model.cpu() or model.cuda()."
+        f"Models train on the CPU or on CUDA GPUs, but this one is on {device}: move it with model.cpu() or "
+        "model.cuda()."
     )
 
 

@@ -182,6 +182,6 @@ def _check_host(host: str, keys: Keys | None) -> None:
     except ValueError:
         raise UsageError(f"Cannot listen on {host!r}: give an IP address of this machine.") from None
     if address.is_unspecified:
-        raise UsageError(f"Cannot listen on {host}: peers must be told one address of this machine.")
+        raise UsageError(f"Cannot listen on {host}: give the one address of this machine at which peers can reach it.")
     if keys is None:
         raise UsageError(f"Listening on {host}, which others can reach, needs a key file (`keys`).")

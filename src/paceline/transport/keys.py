@@ -55,7 +55,7 @@ def load_keys(path: Path | Keys) -> Keys:
     if isinstance(path, Keys):
         return path
     if path.exists() and not path.is_file():  # reading a pipe might never end
-        raise UsageError(f"The key file {path} is no file: name what `paceline key` wrote.")
+        raise UsageError(f"The key file {path} is not a file: name one that `paceline key` wrote.")
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -63,7 +63,7 @@ def load_keys(path: Path | Keys) -> Keys:
     except OSError as error:
         raise UsageError(f"Cannot read the key file {path}: {error.strerror}.") from None
     if mode & 0o077:
-        raise UsageError(f"The key file {path} may be read by others (mode {mode:o}): run `chmod 600 {path}`.")
+        raise UsageError(f"Other users can read the key file {path} (mode {mode:o}): run `chmod 600 {path}`.")
     try:
         public, secret = lines
         if zmq.curve_public(secret) != public:
@@ -107,7 +107,7 @@ def _own_folder() -> Path:
     except OSError as error:
         raise UsageError(f"Cannot make the folder {folder}: {error.strerror}. {_REMEDY}") from None
     if not _is_own(folder):
-        raise UsageError(f"Others than you own {folder}, or may write or read in it. {_REMEDY}")
+        raise UsageError(f"Another user owns {folder}, or can read or write in it. {_REMEDY}")
     return folder
 
 

@@ -395,5 +395,5 @@ class ZmqMailbox:
         if self._failure is not None:
             what = f"{type(self._failure).__name__}: {first_line(self._failure)}"
             raise PacelineError(
-                f"This worker can exchange no more messages, as a thread of its mailbox failed ({what})."
+                f"This worker can exchange no more messages, because a thread of its mailbox failed ({what})."
             ) from self._failure

@@ -81,11 +81,9 @@ def pack(sort: Sort, message: Message, sender: int, incarnation: int) -> tuple[b
 def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) -> bytes:
     kind, x = message.kind.encode("ascii", "replace"), message.x
     if not message.kind.isascii() or not 1 <= len(kind) <= 16 or b"\0" in kind:
-        raise ValueError(f"A message's kind is 1 to 16 ASCII characters, and not {message.kind!r}.")
+        raise ValueError(f"A message's kind is 1 to 16 ASCII characters, not {message.kind!r}.")
     if x is not None and (x.dim() != 1 or x.dtype not in _CODES):
-        raise ValueError(
-            f"A message's vector is flat and of a plain dtype, and not {x.dtype} of shape {tuple(x.shape)}."
-        )
+        raise ValueError(f"A message's vector is flat and of a plain dtype, not {x.dtype} of shape {tuple(x.shape)}.")
     code, numel = (_NO_VECTOR, 0) if x is None else (_CODES[x.dtype], x.numel())
     try:
         return _HEADER.pack(

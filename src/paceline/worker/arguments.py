@@ -40,17 +40,17 @@ def as_one_optimizer(
         optimizer = [optimizer]
     if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
         raise UsageError(
-            f"attach needs an optimizer of torch.optim, or a list of them, and was given {_in_words(optimizer)}: of a wrapper,"
-            " such as Lookahead, give it the optimizer inside."
+            f"attach needs an optimizer of torch.optim, or a list of them, but was given {_in_words(optimizer)}: if "
+            "it is a wrapper, such as Lookahead, give attach the optimizer inside."
         )
     members = [unwrapped_optimizer(one) for one in optimizer]
     if len({id(one) for one in members}) < len(members):
         raise UsageError("attach was given the same optimizer twice: leave one out.")
     if len(members) > 1 and algorithm is not None and not algorithm.takes_several_optimizers:
         raise UsageError(
-            f"{registry.spec(algorithm)} takes one optimizer, and attach was given {len(members)}: choose hogwild, locked"
-            " or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun starts, too; or"
-            " make one optimizer with several groups of parameters."
+            f"{registry.spec(algorithm)} takes one optimizer, but attach was given {len(members)}: choose hogwild, "
+            "locked or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun "
+            "can start, too; or make one optimizer with several parameter groups."
         )
     if algorithm is not None:
         algorithm.check_optimizers(members, (environment or WorkerEnvironment()).num_workers)
@@ -68,7 +68,7 @@ def as_one_model(
     if isinstance(model, nn.Module):
         return unwrapped_model(model), evaluate
     if not isinstance(model, list | tuple) or not model or not all(isinstance(one, nn.Module) for one in model):
-        raise UsageError(f"attach needs a model, or a tuple of models, and was given {_in_words(model)}.")
+        raise UsageError(f"attach needs a model, or a tuple of models, but was given {_in_words(model)}.")
     return nn.ModuleList(unwrapped_model(one) for one in model), None if evaluate is None else partial(
         _evaluate_each, evaluate
     )

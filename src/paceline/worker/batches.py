@@ -355,8 +355,8 @@ class WorkerBatches:
             )
         elif self._claims.batches.key != batches.key:
             raise UsageError(
-                "worker.batches was given loaders of different sizes: use it for the training data only, and to make batches"
-                " larger during training, accumulate gradients."
+                "worker.batches was given loaders of different sizes: use it for the training data only. To make "
+                "batches larger during training, accumulate gradients."
             )
         self._claims.batches = batches
         return self._claims
@@ -378,8 +378,8 @@ class WorkerBatches:
             while not self._membership.stopped() and self._rounds.take(has_batch=False):
                 if batch is _NO_BATCH:
                     raise UsageError(
-                        "This worker's loader has no batches, and other workers' have some: in lockstep each needs at least"
-                        " one, or take an asynchronous method such as ad-psgd."
+                        "This worker's loader has no batches, but other workers' have some: in lockstep each needs at "
+                        "least one. Or use an asynchronous method such as ad-psgd."
                     )
                 self._replica.begin(self._replica.now_s(), -1, 0)
                 yield batch

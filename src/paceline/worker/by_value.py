@@ -52,7 +52,8 @@ def _cloudpickle() -> Any:
         import cloudpickle  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
-            "The function to train is of a notebook or a prompt, from where worker processes cannot import it: pip install"
-            " 'paceline[notebook]', with which it is sent by value; or define it in a file, or use backend='threads'."
+            "The function to train is defined in a notebook or at a prompt, from which worker processes cannot import "
+            "it: pip install 'paceline[notebook]', which sends it by value; or define it in a file, or use "
+            "backend='threads'."
         ) from error
     return cloudpickle

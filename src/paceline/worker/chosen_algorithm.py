@@ -35,18 +35,19 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
         given = registry.build(variable)
     if named is not None and given is not None and named != given:
         raise UsageError(
-            f"attach names {registry.spec(named)} but the launcher {registry.spec(given)}: name the algorithm in one place."
+            f"attach names {registry.spec(named)}, but the launcher names {registry.spec(given)}: name the algorithm "
+            "in one place."
         )
     chosen = named or given
     if chosen is None and isinstance(environment, Invitation):
         raise UsageError(
-            "Workers that join a run can leave it, and the default, all-reduce, waits for every worker: name an algorithm such"
-            " as ad-psgd, in attach or by paceline launch --algorithm."
+            "Workers that join a run can leave it, but the default, all-reduce, waits for every worker: name an "
+            "algorithm such as ad-psgd, in attach or by paceline launch --algorithm."
         )
     chosen = chosen or registry.build(DEFAULT_ALGORITHM)
     if chosen.needs.averaged:
         raise UsageError(
-            "average=... is what paceline train and simulate evaluate, and a loop of your own evaluates by itself: leave it"
-            " out, and take torch.optim.swa_utils.AveragedModel."
+            "Only paceline train and simulate evaluate average=...: leave it out of your own loop, and use "
+            "torch.optim.swa_utils.AveragedModel."
         )
     return chosen

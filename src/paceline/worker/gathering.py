@@ -254,8 +254,8 @@ def _unpacked(data: bytes) -> Any:
             raise ValueError(type(value).__name__)
     except (ValueError, KeyError, RecursionError) as error:
         raise UsageError(
-            "What a worker brought to worker.sum or worker.mean cannot be read: something else writes where this run's workers"
-            " meet; start the run at another address."
+            "A worker's value for worker.sum or worker.mean cannot be read, because something else writes to this "
+            "run's store; start the run at another address."
         ) from error
     return value
 

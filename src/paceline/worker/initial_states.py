@@ -38,14 +38,15 @@ def check_states(run: Membership, algorithm: Algorithm, optimizer: torch.optim.O
     differing = [worker for worker, row in enumerate(rows) if row[0] != rows[0][0]]
     if differing:
         raise UsageError(
-            f"The optimizer of {name_workers(differing)} begins with another state than worker 0's, so models would"
-            " diverge in lockstep: load a checkpoint of the optimizer on every worker before attach, not under `if rank == 0`."
+            f"The optimizer of {name_workers(differing)} begins with a different state than worker 0's, so models "
+            "would diverge in lockstep: load a checkpoint of the optimizer on every worker before attach, not under "
+            "`if rank == 0`."
         )
     names = [name for name, *found in zip(loose, *(row[1:] for row in rows), strict=False) if len(set(found)) > 1]
     if names and run.worker_id == 0:
         warnings.warn(
-            f"The workers' models differ in {', '.join(names[:3])}, which is neither a parameter nor a buffer, so each worker"
-            " keeps its own: register it with register_buffer, and all begin with worker 0's.",
+            f"The workers' models differ in {', '.join(names[:3])}, which is neither a parameter nor a buffer, so "
+            "each worker keeps its own: register it with register_buffer, so that all begin with worker 0's.",
             stacklevel=5,
         )
 

@@ -207,7 +207,7 @@ class ServerStorage:
             try:
                 self._restored = tensor_files.load(self._path, "its snapshot")
             except UsageError as error:
-                raise PacelineError(f"it died, and no process can take its place: {error}.") from error
+                raise PacelineError(f"it died, and no process can replace it: {error}.") from error
             self._shared.restore(self._restored["x"])
             return self._restored["version"] + 1, self._shared.version
         begin, end = self._shared.ranges[self._shard_id]

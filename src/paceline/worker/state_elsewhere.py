@@ -45,9 +45,9 @@ class _AtServers:
         if not (self._has_warned or asked_by_run.get()):
             self._has_warned = True
             warnings.warn(
-                "The servers keep the optimizer's state, so that a checkpoint of optimizer.state_dict() lacks what it has come"
-                " to, such as momentum: give the run a folder (`out`, or --out) and go on with `resume`, or load the model"
-                " alone.",
+                "The servers keep the optimizer's state, so a checkpoint of optimizer.state_dict() lacks its current "
+                "values, such as momentum: give the run a folder (`out`, or --out) and continue it with `resume`, or "
+                "load only the model.",
                 stacklevel=4,
             )
 
@@ -58,15 +58,15 @@ class _AtServers:
 
 def _refuse(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     raise UsageError(
-        "The servers keep the optimizer's state, and take what the loop has loaded as it attaches: call"
-        " optimizer.load_state_dict before `with paceline.attach(...)`."
+        "The servers keep the optimizer's state, and take the state that the loop has loaded when it attaches: call "
+        "optimizer.load_state_dict before `with paceline.attach(...)`."
     )
 
 
 def _warn_of_part(optimizer: torch.optim.Optimizer) -> None:
     if not asked_by_run.get():
         warnings.warn(
-            "Inside the `with`, optimizer.state_dict() of all-reduce(sharded=true) has the state of this worker's own part"
-            " alone: save it after the `with`, where it is whole.",
+            "Inside the `with`, optimizer.state_dict() of all-reduce(sharded=true) has only the state of this "
+            "worker's own part: save it after the `with`, where it is whole.",
             stacklevel=4,
         )

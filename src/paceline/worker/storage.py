@@ -23,7 +23,7 @@ _END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
 
 
 def _warn(news: NotSaved) -> None:
-    warnings.warn(f"A checkpoint is left out: {news.why}", stacklevel=5)
+    warnings.warn(f"A checkpoint was skipped: {news.why}", stacklevel=5)
 
 
 class WorkerStorage:
@@ -90,8 +90,8 @@ class WorkerStorage:
             version, self._updates_before, x = found
             if x.shape != own_model.x.shape:
                 raise UsageError(
-                    "The checkpoint's workers have parts of the model that are another layout's: resume with the layout that"
-                    " the run was started with."
+                    "The checkpoint was written under another layout: resume with the layout that the run was started "
+                    "with."
                 )
             check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)

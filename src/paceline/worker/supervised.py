@@ -161,8 +161,8 @@ def _check_processes() -> None:
     file = getattr(main, "__file__", None)
     if file is not None and main.__spec__ is None and not Path(file).exists():
         raise UsageError(
-            f"Worker processes cannot import the program, as there is no file {printable(file)}: save it as one, or use"
-            " backend='threads'."
+            f"Worker processes cannot import the program, because there is no file {printable(file)}: save it as one, "
+            "or use backend='threads'."
         )
 
 

@@ -43,7 +43,9 @@ def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool
         with torch.no_grad():
             found = figures_of(evaluate(model))
         if needs_accuracy and found["accuracy"] is None:
-            raise UsageError("evaluate returned no accuracy, and the run has a target accuracy: return it, too.")
+            raise UsageError(
+                "evaluate returned no accuracy, but the run has a target accuracy: return the accuracy, too."
+            )
         return found
 
     return Evaluator(own, figures)

@@ -97,8 +97,8 @@ class WholeRun:
             raise UsageError("worker.follow needs the run: call it inside `with paceline.attach(...) as worker:`.")
         if samples_per_step is None and isinstance(self._optimizer, SeveralOptimizers) and self._optimizer.in_turn:
             raise UsageError(
-                "Where optimizers step in turn, worker.follow cannot tell how many of the run's steps are one of a"
-                " scheduler's: give samples_per_step, what worker.progress grows by in one of them alone."
+                "When optimizers step in turn, worker.follow cannot tell how many of the run's steps make one step of "
+                "the scheduler: give samples_per_step, by how much worker.progress grows in one step of a lone loop."
             )
         self._silence_schedules()
         progress = self._progress

@@ -68,7 +68,7 @@ def test_networkx_graphs_that_cannot_be_used():
         ([(0, 1), (2, 3)], "not connected: it has too few edges"),
         ([(0, 1), (1, 2), (0, 2), (3, 4)], "worker 3 cannot be reached from worker 0"),
         ([(0, 1), (1, 10**12)], "no edge reaches worker 2, but the ids go up to 1000000000000"),
-        ([(0, -1)], "count from 0"),
+        ([(0, -1)], "start at 0"),
         ([(0, 1.5)], "relabel the nodes"),
         ([("a", "b")], "relabel the nodes"),
         ([(0, 1, 2)], "relabel the nodes"),

@@ -73,7 +73,7 @@ def test_a_killed_worker_is_named(tmp_path):
         ("hybrid(groups=3, min_weights=500)", "all-reduce", "groups=1 or 2 or 4"),
         ("hybrid(groups=2)", "all-reduce", "nothing to cut"),
         ("hybrid(groups=1, layers=5.6)", "all-reduce", "5.6 has 10 outputs, which 4 workers"),
-        ("hybrid(groups=2, layers=0)", "all-reduce", "0 is no nn.Linear of the model"),
+        ("hybrid(groups=2, layers=0)", "all-reduce", "0 is not an nn.Linear of the model"),
         ("hybrid(groups=2, min_weights=500)", "hogwild", "hogwild cannot average shards"),
         ("hybrid(groups=2, min_weights=500)", "all-reduce(sharded=true)", "cannot average shards"),
         ("hybrid(groups=auto, min_weights=500)", "all-reduce", r"give attach example_inputs=x.*or say groups=2"),

@@ -40,10 +40,10 @@ def on(shape, program):
         (
             mp.Line(3),
             lambda mesh: mp.Attention(12, 2, mesh),
-            "2 heads cannot be cut over 3 workers, which need a head each",
+            "2 heads cannot be cut over 3 workers, each of which needs a head",
         ),
         (mp.Line(3), lambda mesh: mp.Attention(12, 4, mesh), "A number of heads of 4 cannot be cut into 3"),
-        (GRID, lambda mesh: mp.Attention(12, 5, mesh), "12 features are no multiple of 5 heads"),
+        (GRID, lambda mesh: mp.Attention(12, 5, mesh), "12 features are not a multiple of 5 heads"),
         (GRID, lambda mesh: mp.Dropout(1.0, mesh), "probability is 1.0"),
         (GRID, lambda mesh: mp.Linear(4, 4, mesh, cut="rows"), "no 'rows' to cut"),
     ],
@@ -99,13 +99,13 @@ def test_meshes():
         mp.Mesh.open("2x2")
     with pytest.raises(UsageError, match="A line multiplies without broadcasts"):
         mp.Mesh.open("line 1", mode="summa")
-    with pytest.raises(UsageError, match="'cannon' is no mode of products"):
+    with pytest.raises(UsageError, match="'cannon' is not a mode of products"):
         mp.Mesh.open("1x1", mode="cannon")
     for text in ("2x3", "2x2x2x2", "", "cube", "line 2x2", "-", "2x2x"):
-        with pytest.raises(UsageError, match="is no mesh: write"):
+        with pytest.raises(UsageError, match="is not a mesh: write"):
             mp.parse_mesh(text)
     for make in (lambda: mp.Line(0), lambda: mp.Grid(2, 0), lambda: mp.Grid(True), lambda: mp.parse_mesh("0x0")):
-        with pytest.raises(UsageError, match="is no size of a mesh"):
+        with pytest.raises(UsageError, match="is not a size of a mesh"):
             make()
     assert (mp.parse_mesh("4"), mp.parse_mesh("line 4"), mp.parse_mesh(" 2X2 ")) == (mp.Line(4), mp.Line(4), mp.Grid(2))
     with pytest.raises(UsageError, match="No mesh of 4 workers divides a batch of 3, 7 features"):
@@ -124,7 +124,7 @@ def test_tokens_that_the_vocabulary_has_not(shape):
     def loss(mesh):
         return mp.cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]), mesh)
 
-    assert "not among the 8 of the vocabulary, from -100 to 3" in on(shape, loss)
+    assert "outside the vocabulary of 8; the tokens go from -100 to 3" in on(shape, loss)
     assert "from 0 to 8" in on(shape, embedded(8))
     assert "from -1 to 0" in on(shape, embedded(-1))
 

@@ -59,7 +59,7 @@ def with_a_dropout_along_nothing():
             4,
             "all-reduce",
             of_layers,
-            "A line of 3 needs 3 workers, or 3 for each of several replicas, and",
+            "A line of 3 needs 3 workers for each replica, but",
         ),
         ("tensor(q=2)", 6, "all-reduce", of_layers, "A grid of 2 x 2 needs 4 workers"),
         ("tensor(q=2, depth=2)", 4, "all-reduce", of_layers, "A grid of 2 x 2 x 2 needs 8 workers"),
@@ -67,12 +67,12 @@ def with_a_dropout_along_nothing():
         ("tensor()", 4, "all-reduce", of_layers, "a line or a grid"),
         ("tensor(line=2, depth=2)", 4, "all-reduce", of_layers, "a line or a grid"),
         ("tensor(line=2, mode=summa)", 2, "all-reduce", of_layers, "A line multiplies without broadcasts"),
-        ("tensor(line=2)", 2, "hogwild", of_layers, "hogwild does not go with a tensor layout"),
-        ("tensor(line=2)", 2, "ad-psgd", of_layers, "ad-psgd does not go with a tensor layout"),
-        ("tensor(line=2)", 2, "d-psgd", of_layers, "d-psgd does not go with a tensor layout"),
-        ("tensor(line=2)", 2, "parameter-server", of_layers, "parameter-server does not go with a tensor layout"),
-        ("tensor(line=2)", 2, "all-reduce(shares=auto)", of_layers, "goes by what each worker measures"),
-        ("tensor(line=2)", 2, "da-sgd(delay=auto)", of_layers, "goes by what each worker measures"),
+        ("tensor(line=2)", 2, "hogwild", of_layers, "hogwild does not work with a tensor layout"),
+        ("tensor(line=2)", 2, "ad-psgd", of_layers, "ad-psgd does not work with a tensor layout"),
+        ("tensor(line=2)", 2, "d-psgd", of_layers, "d-psgd does not work with a tensor layout"),
+        ("tensor(line=2)", 2, "parameter-server", of_layers, "parameter-server does not work with a tensor layout"),
+        ("tensor(line=2)", 2, "all-reduce(shares=auto)", of_layers, "depends on each worker's own measurements"),
+        ("tensor(line=2)", 2, "da-sgd(delay=auto)", of_layers, "depends on each worker's own measurements"),
         (
             "tensor(line=3)",
             3,
@@ -86,7 +86,7 @@ def with_a_dropout_along_nothing():
             3,
             "all-reduce",
             partial(of_layers, heads=2),
-            "An attention of 2 heads cannot be cut over 3",
+            "Attention with 2 heads cannot be cut over 3",
         ),
         ("tensor(q=2)", 4, "all-reduce", partial(of_layers, vocabulary=25), "of 25 cannot be cut into 2 equal parts"),
         ("tensor(q=2)", 4, "all-reduce", with_a_dropout_along_nothing, "axis='features'"),
@@ -130,7 +130,7 @@ def test_an_optimizer_that_has_state_or_looks_at_whole_matrices():
     for one in model.parameters():
         one.grad = torch.zeros_like(one)
     optimizer.step()
-    with pytest.raises(pl.UsageError, match="begins without state"):
+    with pytest.raises(pl.UsageError, match="must start without state"):
         pl.attach(model, optimizer, "all-reduce", layout="tensor(line=2)")
 
 
@@ -139,7 +139,7 @@ def test_example_inputs_and_simulations_and_tasks():
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     with pytest.raises(pl.UsageError, match="leave them out"):
         pl.attach(model, optimizer, "all-reduce", layout="tensor(line=2)", example_inputs=torch.zeros(2, 2))
-    with pytest.raises(pl.UsageError, match=r"for loops of your own.*paceline\.attach"):
+    with pytest.raises(pl.UsageError, match=r"needs your own loop.*paceline\.attach"):
         pl.train(pl.TrainConfig(task="digits-mlp", workers=2, algorithm="all-reduce", layout="tensor(line=2)"))
 
 

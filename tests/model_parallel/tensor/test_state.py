@@ -70,13 +70,13 @@ def test_a_state_of_another_model_is_refused():
     mesh = Mesh.open(Line(1))
     model = built(mesh)
     whole = state.full_state_dict(model)
-    with pytest.raises(UsageError, match=r"norm\.bias is in one of them only"):
+    with pytest.raises(UsageError, match=r"only one of the two has norm\.bias"):
         state.load_full_state_dict(model, {name: one for name, one in whole.items() if name != "norm.bias"})
     with pytest.raises(
-        UsageError, match=r"The saved norm\.bias is of another model: .* \(5,\), and this model's is \(24,\)"
+        UsageError, match=r"The saved norm\.bias belongs to another model: .* \(5,\), but this model's is \(24,\)"
     ):
         state.load_full_state_dict(model, {**whole, "norm.bias": torch.zeros(5)})
     one = torch.optim.SGD([{"params": [model.norm.bias]}, {"params": [model.norm.weight]}], momentum=0.9)
     other = torch.optim.SGD(model.parameters(), momentum=0.9)
-    with pytest.raises(UsageError, match="has other groups of parameters"):
+    with pytest.raises(UsageError, match="has other parameter groups"):
         state.load_full_optimizer_state(model, other, state.full_optimizer_state(model, one))

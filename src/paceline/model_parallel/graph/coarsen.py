@@ -82,8 +82,9 @@ def _check_changes(nodes: Sequence[Node], edges: set[tuple[int, int]], merger: _
                 is_safe = is_with or source == at or at in behind[source]
             if not is_safe:
                 raise UsageError(
-                    f"{nodes[at].name} ({nodes[at].line}) changes in place what {nodes[reader].name} ({nodes[reader].line})"
-                    " reads, and nothing else says which of them is first: make a new tensor there instead."
+                    f"{nodes[at].name} ({nodes[at].line}) changes in place a tensor that {nodes[reader].name} "
+                    f"({nodes[reader].line}) reads, and nothing else determines their order: make a new tensor there "
+                    "instead."
                 )
 
 

@@ -139,6 +139,7 @@ class Exchange:
     def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
-            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The step has"
-            " ended on all workers; go on from the newest checkpoint with resume=, with as many workers as are left."
+            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
+            "step has ended on all workers; resume from the newest checkpoint with resume= and as many workers as are "
+            "left."
         )

@@ -67,8 +67,8 @@ class PlacedPart(nn.Module):
             worker = environment.worker_id if environment is not None else 0 if plan.workers == 1 else None
         if worker is None:
             raise UsageError(
-                f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, with"
-                " plan=plan, or say whose part with worker=."
+                f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
+                "with plan=plan, or name the worker with worker=."
             )
         if not 0 <= worker < plan.workers:
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
@@ -152,13 +152,13 @@ class PlacedPart(nn.Module):
         """
         if not (self.training or self.plan.any_mode):
             raise UsageError(
-                f"{self.plan.model} computes something else in evaluation than in training, which is what was placed: evaluate"
-                " with the whole model, as attach(..., evaluate=...) does."
+                f"{self.plan.model} computes something else in evaluation mode than in training mode, in which it was "
+                "placed: evaluate with the whole model, as attach(..., evaluate=...) does."
             )
         if self._transfers and torch.is_autocast_enabled("cpu"):
             raise UsageError(
-                "Under torch.autocast a placed model would make tensors of other types than its plan sends: leave it out;"
-                ' pl.place(..., wire="bfloat16") halves what is sent.'
+                "Under torch.autocast a placed model would make tensors of other dtypes than its plan sends: leave it "
+                'out; pl.place(..., wire="bfloat16") halves what is sent.'
             )
         if self._exchange is None:
             if self._transfers:
@@ -193,8 +193,9 @@ class PlacedPart(nn.Module):
         expected = tuple(((s[0] * number, *s[1:]) if number > 1 and s else s, d) for s, d in self.plan.inputs)
         if shapes != expected or tuple(arguments) != self.plan.arguments:
             raise UsageError(
-                f"The plan is for inputs {_shapes(expected)}, as of its example, and was given {_shapes(shapes)}: use batches"
-                " of one size (drop_last=True), or place the model with another example."
+                f"The plan expects the shapes of its example's inputs, {_shapes(expected)}, but was given "
+                f"{_shapes(shapes)}: use batches of one size (drop_last=True), or place the model with another "
+                "example."
             )
         return arguments
 
@@ -286,8 +287,8 @@ def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
         model.train(mode)
     if digest(graph) != plan.digest:
         raise UsageError(
-            f"The plan is of another model ({plan.model}) than this {type(model).__name__}: place this one, or build it as it"
-            " was built when it was placed."
+            f"The plan belongs to another model ({plan.model}) than this {type(model).__name__}: place this one, or "
+            "build it as it was built when it was placed."
         )
     replace_constants(graph, dict(plan.constants))
     return graph

@@ -36,7 +36,7 @@ def read_measured(folder: Path) -> tuple[Plan, tuple[Event, ...]]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{folder} holds no times of a placed run that can be read: run it again.") from error
+        raise UsageError(f"{folder} holds no readable times of a placed run: run it again.") from error
 
 
 def _events(plan: Plan, workers: list[dict[str, Any]]) -> tuple[Event, ...]:
@@ -62,8 +62,8 @@ def _read(folder: Path, worker: int) -> Any:
     path = path_of(folder, worker)
     if not path.is_file():
         raise UsageError(
-            f"{folder} holds no times of a placed run: give launch out= and a plan, and let the run end; or name a model,"
-            " as path/to/file.py:function."
+            f"{folder} holds no times of a placed run: give launch out= and a plan, and let the run end; or name a "
+            "model, such as path/to/file.py:function."
         )
     values = read_table(path, "The file of a placed run")
     if values["paceline_placed"] != FORMAT:

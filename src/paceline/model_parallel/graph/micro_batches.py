@@ -56,8 +56,8 @@ def check_micro_batches(model: nn.Module, traced: Traced, arguments: Mapping[str
         parts = joined([twin(**{k: micro_batch(v, m, number) for k, v in arguments.items()}) for m in range(number)])
     if changes or (_are_close(whole, again) and not _are_close(whole, parts)):
         raise UsageError(
-            f"{type(model).__name__} makes something else of a batch than of its micro-batches, as batch norm and sums over"
-            " samples do: place it for latency, without micro-batches, or leave the sum to the loss."
+            f"{type(model).__name__} computes a different result from a batch than from its micro-batches, as batch "
+            "norm and sums over samples do: place it for latency, without micro-batches, or leave the sum to the loss."
         )
 
 

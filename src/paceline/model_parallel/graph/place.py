@@ -150,8 +150,8 @@ def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
             found = [replace(one, is_certain=one.makespan_s <= certain_s) for one in found] + [placed]
     if not found:
         raise UsageError(
-            "No placer found a placement that fits the devices' memory and what must be together: allow more memory or fewer"
-            " pins."
+            "No placer found a placement that fits the devices' memory and keeps together the operations that must "
+            "share a device: allow more memory or fewer pins."
         )
     preferred = ["all-on-one", "exact", *PLACERS]
     found.sort(key=lambda one: (one.makespan_s, preferred.index(one.placer)))

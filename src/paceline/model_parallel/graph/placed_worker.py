@@ -157,11 +157,11 @@ def _check(part: PlacedPart, environment: WorkerEnvironment | None) -> None:
             )
         return
     if not isinstance(environment, SupervisedEnvironment) or environment.plan is None:
-        raise UsageError("The parts of a placed model are run by paceline.launch(train, workers=..., plan=plan).")
+        raise UsageError("Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan).")
     if part.worker != environment.worker_id or environment.plan != plan:
         raise UsageError(
-            f"This is worker {part.worker}'s part of a plan, in worker {environment.worker_id} of a launch: give launch the"
-            " same plan, and call plan.part(model) in the function that it runs."
+            f"This is worker {part.worker}'s part of a plan, but it runs in worker {environment.worker_id} of a "
+            "launch: give launch the same plan, and call plan.part(model) in the function that it runs."
         )
 
 
@@ -201,11 +201,13 @@ def _load_part(
         program = saved.get("program") or {}
         if "placed" not in program:
             raise UsageError(
-                f"The checkpoint in {resume} is of a run without a plan: a placed model goes on from a placed one's."
+                f"The checkpoint in {resume} is of a run without a plan: resume a placed model from a placed run's "
+                "checkpoint."
             )
         if not _is_sound(program, part):
             raise UsageError(
-                f"The checkpoint in {resume} holds what no placed run of this model writes: start the run again without it."
+                f"The checkpoint in {resume} is not one that a placed run of this model writes: start the run again "
+                "without it."
             )
         values |= program["values"]
         state = saved["optimizer"]["state"]
@@ -215,8 +217,8 @@ def _load_part(
     names = {id(one): name for name, one in part.named_parameters()}
     if missing := sorted(name for name in names.values() if name != "nothing" and name not in values):
         raise UsageError(
-            f"The checkpoint in {resume} lacks {missing[0]} of this model, as a worker's part of it is not there: go on from"
-            " another checkpoint, or start the run again without it."
+            f"The checkpoint in {resume} lacks {missing[0]} of this model, because a worker's part is missing: resume "
+            "from another checkpoint, or start the run again without it."
         )
     views = dict(zip(map(id, run.binding.parameters), run.binding.views(run.ports.shared.x), strict=True))
     with torch.no_grad():

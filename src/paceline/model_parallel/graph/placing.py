@@ -136,9 +136,9 @@ def place(
     while measured.error > _MOST_ERROR and not force:
         if tries == _TRIES:
             raise UsageError(
-                f"The model's parts, measured block by block {tries} times, add up to {measured.sum_s * 1e3:.2f} ms, and a"
-                f" whole step takes {measured.step_s * 1e3:.2f} ms: {measured.error:.0%} off, too far to plan by. Take a"
-                " larger batch, or plan all the same with --force (force=True)."
+                f"The model's parts, measured block by block {tries} times, add up to {measured.sum_s * 1000.0:.2f} "
+                f"ms, but a whole step takes {measured.step_s * 1000.0:.2f} ms: {measured.error:.0%} off, too far to "
+                "plan by. Use a larger batch, or plan anyway with --force (force=True)."
             )
         tries += 1
         measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
@@ -177,7 +177,7 @@ def _devices(
     found = [Device()] * devices if isinstance(devices, int) else list(devices)
     for index, factor in (slow or {}).items():
         if not 0 <= index < len(found):
-            raise UsageError(f"There is no device {index} to be slow among {len(found)}, from 0.")
+            raise UsageError(f"Device {index} cannot be slow: there are {len(found)} devices, numbered from 0.")
         found[index] = replace(found[index], slowness=found[index].slowness * factor)
     for index, one in enumerate(found):
         if not 0 < one.slowness < math.inf:
@@ -194,7 +194,7 @@ def _microbatches(objective: str, microbatches: int | None) -> int:
         raise UsageError(f"objective must be latency or throughput, not {shown(objective)}.")
     if objective == "latency":
         if microbatches not in (None, 1):
-            raise UsageError('Micro-batches are for objective="throughput"; a step\'s latency is of one batch.')
+            raise UsageError('Micro-batches are for objective="throughput"; latency is the time of one whole batch.')
         return 1
     number = 8 if microbatches is None else microbatches
     if number < 1:
@@ -266,11 +266,13 @@ def _constraints(
             devices = tuple(d for d, one in enumerate(machines) if one.kind == where)
             if not devices:
                 kinds = ", ".join(sorted({one.kind for one in machines}))
-                raise UsageError(f"{name} is to be on a device of kind {shown(where)}, and there are only: {kinds}.")
+                raise UsageError(f"{name} is pinned to a device of kind {shown(where)}, but there are only: {kinds}.")
         elif 0 <= where < len(machines):
             devices = (where,)
         else:
-            raise UsageError(f"{name} is to be on device {where}, and there are {len(machines)}, from 0.")
+            raise UsageError(
+                f"{name} is pinned to device {where}, but there are {len(machines)} devices, numbered from 0."
+            )
         for node in find_nodes(traced, name):
             if node in allowed and not set(allowed[node]) & set(devices):
                 other, there = asked[node]

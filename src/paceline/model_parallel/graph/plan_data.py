@@ -130,7 +130,9 @@ class PlanData:
             raise UsageError(f"device_of must name all groups of the plan, and no others: see {wrong[0]}.")
         asked = tuple(device_of[one.name] for one in problem.groups)
         if any(not 0 <= one < len(problem.devices) for one in asked) or not problem.fits(asked):
-            raise UsageError("This placement parts what must be together, or does not fit the devices.")
+            raise UsageError(
+                "This placement separates operations that must share a device, or does not fit the devices' memory."
+            )
         run, order = best_of(problem, asked)
         placement = Placement("as asked", asked, order, run.makespan_s)
         return dataclasses.replace(self, problem=problem, placement=placement, bounds=bounds(problem), others=())

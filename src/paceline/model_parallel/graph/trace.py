@@ -96,9 +96,9 @@ class _Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self._modes:
             raise UsageError(
-                f"forward computes without gradients or under autocast at {_users_line(traceback.extract_stack())}, which its"
-                " graph would not: use detach(), freeze parameters and cast tensors instead, or put that into a function that"
-                " torch.fx.wrap hides."
+                f"forward computes without gradients or under autocast at {_users_line(traceback.extract_stack())}, "
+                "which its graph would not do: use detach(), freeze parameters and cast tensors instead, or put that "
+                "code into a function marked with torch.fx.wrap."
             )
         return super().create_node(*args, **kwargs)
 
@@ -130,7 +130,8 @@ def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[s
         ) from None
     if any(signature.parameters[one].kind in (2, 4) for one in bound.arguments):
         raise UsageError(
-            f"{type(model).__name__}.forward takes *args or **kwargs, whose number a graph cannot tell: name its arguments."
+            f"{type(model).__name__}.forward takes *args or **kwargs, whose number a graph cannot know: name its "
+            "arguments."
         )
     arguments = dict(bound.arguments)
     bound.apply_defaults()
@@ -158,18 +159,18 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     except UsageError:
         raise
     except RecursionError as error:
-        raise UsageError(f"{type(model).__name__} has no graph: its forward calls itself without an end.") from error
+        raise UsageError(f"{type(model).__name__} has no graph: its forward calls itself endlessly.") from error
     except Exception as error:  # user code may raise anything on proxy values
         line = _users_line(traceback.extract_tb(error.__traceback__))
         raise UsageError(
-            f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind"
-            f" ({first_line(error)}); move that out of forward, or into a function that torch.fx.wrap hides."
+            f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind "
+            f"({first_line(error)}); move that code out of forward, or into a function marked with torch.fx.wrap."
         ) from error
     if not torch.equal(state, torch.get_rng_state()):
         torch.set_rng_state(state)
         raise UsageError(
-            f"{type(model).__name__} draws random numbers by none of its inputs, and its graph would have the same ones in"
-            " every step: draw them by a tensor, as torch.randn_like does."
+            f"{type(model).__name__} draws random numbers that depend on no input, so its graph would draw the same "
+            "ones in every step: draw them from a tensor's shape, as torch.randn_like does."
         )
     for node in list(graph.nodes):  # the checks that torch.fx adds for unchanged defaults
         if node.op == "call_function" and is_assert(node.target):
@@ -213,8 +214,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
     for name in outputs:
         if name in kinds and not kinds[name].is_tensor:
             raise UsageError(
-                f"{type(model).__name__} returns {name}, which is no tensor but a {type(run.values[name]).__name__}: return"
-                " tensors, alone or in a tuple, list or dict."
+                f"{type(model).__name__} returns {name}, which is not a tensor but a "
+                f"{type(run.values[name]).__name__}: return tensors, alone or in a tuple, list or dict."
             )
     shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
     return Traced(graph, nodes, outputs, run.constants, shapes, run.values, text)

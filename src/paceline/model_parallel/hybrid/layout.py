@@ -66,12 +66,13 @@ class HybridParallel:
         """
         if self.groups == "auto":
             raise UsageError(
-                "hybrid(groups=auto) chooses by the sizes of layers and batches, which it is not told: give attach"
-                " example_inputs=x, a batch as a worker's model is called with, or say groups=2."
+                "hybrid(groups=auto) needs the sizes of layers and batches to choose groups: give attach "
+                "example_inputs=x, an example of a worker's batch, or say groups=2."
             )
         if num_workers % self.groups:
             divisors = [str(n) for n in range(1, num_workers + 1) if num_workers % n == 0]
             raise UsageError(
-                f"{num_workers} workers cannot be {self.groups} groups of the same size: take groups={' or '.join(divisors)}."
+                f"{num_workers} workers cannot form {self.groups} groups of equal size: use "
+                f"groups={' or '.join(divisors)}."
             )
         return num_workers // self.groups

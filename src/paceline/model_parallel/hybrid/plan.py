@@ -87,8 +87,8 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
     for name, module in modules.items():
         if isinstance(module, _OTHER_DROPOUTS) and module.p:
             raise UsageError(
-                f"{type(module).__name__} {name} draws from each worker's own generator, so that results would depend on the"
-                " number of workers: take nn.Dropout, whose masks a layout draws by sample and feature."
+                f"{type(module).__name__} {name} draws from each worker's own generator, so results would depend on "
+                "the number of workers: use nn.Dropout, whose masks a layout draws by sample and feature."
             )
     chosen = _chosen(modules, layout, parts)
     if parts == 1:
@@ -104,8 +104,8 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
         if (size := layer.ifm if layer.dim else layer.ofm) % parts:
             what = "inputs" if layer.dim else "outputs"
             raise UsageError(
-                f"{layer.name} has {size} {what}, which {parts} workers of a group cannot share equally: take another number"
-                " of groups, or leave it out of layers=."
+                f"{layer.name} has {size} {what}, which {parts} workers of a group cannot share equally: use another "
+                "number of groups, or leave it out of layers=."
             )
     _check_untied(model, layers)
     order = {name: at for at, name in enumerate(modules)}
@@ -141,20 +141,20 @@ def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
     for layer in plan.layers:
         if layer.name not in shapes:
             raise UsageError(
-                f"The model does not call {layer.name} as a module, but uses its weight by itself, as F.linear does, so that a"
-                " layout cannot cut it: name other layers with layers=, or call the module."
+                f"The model uses the weight of {layer.name} without calling the module, for example in F.linear, so a "
+                "layout cannot cut it: name other layers with layers=, or call the module."
             )
         if len(shapes[layer.name]) != 2:
             raise UsageError(
-                f"{layer.name} takes inputs of {len(shapes[layer.name])} dimensions, and a layout cuts layers with one row for"
-                " each sample: name others with layers=."
+                f"{layer.name} takes inputs of {len(shapes[layer.name])} dimensions, but a layout cuts layers with "
+                "one row for each sample: name others with layers=."
             )
 
 
 def _chosen(modules: dict[str, nn.Module], layout: HybridParallel, parts: int) -> list[str]:
     if unknown := [name for name in layout.names if not isinstance(modules.get(name), nn.Linear)]:
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        raise UsageError(f"{unknown[0]} is no nn.Linear of the model, which has {', '.join(linear) or 'none'}.")
+        raise UsageError(f"{unknown[0]} is not an nn.Linear of the model, which has {', '.join(linear) or 'none'}.")
     if layout.names:
         chosen = list(layout.names)
         if odd := [name for name in chosen if not _is_plain(modules[name])]:
@@ -165,8 +165,9 @@ def _chosen(modules: dict[str, nn.Module], layout: HybridParallel, parts: int) -
     chosen = [name for name, module in _large(modules, layout).items() if module.out_features % parts == 0]
     if not chosen and parts > 1:
         raise UsageError(
-            f"No linear layer of the model has {layout.min_weights:,} weights or more and outputs that {parts} workers can"
-            " share equally, so there is nothing to cut: name some with layers=, or train without a layout."
+            f"No linear layer of the model has at least {layout.min_weights:,} weights and outputs that {parts} "
+            "workers can share equally, so there is nothing to cut: name layers with layers=, or train without a "
+            "layout."
         )
     return chosen
 
@@ -203,9 +204,9 @@ def _chains(modules: dict[str, nn.Module], chosen: list[str]) -> Iterator[tuple[
             if name in left:
                 if norm and chain:
                     raise UsageError(
-                        f"{norm} lies between the cut layers {chain[-1]} and {name}: the mean and variance of each group's"
-                        " samples would differ from those of all, so results would depend on groups; name other layers with"
-                        " layers=, or take LayerNorm."
+                        f"{norm} lies between the cut layers {chain[-1]} and {name}: the mean and variance of each "
+                        "group's samples would differ from those of all samples, so results would depend on groups; "
+                        "name other layers with layers=, or use LayerNorm."
                     )
                 chain.append(name)
                 between.append([])
@@ -253,6 +254,6 @@ def _check_untied(model: nn.Module, layers: list[CutLayer]) -> None:
             names = owners[id(parameter)] if parameter is not None else []
             if len(names) > 1:
                 raise UsageError(
-                    f"{names[0]} is tied to {names[1]}, and a layout would cut it for one use and not for the other: leave"
-                    f" {layer.name} out of layers=, or untie them."
+                    f"{names[0]} is tied to {names[1]}, but a layout would cut it for one use and not for the other: "
+                    f"leave {layer.name} out of layers=, or untie them."
                 )

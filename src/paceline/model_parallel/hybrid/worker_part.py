@@ -191,7 +191,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     """Rejects an algorithm that does not support shards."""
     if not algorithm.takes_shards:
         raise UsageError(
-            f"{registry.spec(algorithm)} cannot average shards: hybrid goes with all-reduce without sharded, shares or codec."
+            f"{registry.spec(algorithm)} cannot average shards: use all-reduce without sharded, shares or codec."
         )
 
 
@@ -205,11 +205,11 @@ def check_optimizer_of(optimizer: torch.optim.Optimizer) -> None:
     )
     if isinstance(optimizer, torch.optim.Adagrad):
         raise UsageError(
-            "Under a layout the optimizer begins without state, and Adagrad has its sums as soon as it is made: choose"
-            " another, such as RMSprop or Adam."
+            "Under a layout the optimizer must start without state, but Adagrad has state as soon as it is made: "
+            "choose another, such as RMSprop or Adam."
         )
     if optimizer.state:
         raise UsageError(
-            "Under a layout the optimizer begins without state, since that of whole layers would have to be cut: attach before"
-            " the first step, or resume the run by its checkpoint."
+            "Under a layout the optimizer must start without state, since the state of whole layers would have to be "
+            "cut: attach before the first step, or resume the run from its checkpoint."
         )

@@ -249,8 +249,8 @@ class VocabularyLoss(torch.autograd.Function):
         axis.start_all_reduce(sums).wait()
         if not torch.equal(sums[2], targets.to(target.dtype) * axis.size):
             raise UsageError(
-                "Workers that share samples have other targets: give all workers the same batches, with samplers that are"
-                " seeded alike."
+                "Workers that share samples have different targets: give all workers the same batches, with samplers "
+                "that have the same seed."
             )
         ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, is_elsewhere)
         ctx.factor = axis.size / len(targets)
@@ -324,6 +324,6 @@ def _local_tokens(tokens: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor
 def _check_tokens(tokens: Tensor, vocabulary: int) -> None:
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         raise UsageError(
-            f"A token is not among the {vocabulary} of the vocabulary, from {int(tokens.min())} to {int(tokens.max())}:"
-            " leave out padding and what is to be ignored, or enlarge the vocabulary."
+            f"A token is outside the vocabulary of {vocabulary}; the tokens go from {int(tokens.min())} to "
+            f"{int(tokens.max())}: leave out padding and tokens to ignore, or enlarge the vocabulary."
         )

@@ -151,8 +151,8 @@ class GradientMeans:
             for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
                 if parameter.grad is None or parameter not in self._begun:
                     raise UsageError(
-                        "torch.autograd.grad would find this worker's part of a mean: call loss.backward(), and take the"
-                        " gradients of parameters on a mesh from their `grad`."
+                        "torch.autograd.grad would return only this worker's part of a mean: call loss.backward(), "
+                        "and take the gradients of parameters on a mesh from their `grad`."
                     )
                 parameter.grad.data.add_(part.view_as(parameter))
                 for call in self.completed:

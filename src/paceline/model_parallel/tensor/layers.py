@@ -74,7 +74,7 @@ class Cut(nn.Module):
         parameter = getattr(self, name)
         if torch.is_autocast_enabled(parameter.device.type):
             raise UsageError(
-                "Layers on a mesh add up in the type of their parameters: use them outside torch.autocast."
+                "Layers on a mesh add up in the dtype of their parameters: use them outside torch.autocast."
             )
         placement, axes = self.placement(name), self.mesh.axes
         self.mesh.gradients.watch(parameter, placement)
@@ -305,7 +305,7 @@ class Attention(nn.Module):
     def __init__(self, features: int, heads: int, mesh: Mesh, *, is_causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         if features % heads:
-            raise UsageError(f"{features} features are no multiple of {heads} heads: choose one.")
+            raise UsageError(f"{features} features are not a multiple of {heads} heads: choose one.")
         self.mesh, self.heads, self.is_causal = mesh, heads, is_causal
         self.local_heads(mesh.shape)
         self.qkv = Linear(features, 3 * features, mesh)
@@ -321,8 +321,8 @@ class Attention(nn.Module):
         """
         if self.heads < shape.hidden_parts:
             raise UsageError(
-                f"An attention of {self.heads} heads cannot be cut over {shape.hidden_parts} workers, which need a head each:"
-                f" choose at least {shape.hidden_parts} heads, or another mesh."
+                f"Attention with {self.heads} heads cannot be cut over {shape.hidden_parts} workers, each of which "
+                f"needs a head: choose at least {shape.hidden_parts} heads, or another mesh."
             )
         return divided(self.heads, shape.hidden_parts, "a number of heads")
 

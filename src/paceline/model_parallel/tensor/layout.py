@@ -61,7 +61,7 @@ class TensorParallel:
         shape = self.shape
         if num_workers % shape.workers:
             raise UsageError(
-                f"{str(shape).capitalize()} needs {shape.workers} workers, or {shape.workers} for each of several replicas,"
-                f" and there are {num_workers}: start a multiple of {shape.workers}, or choose another mesh."
+                f"{str(shape).capitalize()} needs {shape.workers} workers for each replica, but there are "
+                f"{num_workers}: start a multiple of {shape.workers}, or choose another mesh."
             )
         return num_workers // shape.workers

@@ -149,13 +149,13 @@ def parse_mesh(text: str) -> Line | Grid:
         return Line(numbers[0])
     if len(numbers) in (2, 3) and numbers[0] == numbers[1] and "line" not in text.lower():
         return Grid(*numbers[1:])
-    raise UsageError(f"{shown(text)} is no mesh: write 'line 4', '2x2' or '2x2x2' (a square, times its depth).")
+    raise UsageError(f"{shown(text)} is not a mesh: write 'line 4', '2x2' or '2x2x2' (a square, times its depth).")
 
 
 def check_mode(mode: str, shape: Line | Grid) -> None:
     """Rejects an unknown mode, or one that this mesh does not support."""
     if mode not in get_args(Mode):
-        raise UsageError(f"{shown(mode)} is no mode of products: choose 'allgather' or 'summa'.")
+        raise UsageError(f"{shown(mode)} is not a mode of products: choose 'allgather' or 'summa'.")
     if mode == "summa" and isinstance(shape, Line):
         raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
 
@@ -203,8 +203,8 @@ def choose_mesh(
     ]
     if not possible:
         raise UsageError(
-            f"No mesh of {workers} workers divides a batch of {batch}, {hidden} features and the rest: make them multiples of"
-            " the number of workers, or allow a larger share of the parameters on each."
+            f"No mesh of {workers} workers divides a batch of {batch}, {hidden} features and the rest: make them "
+            "multiples of the number of workers, or allow each worker a larger share of the parameters."
         )
     return min(possible, key=lambda mesh: mesh.layer_elements(batch, sequence, hidden))
 
@@ -212,4 +212,6 @@ def choose_mesh(
 def _check_counts(*numbers: int) -> None:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise UsageError(f"{shown(number)} is no size of a mesh, batch or model: give a whole number from 1 on.")
+            raise UsageError(
+                f"{shown(number)} is not a size of a mesh, batch or model: give a whole number of 1 or more."
+            )

@@ -62,7 +62,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     mesh, placed = placements_of(model)
     own = model.state_dict()
     if differing := sorted(own.keys() ^ state.keys()):
-        raise UsageError(f"The saved state is of another model: {differing[0]} is in one of them only.")
+        raise UsageError(f"The saved state belongs to another model: only one of the two has {differing[0]}.")
     for name, tensor in own.items():
         tensor.copy_(_part(name, state[name], tensor.shape, mesh, placed))
 
@@ -117,7 +117,7 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
     names = _names(model)
     groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
     if groups != [group["params"] for group in state["param_groups"]]:
-        raise UsageError("The saved optimizer has other groups of parameters: build this one as that one was built.")
+        raise UsageError("The saved optimizer has other parameter groups: build this optimizer with the same ones.")
     number = {name: at for at, name in enumerate(name for group in groups for name in group)}
     parameters = dict(model.named_parameters())
     packed = {}
@@ -160,12 +160,12 @@ def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
                     " with `embedding.logits(x)`, or give each a parameter of its own."
                 )
     if mesh is None:
-        raise UsageError("The model has no layer on a mesh: build it from those of paceline.model_parallel.")
+        raise UsageError("The model has no layer on a mesh: build it from the layers of paceline.model_parallel.")
     for name, parameter in model.named_parameters():
         if id(parameter) not in placed:
             raise UsageError(
-                f"{name} belongs to no layer of paceline.model_parallel, so that its gradient would be this worker's only:"
-                " build the model from its layers."
+                f"{name} belongs to no layer of paceline.model_parallel, so its gradient would be this worker's only: "
+                "build the model from those layers."
             )
     return mesh, {name: placed[id(one)] for name, one in model.named_parameters(remove_duplicate=False)}
 
@@ -182,8 +182,8 @@ def _part(name: str, whole: Tensor, shape: torch.Size, mesh: Mesh, placed: Mappi
     part = _placement(name, placed).cut(whole, mesh.axes)
     if part.shape != shape:
         raise UsageError(
-            f"The saved {name} is of another model: a worker's part of its shape {tuple(whole.shape)} would be"
-            f" {tuple(part.shape)}, and this model's is {tuple(shape)}."
+            f"The saved {name} belongs to another model: a worker's part of its shape {tuple(whole.shape)} would be "
+            f"{tuple(part.shape)}, but this model's is {tuple(shape)}."
         )
     return part
 

@@ -160,8 +160,8 @@ def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
     meshes = {id(one.mesh) for _, one in cut_modules(model)}
     if mesh.shape.workers > 1 or len(meshes) > 1:
         raise UsageError(
-            "A layout cuts a model that was built whole, and this one is on a mesh of several workers, or on several meshes:"
-            " give all of its layers one mp.Mesh.alone()."
+            "A layout cuts a model that was built whole, but this one is on a mesh of several workers, or on several "
+            "meshes: give all of its layers one mp.Mesh.alone()."
         )
     for name, module in model.named_modules():
         if isinstance(module, Attention):
@@ -179,11 +179,11 @@ def check_algorithm(algorithm: Algorithm) -> None:
     needs, spec = algorithm.needs, registry.spec(algorithm)
     if not algorithm.lockstep or needs.mailbox or needs.kind != "replicated":
         raise UsageError(
-            f"{spec} does not go with a tensor layout, whose workers need each other in every layer: choose all-reduce,"
-            " lockstep, local-sgd, da-sgd or diloco, which average across its replicas."
+            f"{spec} does not work with a tensor layout, whose workers need each other in every layer: choose "
+            "all-reduce, lockstep, local-sgd, da-sgd or diloco, which average across its replicas."
         )
     if algorithm.by_speed or getattr(algorithm, "delay", None) == "auto":
         raise UsageError(
-            f"{spec} goes by what each worker measures, on which workers that share a model would differ: leave out"
-            " shares=auto, and give a delay in steps."
+            f"{spec} depends on each worker's own measurements, which would differ among workers that share a model: "
+            "leave out shares=auto, and give a delay in steps."
         )

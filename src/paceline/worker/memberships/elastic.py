@@ -128,8 +128,8 @@ class ElasticMembership(Membership):
 class _NobodyToWaitFor:
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
         raise UsageError(
-            "Workers that join a run come and go, so worker.sum and worker.mean do not know whom to wait for: print each"
-            " worker's own figure, or start the workers with paceline.launch or torchrun."
+            "Workers that join a run come and go, so worker.sum and worker.mean cannot know which workers to wait "
+            "for: print each worker's own figure, or start the workers with paceline.launch or torchrun."
         )
 
     def leave(self) -> None:

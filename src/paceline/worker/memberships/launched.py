@@ -73,11 +73,11 @@ class LaunchedMembership(Membership):
         check_algorithm(spec, algorithm.needs)
         if folder is not None and not algorithm.lockstep:
             raise UsageError(
-                "PACELINE_CHECKPOINT is for algorithms whose workers go through rounds together, and"
-                f" {spec} has none: leave it out, or use paceline.launch, whose checkpoints are for all."
+                f"PACELINE_CHECKPOINT needs an algorithm that trains in rounds, but {spec} does not: leave it out, or "
+                "use paceline.launch, which writes checkpoints for all algorithms."
             )
         if layout is not None and copies is not None:
-            raise UsageError("Layouts are for models on the CPU so far: move the model there with model.cpu().")
+            raise UsageError("Layouts support only models on the CPU: move the model there with model.cpu().")
         buffers = dense_buffers(model)
         self._storage = WorkerStorage(self.worker_id, resume, folder)
         self._first_version = self._read_checkpoint(buffers)
