@@ -68,7 +68,7 @@ def place(
     for path, what in ((plan, "The plan"), (report, "The report"), (trace, "The trace")):
         if path is not None:
             check_new_file(path, what)
-    factors = options.pairs("--slow", slow, "DEVICE:FACTOR, as 1:3")
+    factors = options.pairs("--slow", slow, "DEVICE:FACTOR, such as 1:3")
     pins = options.pairs("--pin", pin, "MODULE:DEVICE, as encoder:0", str, lambda to: int(to) if to.isdecimal() else to)
     memory_bytes = _bytes(memory) if memory is not None else None
 

@@ -139,7 +139,7 @@ class WorkerPart(ShardedPart):
             return
         first = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.dim()), None)
         if first is None:
-            raise UsageError("A model under a layout is called with a tensor whose first dimension is the samples'.")
+            raise UsageError("Call a model under a layout with a tensor whose first dimension is the samples.")
         version = self._version()
         self._pass = (version, self._pass[1] + 1 if self._pass[0] == version else 0)
         own = torch.tensor(-len(first) if self.repeats() else len(first), dtype=torch.float64)
@@ -149,8 +149,9 @@ class WorkerPart(ShardedPart):
     def _of_pass(self, name: str) -> Rows:
         if self._rows is None:
             raise UsageError(
-                f"{name} is cut over the workers of a group, which compute it together, so that one cannot evaluate the model"
-                " by itself: give attach its evaluate=, or evaluate after the `with`; and call the model as a whole."
+                f"{name} is cut over the workers of a group, which compute it together, so one worker alone cannot "
+                "evaluate the model: give attach its evaluate=, or evaluate after the `with`; and call the model as a "
+                "whole."
             )
         return self._rows
 
@@ -160,8 +161,8 @@ class WorkerPart(ShardedPart):
         assert weight is not None
         if x.dim() != 2 or (layer.entry == "rows" and len(x) != rows.own):
             raise UsageError(
-                f"{layer.name} is cut, and takes one row of inputs for each sample, not {tuple(x.shape)}: leave it out"
-                " of layers=."
+                f"{layer.name} is cut and takes one row of inputs for each sample, not {tuple(x.shape)}: leave it out "
+                "of layers=."
             )
         if layer.entry == "rows":
             x = gather_rows(x, axis, rows)
