@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one sentence says what is wrong, and what to do about it."""
+"""Errors that a user can act on: one sentence says what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PeerLostError(WorkerLostError):
 class NoGradient(PacelineError):  # noqa: N818  (nor is this)
     """Tells a worker's program that the user's loop has ended, without a gradient for the step that it began.
 
-    There are no further steps, and `replica.samples` is 0. A program that has told others of this step ends it as one without
+    No further steps follow, and `replica.samples` is 0. A program that has told others of this step ends it as one without
     a batch.
     """
 

@@ -58,7 +58,7 @@ def advise(
 
     Costs: about the budget, on all cores: short real runs of every algorithm (not with a cluster's file), then simulations of
     every candidate with real gradients, then repeats of the leaders.
-    Not: a run to the target; what is advised has been simulated, not trained.
+    Not: a run to the target; the advised candidate has been simulated, not trained.
 
     Args:
         program: `FILE.py:FUNCTION` that calls `paceline.attach`, a built-in task, or a `Program`.

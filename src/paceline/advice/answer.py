@@ -1,4 +1,4 @@
-"""The answer of `paceline advise` as plain data: candidates, what was measured of them, what is predicted, and the advice."""
+"""The answer of `paceline advise` as plain data: candidates, their measurements and predictions, and the advice."""
 
 from __future__ import annotations
 

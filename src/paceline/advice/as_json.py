@@ -13,7 +13,7 @@ __all__ = ["as_json"]
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """The whole answer. `low` and `high` bound what lies between them with a confidence of 90 %; a null `high` is no bound."""
+    """The whole answer. `low` and `high` bound a value with 90 % confidence; a null `high` means no upper bound."""
     measure = "test_accuracy" if advice.target.accuracy is not None else "train_loss"
     target, given, best = advice.target, advice.circumstances, advice.best
     slow = {str(worker): factor for worker, factor in sorted(given.slow.items())}

@@ -109,7 +109,7 @@ class Campaign:
         self.skipped = [one for one in self.skipped if one not in self.found]
 
     def _least_gap(self, one: Candidate) -> float:
-        """The gap to the target that its simulations left; infinite if they arrived, ended by themselves, or failed."""
+        """The gap to the target that its simulations left; infinite if they reached it, ended normally, or failed."""
         made = self.found[one]
         if any(run.run.reached_s is not None for run in made) or any(
             run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made

@@ -57,11 +57,12 @@ def counts(max_workers: int) -> list[int]:
 def candidates(
     max_workers: int, algorithms: Sequence[str] | None = None, *, one_machine: bool = True
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates, one worker first, and sentences on what is left out.
+    """The candidates, one worker first, and sentences on those left out.
 
     Args:
         max_workers: M, from 1.
-        algorithms: specs; None: `DEFAULT`, of which those that need one memory are left out where there is none.
+        algorithms: specs; None: `DEFAULT`, without the algorithms that need shared memory if the workers do not share a
+            machine.
         one_machine: whether the workers share a machine.
 
     Raises:

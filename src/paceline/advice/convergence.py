@@ -49,7 +49,7 @@ class Simulated:
 
     Args:
         cluster: that it ran on, for further seeds.
-        run: what was seen; virtual seconds.
+        run: its measurements, in virtual seconds.
     """
 
     cluster: Cluster

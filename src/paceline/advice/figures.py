@@ -1,4 +1,4 @@
-"""The figures of advice: predicted loss or accuracy against time with what was measured, and when each candidate arrives."""
+"""The figures of advice: predicted and measured progress over time, and when candidates reach the target."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _points(advice: Advice, scale: float, percent: str) -> list[dict[str, Any]]:
 
 
 def _bars(advice: Advice, wanted: float | None, until_s: float, scale: float) -> list[dict[str, Any]]:
-    """Of the first three: when the target is reached, on its line, and what is reached by the deadline."""
+    """For the first three candidates: when they reach the target, and the value that they reach by the deadline."""
     bars: list[dict[str, Any]] = []
     for one in advice.ranked[:_WITH_BARS]:
         colour, name, deadline_s = colour_of(advice, one.candidate), label(one.candidate), advice.target.deadline_s
@@ -143,7 +143,7 @@ def _bars(advice: Advice, wanted: float | None, until_s: float, scale: float) ->
 
 
 def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | None) -> dict[str, Any]:
-    """From what is seen and the target; a loss that falls far has a logarithmic axis."""
+    """From the measured values and the target; a loss that falls far has a logarithmic axis."""
     name = measure_name(advice.target)
     if advice.target.accuracy is not None:
         return {"title": {"text": f"{name} (%)"}}

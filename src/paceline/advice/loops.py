@@ -106,7 +106,7 @@ def load_program(reference: str, scratch: Scratch, data: Path | None = None) -> 
     """A built-in task by name, or a user's loop from `FILE.py:FUNCTION`.
 
     Raises:
-        UsageError: there is no such thing; a file's message names the line.
+        UsageError: the reference names nothing that exists; a file's message names the line.
     """
     if reference in BUILT_IN:
         return TaskProgram(name=reference, data=data)

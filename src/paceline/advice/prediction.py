@@ -44,7 +44,7 @@ def convergence_models(campaign: Campaign, target: Target, pool: Pool, budget: B
 
 @dataclass(kw_only=True)
 class Predictor:
-    """Predicts each candidate by what is known of all.
+    """Predicts each candidate from the measurements of all.
 
     The time is the median of the simulated ones. Its interval puts together, as independent shares, how much seeds differ, how
     much runs differ in speed, how much real progress differed from simulated progress, and how often is evaluated.

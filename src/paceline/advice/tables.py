@@ -70,7 +70,7 @@ def _measure(found: Estimate | None, target: Target) -> Cell:
 
 
 def ranking_table(advice: Advice) -> Table:
-    """One candidate a row, the best first; below a time its interval, below what was simulated what is modelled."""
+    """One candidate per row, the best first; below a time its interval, and below a simulated value the modelled one."""
     target, ranked = advice.target, advice.ranked
     starred = any(one.extrapolation for one in ranked[:_SHOWN])
     heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}"]
@@ -98,7 +98,7 @@ def ranking_table(advice: Advice) -> Table:
 
 
 def _name(spec: str) -> Text:
-    """A spec with its arguments on a line of their own."""
+    """A spec with its arguments on a separate line."""
     name, bracket, arguments = spec.partition("(")
     return Text(name).append(f"\n{bracket}{arguments}" if bracket else "", style="not bold")
 

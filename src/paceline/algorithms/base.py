@@ -133,7 +133,7 @@ class Algorithm:
 
     @property
     def server_rule(self) -> ApplyRule | None:
-        """The rule by which servers apply gradients, whose state checkpoints include; None: there are no servers."""
+        """The rule by which servers apply gradients, whose state checkpoints include; None: no servers."""
         return None
 
     @property

@@ -156,7 +156,7 @@ class _Accrued:
     """The sum of the gradients not yet pushed, and their samples.
 
     Args:
-        alone: each gradient is pushed by itself, without a sum.
+        alone: each gradient is pushed separately, without a sum.
 
     Attributes:
         missing: parameters without a gradient in any of them.

@@ -17,8 +17,8 @@ __all__ = ["Evaluations"]
 class Evaluations:
     """Lets the optimizers of equal replicas evaluate their closures several times per step.
 
-    Equal parameters, losses and gradients make all optimizers decide alike. Before each evaluation, and at the end of a step,
-    the workers check that they agree.
+    With equal parameters, losses and gradients, all optimizers make the same decisions. Before each evaluation, and at the
+    end of a step, the workers check that they agree.
 
     Costs: per evaluation, what a gradient of the method costs, and two small all-reduces.
 

@@ -1,7 +1,7 @@
 """The engine of local-sgd, da-sgd and diloco: local steps, and averages of fragments, which may arrive some steps late.
 
-A fragment is a subset of the parameters. A flight is its average under way, without a second thread: the operation progresses
-by itself. The step number alone decides which fragment departs, so that all workers start the same operations in the same
+A fragment is a subset of the parameters. A flight is its average under way; the operation progresses without a second
+thread. The step number alone decides which fragment departs, so that all workers start the same operations in the same
 order.
 
 Shapes: x: (P,), n elements of a fragment.
@@ -213,7 +213,7 @@ class Averages:
         return self._parts(x)
 
     def after_step(self, k: int) -> None:
-        """After the `k`-th step: merges what is due, and lets leave whose turn it is."""
+        """After the `k`-th step: merges the averages that are due, and sends the fragments whose turn it is."""
         if not self._is_on:
             return
         ports = self._ports

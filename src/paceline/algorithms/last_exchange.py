@@ -1,4 +1,4 @@
-"""The end of a worker's averaging: a last exchange of its own, then the others', without losing an answer.
+"""The end of a worker's averaging: its last exchange, then those of the others, without losing an answer.
 
 1. A worker that ends makes one more exchange, so that its model is averaged after its last gradient. If it only answers, it
    invites a neighbour to request one.

@@ -130,7 +130,7 @@ class _PlainMean:
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
 
     def advance(self) -> None:
-        """Does nothing: an all-reduce makes progress by itself."""
+        """Does nothing: an all-reduce progresses without help."""
 
     def end(self) -> None:
         """As of `MeanUnderWay`."""

@@ -83,7 +83,7 @@ class SharesBySpeed:
         """Call when all workers meet, after the same round.
 
         Raises:
-            UsageError: the loop fetches its batches by itself.
+            UsageError: the loop fetches its batches without `worker.batches`.
         """
         shares, collectives = self._replica.shares, self._ports.collectives
         if shares is None:

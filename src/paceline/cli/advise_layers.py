@@ -34,8 +34,8 @@ def layers(
 ) -> None:
     """Which layers to train with data, model or hybrid parallelism: Das et al.'s balance equations.
 
-    Hybrid means G groups: the layer is cut over the workers of a group, and groups have batches of their own. The last
-    lines name the fastest layout for `--layout`, with latency and computing at the shapes of a part, and the next best.
+    Hybrid means G groups: the layer is cut over the workers of a group, and each group has its own batches. The last lines
+    name the fastest layout for `--layout`, with latency and computing at the shapes of a part, and the next best.
 
     Example: paceline advise layers --task cifar10-cnn --workers 16
     """

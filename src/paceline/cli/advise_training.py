@@ -72,9 +72,9 @@ def training(
 ) -> None:
     """Which algorithm, and how many workers, reach a target soonest.
 
-    From short runs on this machine, models fitted to them, and simulations of what was not run: ranked, with 90 % intervals.
-    A loop of yours runs in scratch folders; what it prints is in prints.log.
-    Other advice: paceline advise layers, paceline advise backups.
+    From short runs on this machine, models fitted to them, and simulations of the other candidates: ranked, with 90 %
+    intervals. A loop of yours runs in scratch folders; what it prints is in prints.log. Other advice: paceline advise
+    layers, paceline advise backups.
 
     Example: paceline advise train.py:train --target-accuracy 0.96 --max-workers 8 --slow 0:4
     """

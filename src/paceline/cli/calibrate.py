@@ -123,7 +123,7 @@ class _Found:
 
 @contextlib.contextmanager
 def _progress(told: bool) -> Iterator[Callable[[str], None]]:
-    """Reports what is being measured, if this process should."""
+    """Reports the current measurement, if this process should."""
     if not told:
         yield lambda _: None
         return

@@ -33,7 +33,7 @@ __all__ = ["CodedMean"]
 
 
 class CodedMean(Coding):
-    """Averages vectors over all workers through a codec; all call it alike, in the same order.
+    """Averages vectors over all workers through a codec; all workers make the same calls in the same order.
 
     A vector has a number, such as that of its bucket or fragment, which identifies its memory; its length must not change.
     With one worker, nothing is coded. A worker of weight 0, or whose vector is not finite, sends nothing and keeps its memory;

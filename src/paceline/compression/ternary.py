@@ -32,7 +32,7 @@ class Ternary(BucketCodec):
         clip: magnitudes beyond so many times the vector's root mean square are cut to that, which lowers the scale and the
             noise. What is cut off is lost, so that the mean is wrong: at the paper's 2.5 by 0.2 % of the square norm where
             elements are Gaussian, by nearly all of it where few are not zero. `none`: nothing is cut off.
-        bucket: elements with a scale of their own, a multiple of 8; `none`: one for the whole vector.
+        bucket: elements per scale, a multiple of 8; `none`: one scale for the whole vector.
 
     Differs from the paper: scales are of buckets, not of layers; nothing is clipped unless that is asked for, and then by the
         root mean square, not the deviation from the mean, which of elements that are all alike is 0.

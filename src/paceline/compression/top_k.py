@@ -43,7 +43,7 @@ class TopK(Codec):
 
     @property
     def decoding_moves(self) -> float:
-        """A vector of zeros written, and what was kept."""
+        """A vector of zeros is written, and the result copied."""
         return 1.0 + 14.0 * self.fraction
 
     def num_kept(self, num_elements: int) -> int:

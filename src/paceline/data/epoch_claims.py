@@ -19,7 +19,7 @@ class EpochClaims(Protocol):
         ...
 
     def newest(self) -> int:
-        """The newest epoch of which a batch has been claimed, where late workers begin; 0 at first."""
+        """The newest epoch with a claimed batch, where late workers begin; 0 at first."""
         ...
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:

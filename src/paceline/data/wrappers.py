@@ -35,7 +35,7 @@ def unwrapped_model(model: Any) -> Any:
     """The user's own module.
 
     Raises:
-        UsageError: it is inside a module that averages gradients by itself.
+        UsageError: it is inside a module that averages gradients itself.
     """
     model = _inside(model, _MODELS)
     if isinstance(model, nn.parallel.DistributedDataParallel):

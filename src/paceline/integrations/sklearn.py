@@ -12,11 +12,11 @@ What differs from those:
 * `fit` takes no `coef_init` and `intercept_init`: `warm_start=True` and `partial_fit` go on from coefficients.
 
 Differences from the Hogwild! paper (Niu et al., 2011, arXiv:1106.5730): there, all threads write one vector of weights.
-That is `discipline="shared"`. The default, `discipline="copies"`, is not Hogwild! as published: each thread updates weights
-of its own and merges its changes into the shared ones now and then (`paceline.sparse.hot`). Measured with 2 threads against
-1, on two cores: copies 1.60 and shared 0.81 on text, whose hot words both threads write; 1.69 and 1.15 without hot features.
-The losses after as many passes differ by at most 0.0002 (benchmarks/results/sparse.md). With Adagrad, L1 or weights too large
-for the caches, and with one thread, both are the same.
+That is `discipline="shared"`. The default, `discipline="copies"`, is not Hogwild! as published: each thread updates its own
+weights and periodically merges its changes into the shared ones (`paceline.sparse.hot`). Measured with 2 threads against 1,
+on two cores: copies 1.60 and shared 0.81 on text, whose hot words both threads write; 1.69 and 1.15 without hot features.
+The losses after as many passes differ by at most 0.0002 (benchmarks/results/sparse.md). With Adagrad, L1 or weights too
+large for the caches, and with one thread, both are the same.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _BETWEEN_LOOKS_S = 0.2
 
 
 def check_installed(who: str) -> None:
-    """Checks that the extra for `who` is installed.
+    """Checks that the extra of the caller `who` is installed.
 
     Raises:
         UsageError: it is not; the message names the extra.

@@ -71,7 +71,7 @@ def launch(
 
     In lockstep (`all-reduce` and similar) a worker that has used up its batches takes part in the others' rounds, and a round
     is a step. So if workers have different numbers of batches, the loop must step once per batch and must not `break` out of
-    an epoch. If they have equal numbers, all must act alike, or they wait for each other until the deadline.
+    an epoch. If they have equal numbers, all must make the same calls, or they wait for each other until the deadline.
 
     Costs: a shuffle that distributes the rows evenly, except for ordinary tasks if the data has one partition per worker; per
     worker, disk space on an executor for its rows, and a process; the model is returned by each worker, in a barrier stage by
@@ -185,7 +185,7 @@ def _run_of(about: dict[str, Any], rows: list[dict[str, Any]], folder: Path, *, 
     """The run, from its workers' files.
 
     Raises:
-        PacelineError: there is no result.
+        PacelineError: the run has no result.
     """
     own: list[dict[str, Any]] = []
     records = {}

@@ -91,7 +91,7 @@ class JoinedRun:
         notes: what the user may want to know at the end.
 
     Raises:
-        UsageError: this worker does not fit into the run, or there is no place for it.
+        UsageError: this worker does not fit into the run, or the run has no free place.
         WorkerLostError: the others did not come within the deadline.
     """
 

@@ -51,8 +51,8 @@ def check_algorithm(spec: str, needs: Needs) -> None:
 class LaunchedRun:
     """One worker's side of a run that another launcher started.
 
-    Uses the user's default process group, if there is one, only to make a group of its own; otherwise makes the default
-    group, and ends it.
+    Uses the user's default process group, if it exists, only to make another group; otherwise makes the default group, and
+    ends it.
 
     Args:
         environment: this worker, and the deadline.
@@ -114,7 +114,7 @@ class LaunchedRun:
             self._become_worker_0s(state[number], num_bytes)
 
     def axes(self, axes: Mapping[str, AxisShape]) -> dict[str, AxisCollectives]:
-        """Collectives along each axis on which this worker is not alone. All workers call it alike."""
+        """Collectives along each axis on which this worker is not alone. All workers must make the same calls."""
 
         def make(group: Any, ranks: Sequence[int]) -> AxisCollectives:
             own = self._worker_id, self._num_workers
@@ -157,7 +157,7 @@ class LaunchedRun:
         """The address by which the others reach this worker, and the key file; neither is needed on one machine.
 
         Raises:
-            UsageError: the workers are on several machines, and there is no key file.
+            UsageError: the workers are on several machines and have no key file.
         """
         return address_of(self.store, self._worker_id, self._num_workers, self.deadline_s)
 

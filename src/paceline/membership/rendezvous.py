@@ -67,7 +67,7 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
     """The address by which the others reach this worker, and the key file; neither is needed on one machine.
 
     Raises:
-        UsageError: the workers are on several machines, and there is no key file.
+        UsageError: the workers are on several machines and have no key file.
         WorkerLostError: a worker did not come within the deadline.
     """
     key = os.environ.get("PACELINE_KEY")

@@ -20,7 +20,7 @@ class Placement:
     """A policy for the run's memory, and whether each worker is pinned to a core.
 
     Args:
-        pin: give every worker a core of its own, round robin over the cores that this process may use.
+        pin: give every worker its own core, round robin over the cores that this process may use.
     """
 
     pin: bool = False

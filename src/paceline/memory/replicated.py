@@ -25,8 +25,8 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     """A worker's own vector `x` (P,), with a version, under a sequence lock: a copy is made again if it was written meanwhile.
 
     Args:
-        own_models: every worker's vector is a model of its own. A snapshot is then the mean over all present workers instead
-            of worker 0's vector; a dead worker counts again once its successor has made its first update.
+        own_models: every worker's vector is its own model. A snapshot is then the mean over all present workers instead of
+            worker 0's vector; a dead worker counts again once its successor has made its first update.
 
     Costs: a snapshot of own models copies every one of them.
     """

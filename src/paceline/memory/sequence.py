@@ -1,6 +1,6 @@
 """A sequence lock: one writer writes at any time; readers copy, and copy again if the writer has written meanwhile.
 
-The word is even while there is no write. The writer makes it odd before its first store, and even after its last. A copy is
+The word is even except during a write. The writer makes it odd before its first store, and even after its last. A copy is
 valid if the word was even before it and is the same afterwards. The writer never waits, and nothing else changes the word;
 counting updates is independent of it.
 

@@ -28,7 +28,7 @@ class _ShardedPlan(PartPlan):
 class ShardedVectors(ReplicatedVector):
     """A worker's own vector `x` (P,) with its shards; the interface to the outside is the whole model (W,).
 
-    Costs: a snapshot copies the vectors of one group, or of all groups if replicas have models of their own.
+    Costs: a snapshot copies the vectors of one group, or of all groups if replicas have their own models.
     """
 
     plan_type = _ShardedPlan
@@ -43,7 +43,7 @@ class ShardedVectors(ReplicatedVector):
             store(self._word("words", worker), version)
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the model into `out` (W,); returns its version. If replicas have models of their own, it is their mean."""
+        """Copies the model into `out` (W,); returns its version. If replicas have their own models, it is their mean."""
         return super().snapshot(out) if self.own_models else self.model(0, out)
 
     def model_ids(self) -> list[int]:

@@ -72,7 +72,7 @@ class SharedStore:
         return value
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """The run's name, set by `begin`, for a member that proposes one of its own."""
+        """The run's name, set by `begin`, for a member that proposes one."""
         del expected, desired
         return self.get(key)
 

@@ -77,7 +77,7 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a plain strided one with elements, none of which share memory."""
+    """Whether a tensor is plain and strided, has elements, and no two of them share memory."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     overlaps = any(not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -43,7 +43,7 @@ def check_elementwise(
         optimizer: any.
         why: the reason; `{optimizer}` stands for its name.
         otherwise: another remedy.
-        but: optimizers that are no remedy.
+        but: optimizers that do not help.
     """
     if type(optimizer) not in ELEMENTWISE:
         why = why.format(optimizer=type(optimizer).__name__)

@@ -138,7 +138,7 @@ class _Chain:
     compute_s: Callable[[Layer, float], float]
 
     def best(self, candidates: Sequence[Candidate]) -> tuple[CutChoice, ...] | None:
-        """The fastest way that cuts a layer, unless groups have one worker; None: there is no such way."""
+        """The fastest way that cuts a layer, unless groups have one worker; None if no way does."""
         # By what a layer leaves: `whole` rows; a `part` of the features; `closed`: whole rows of a layer that was cut, and
         # would have left a part if the next one of the same chain were cut, too.
         # And whether any layer was cut.
@@ -182,7 +182,7 @@ class _Chain:
     def _choice(
         self, layer: Layer, how: str, parts: int, holders: int, gathers: Sequence[float], before_s: float
     ) -> CutChoice:
-        """One layer, in so many parts each of which `holders` workers have, with so many elements gathered."""
+        """One layer in `parts` parts, each on `holders` workers; `gathers`: elements of each exchange in a group."""
         gradient = 2 * (holders - 1) / holders * layer.weights / parts * _ELEMENT_BYTES
         gradient_s = gradient / self.bytes_per_s + 2 * (holders - 1) * self.latency_s
         inside = sum(gathers) * (parts - 1) * _ELEMENT_BYTES

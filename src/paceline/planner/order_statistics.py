@@ -75,8 +75,8 @@ class RecordedTimes:
 def step_times(law: Law, factors: Sequence[float], most_late: int) -> np.ndarray:
     """(B, 3) seconds of steps that end when at most b workers are still late, for b = 0, 1, ... `most_late`.
 
-    The columns are the mean, and the times of which 5 % and 95 % of the steps are shorter. Costs a few milliseconds; more for
-    many workers, different factors or recorded times.
+    The columns are the mean, and the 5th and 95th percentiles of the step time. Costs a few milliseconds; more for many
+    workers, different factors or recorded times.
 
     >>> from scipy.stats import expon
     >>> step_times(expon(), [1.0, 1.0], 1)[:, 0].round(6)  # 1 + 1/2, and 1/2

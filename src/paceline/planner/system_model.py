@@ -77,7 +77,7 @@ class SystemModel:
                 short one, as steps do.
 
         Raises:
-            UsageError: there are no measurements, or they cannot be times of workers.
+            UsageError: the measurements are missing, or cannot be times of workers.
         """
         m = np.asarray(workers, float)
         s = np.ones_like(m) if sizes is None else np.asarray(sizes, float)

@@ -64,7 +64,7 @@ class Collectives(Protocol):
         its vector bit for bit. Returns the sum of `number` over all workers, independent of their weights.
 
         Raises:
-            WorkerLostError: a worker left; the message names who arrived and who is missing.
+            WorkerLostError: a worker left; the message names the workers that arrived and those that are missing.
         """
         ...
 

@@ -46,8 +46,8 @@ def num_parts(samples: int, batch_size: int, num_workers: int) -> int:
 class RoundShares:
     """The sizes of all workers' batches, round after round, and how long this worker takes per sample.
 
-    All begin with equal batches. Every worker keeps a copy; all change theirs alike, from the same round on, and so divide
-    every round alike.
+    All begin with equal batches. Every worker keeps a copy, and all make the same changes from the same round on, so they
+    divide every round in the same way.
 
     Attributes:
         sizes: the current sizes of the batches of a whole round.

@@ -23,7 +23,7 @@ class Operation(NamedTuple):
 
 
 class CarriedOutTogether:
-    """The part of `Collectives` that notes what is started; all of it is carried out when one is waited for."""
+    """The part of `Collectives` that queues operations; waiting for one carries out all of them."""
 
     def __init__(self) -> None:
         self._started: list[Operation] = []

@@ -257,9 +257,9 @@ def load_worker(
 ) -> int:
     """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
 
-    Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a scheduler
-    reaches the right ones by itself, since it goes through its schedule again. First calls `expect` with the number of
-    parameters in the saved optimizer's first group. `sizes`: whether workers keep state for whole parameters.
+    Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a
+    scheduler goes through its schedule again. First calls `expect` with the number of parameters in the saved optimizer's
+    first group. `sizes`: whether workers keep state for whole parameters.
     """
     state = _load_worker(checkpoint, worker_id)
     if state is None:

@@ -71,8 +71,8 @@ def _in_order(rows: np.ndarray, *, gossip: bool) -> np.ndarray:
 def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """Mean of the last `window` values at each place, or of all so far if there are fewer.
 
-    Differences of one cumulative sum would let a single huge loss spoil all later averages. Here every window is a sum
-    of its own, built from sums of 1, 2, 4, ... neighbours: about ten additions per value for a window of 100.
+    Differences of one cumulative sum would let a single huge loss spoil all later averages. Here every window is summed
+    separately, from sums of 1, 2, 4, ... neighbours: about ten additions per value for a window of 100.
     """
     values = np.asarray(values, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -66,8 +66,8 @@ class Driver:
         """Returns when all has ended and is written; call it once.
 
         Raises:
-            KeyboardInterrupt: a signal has ended the run; what was measured is written.
-            NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
+            KeyboardInterrupt: a signal has ended the run; its measurements are written.
+            NotWrittenError: a file could not be written; the error's `run` has the measurements, if the run has ended.
             PacelineError: a user's function failed, or its workers died; UsageError: the loop cannot be run.
         """
         try:

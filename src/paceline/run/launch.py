@@ -95,7 +95,7 @@ def launch(
 
     Raises:
         UsageError: the arguments cannot be launched, or another process writes the folder.
-        NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
+        NotWrittenError: a file could not be written; the error's `run` has the measurements, if the run has ended.
         WorkerLostError: a worker died without which the algorithm cannot go on.
         PacelineError: a worker's function raised an exception, whose traceback is in the message; all workers have died; or
             none has made an update.

@@ -166,7 +166,7 @@ class Servers:
         return True
 
     def close(self) -> None:
-        """Removes the snapshots, which are no longer needed."""
+        """Removes the snapshots that are no longer needed."""
         if self._main is not None and self._main.snapshots is not None:
             shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
         del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory

@@ -92,7 +92,7 @@ def simulate(
         WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
             early.
             Or all workers were killed.
-        PacelineError: the workers wait for each other, or all have ended and none has made an update.
+        PacelineError: the workers wait for each other, or all have ended without an update.
         Exception: any other that a worker's function raised, except for a loss that is not finite: that run has diverged.
     """
     if cluster is None:

@@ -84,7 +84,7 @@ def simulate_task(
 
     Raises:
         UsageError: the configuration cannot be run, or `out` holds something; nothing was written.
-        NotWrittenError: a file could not be written; the error's `run` is what was simulated.
+        NotWrittenError: a file could not be written; the error's `run` has the simulation's result.
     """
 
     def make() -> TaskSimulation:

@@ -82,7 +82,7 @@ class SimulationRecord(RunRecord):
         return self._recorded.of(worker_id)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
-        """Records how the run ended, if not by itself."""
+        """Records how the run ended, unless it ended normally."""
         self.outcome.name, self.outcome.reason, self.outcome.trace = outcome, reason, trace
 
     def interrupted_by(self, interruption: Interruption) -> None:

@@ -319,7 +319,7 @@ class Supervisor:
     # Ends, good and bad
 
     def fail(self, failure: Failure) -> None:
-        """Ends the run with a failure that is no worker's."""
+        """Ends the run with a failure that no worker caused."""
         self._fail("", failure)
 
     def _fail(self, who: str, failure: Failure) -> None:

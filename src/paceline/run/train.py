@@ -62,7 +62,7 @@ def train(
 
     Raises:
         UsageError: the configuration cannot be run, or another process writes the folder; nothing was written.
-        NotWrittenError: a file could not be written; the error's `run` is what was measured, if the run has ended.
+        NotWrittenError: a file could not be written; the error's `run` has the measurements, if the run has ended.
     """
     folder = out if out is not None else resume
     with run_folder(folder, resume):

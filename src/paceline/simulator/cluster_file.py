@@ -43,7 +43,7 @@ _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 
 
 class ClusterFile:
-    """Reads and writes a cluster, of which this is the base."""
+    """Reads and writes a cluster; the base class of `Cluster`."""
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

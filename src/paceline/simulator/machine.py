@@ -315,7 +315,7 @@ class SimulatedMachine:
 
     @property
     def all_ended(self) -> bool:
-        """Whether the program of every worker that was not killed, or of its replacement, has ended by itself."""
+        """Whether the program of every worker that was not killed, or of its replacement, has ended normally."""
         return len(self.lost) - self.restarts + self._num_ended == self.cluster.workers
 
     def _end(self, worker_id: int) -> None:

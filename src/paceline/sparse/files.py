@@ -42,7 +42,7 @@ def read_labelled(path: Path, *, features: int | None = None, labels: bool = Tru
         labels: whether an NPZ file must have them.
 
     Raises:
-        UsageError: the message says what is wrong with the file, and in which line.
+        UsageError: the file is invalid; the message names the line.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file; check the path.")

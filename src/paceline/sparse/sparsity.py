@@ -113,7 +113,7 @@ def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int) 
 
 
 def verdict(sparsity: Sparsity, threads: int, wanted: int, speed_up: float | None) -> str:
-    """Whether parallel updates pay here, in a sentence; with one thread there is no speed-up to judge."""
+    """A sentence on whether parallel updates pay here; one thread has no speed-up to judge."""
     if speed_up is None:
         return "One thread: the data is too small for more." if wanted > threads else "One thread was asked for."
     share = f"{sparsity.meeting:.0%}" if sparsity.meeting >= 0.01 else "under 1%"

@@ -21,7 +21,7 @@ _DRAWS_PER_TRIAL = 100
 
 
 class StudyPlan(NamedTuple):
-    """The trials of a study, and notes on what was changed in them."""
+    """The trials of a study, and notes on changes to them."""
 
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]

@@ -115,7 +115,7 @@ class Facets:
         return level_text(self.down, down) if self.down else ""
 
     def data(self, measured: Mapping[str, np.ndarray]) -> tuple[list[str], list[list[Any]]]:
-        """A CSV file's headers and its rows, one for each trial: what names it, and what was measured of it."""
+        """A CSV file's headers and its rows, one for each trial: its name and its measurements."""
         trials = self.trials
         named = [map(str, trials.frame["trial"]), *trials.column_of.values(), map(str, trials.outcomes)]
         rows = zip(*named, *(numbers(column, 17) for column in measured.values()), strict=True)

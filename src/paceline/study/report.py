@@ -41,7 +41,7 @@ def write_report(folder: Path, *, baseline: str | None = None) -> Path:
         baseline: the method that others are compared with; by default the study's own, else its first.
 
     Raises:
-        UsageError: the folder is no study's, or no trial has the baseline.
+        UsageError: the folder holds no study, or no trial has the baseline.
     """
     from paceline.study.table import load_table
 

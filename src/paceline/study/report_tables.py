@@ -114,7 +114,7 @@ def environment(trials: Trials) -> dict[str, str]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, nothing if there is no such file."""
+    """A file's text; empty if the file does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 

@@ -84,7 +84,7 @@ def run_study(
     """Runs what of a study has not been run yet in this folder, and writes its table.
 
     May be killed at any instant and called again: complete trials are kept, and the running one runs again. A trial that
-    diverges or crashes is a result. A study that has changed since runs what is new in it.
+    diverges or crashes is a result. If the study has changed since, only its new trials run.
     Costs: nothing but its trials, and about 10 ms for each; simulated ones run in this process.
 
     Args:
@@ -265,7 +265,7 @@ def _run(trial: Trial) -> RunData:
 
 
 def _came_of_an_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C was being dealt with when this was raised: then it is no result."""
+    """Whether this was raised while Ctrl-C was handled: then it does not count as a result."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

@@ -46,7 +46,7 @@ class SampleEstimate:
 
 
 def median_estimate(values: np.ndarray | Sequence[float]) -> SampleEstimate:
-    """Median of the values that are no NaN, with the percentile bootstrap's interval.
+    """Median of the values other than NaN, with the percentile bootstrap's interval.
 
     For showing one group, not for findings: the bootstrap of a median is a little too short for few values. Of 5 normal
     values it covers 93 %, of 7 89 %, of 11 and more about 95 %. The same values always have the same interval.

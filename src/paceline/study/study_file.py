@@ -1,4 +1,4 @@
-"""A study as data: what is asked, which factors at which levels, where, until when; and the file that says so."""
+"""A study as data: its question, factors and levels, machines and limits, and its file."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _DOTTED = ("algorithm", "optimizer", "partition", "placement", "cluster")
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked, and how it is tried.
+    """A question, and the trials that answer it.
 
     >>> Study(name="steps", factors={"workers": (1, 2)}, limits=Limits(epochs=1)).smallest_target
     2.5
 
     Args:
         name: for titles and folders.
-        question: what is asked, for the report.
+        question: the study's question, for the report.
         task: built-in name, or `path/to/file.py:function`.
         backend: "processes", "threads" or "simulator".
         timing_only: for the simulator: compute no gradients, only times.
@@ -160,7 +160,7 @@ class Study:
         return {**first, **self.baseline}
 
     def as_table(self) -> dict[str, Any]:
-        """The study as a study file's content; what is as by default is left out."""
+        """The study as a study file's content, without defaults."""
         table: dict[str, Any] = {}
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)

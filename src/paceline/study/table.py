@@ -74,7 +74,7 @@ def load_table(folder: Path | str) -> pandas.DataFrame:
     `result.json`, `host_s` (how long the trial took here) and `environment.<name>`.
 
     Raises:
-        UsageError: it is no study's folder, or pandas is missing.
+        UsageError: the folder holds no study, or pandas is missing.
     """
     check_installed()
     path = Path(folder)

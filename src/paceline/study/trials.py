@@ -1,4 +1,4 @@
-"""A study's table seen as an experiment: which factors vary, which trials are pairs, and what is measured of them."""
+"""A study's table as an experiment: which factors vary, which trials form pairs, and their measures."""
 
 from __future__ import annotations
 

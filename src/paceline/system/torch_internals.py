@@ -88,7 +88,7 @@ def mark_as_stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors of one storage, of which several may begin at one address."""
+    """Equal for tensors of one storage, even if several begin at one address."""
     return tensor.untyped_storage()._cdata
 
 

@@ -70,7 +70,8 @@ class Task:
         """Training and test data sets; `data` defaults to the folder that PACELINE_DATA names.
 
         Raises:
-            UsageError: there are no samples, or files are missing or corrupt; the message says which, and where to get them.
+            UsageError: the samples are missing, or files are missing or corrupt; the message says which, and where to get
+                them.
         """
         if data is None and os.environ.get(DATA_VARIABLE):
             data = Path(os.environ[DATA_VARIABLE])

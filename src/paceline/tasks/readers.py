@@ -78,7 +78,7 @@ def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.nda
         shapes: key of each array and its expected shape without the first dimension.
 
     Raises:
-        UsageError: the file is no NPZ file, or an array is missing or of another shape.
+        UsageError: the file is not an NPZ file, or an array is missing or has another shape.
     """
     arrays = plain_files.read_npz(path, "get it again")
     missing = [key for key in shapes if key not in arrays]

@@ -71,7 +71,7 @@ def make_axes(
     make: Callable[[Any, Sequence[int]], AxisCollectives],
     backend: str | None = "gloo",
 ) -> dict[str, AxisCollectives]:
-    """This worker's collectives along each axis on which it is not alone; all workers call it alike.
+    """This worker's collectives along each axis with several workers; all workers must make the same calls.
 
     `backend` None: the default group's.
     """

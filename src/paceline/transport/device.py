@@ -34,7 +34,7 @@ class Copy(Protocol):
 
 
 class DeviceCopies(Protocol):
-    """Copies between one device and the host, each way on a stream of its own.
+    """Copies between one device and the host, with one stream for each direction.
 
     Attributes:
         device_name: unique to the device.

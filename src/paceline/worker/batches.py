@@ -45,8 +45,8 @@ class Batches:
     """A loader's batches for one worker: each iteration is the run's next epoch, also after a `break`.
 
     In lockstep every worker gets as many batches as the one with the most: a worker that has none left gets its last batch
-    again, with gradient weight 0. In asynchronous runs the length is the whole epoch's, of which one worker may get most.
-    Other attributes, such as `dataset`, are the loader's.
+    again, with gradient weight 0. In asynchronous runs the length is the whole epoch's, although one worker may get most of
+    it. Other attributes, such as `dataset`, are the loader's.
 
     Args:
         loader: the user's.

@@ -128,7 +128,7 @@ def how_ended(code: int | None) -> str:
 
 
 def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:
-    """Whether all workers ended by themselves, except for those whose death was noticed and repaired."""
+    """Whether all workers ended normally, except for those whose death was noticed and repaired."""
     return all((one.ended and one.failure is None) or one.worker_id in outcome.workers_lost for one in workers)
 
 

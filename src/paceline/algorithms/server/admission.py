@@ -1,7 +1,7 @@
 """Whose gradients become an update, and when: in sync with backup workers, asynchronously, or with bounded clocks.
 
 Each shard has its own admission, which holds no vectors and handles no messages: the shard reports members, arrivals and
-updates, and asks. So it runs alike in a server, in the simulator and in a test of 100,000 updates.
+updates, and asks. So it runs in a server, in the simulator and in a test of 100,000 updates without changes.
 """
 
 from __future__ import annotations

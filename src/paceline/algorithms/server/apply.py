@@ -114,7 +114,7 @@ class Applier:
         return True
 
     def forget(self, worker_id: int) -> None:
-        """Discards what was kept for the next gradient of a worker that has left or restarted."""
+        """Discards the error-feedback memory of a worker that has left or restarted."""
 
     def state(self) -> dict[str, Tensor]:
         """The live tensors of a snapshot. One dimension: a number per element of the shard; none: one for all of it."""

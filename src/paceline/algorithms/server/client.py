@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 class Client:
     """Sends updates to all shards and waits for their answers.
 
-    If a server dies, the client waits for its successor and resends what was not answered. The sequence number tells the
+    If a server dies, the client waits for its successor and resends unanswered messages. The sequence number tells the
     successor whether it has applied that already. If its predecessor had answered, the client sends it the number of this
     worker's last update while it waits for the other shards.
 

@@ -60,7 +60,7 @@ class Gathering(Protocol):
 
 
 class NoGathering:
-    """Every gradient is an update by itself."""
+    """Every gradient is its own update."""
 
     moves = 0.0
 
@@ -85,7 +85,7 @@ class NoGathering:
 
 
 class Metered(NoGathering):
-    """Every gradient is an update by itself, after its noise is measured."""
+    """Every gradient is its own update, after its noise is measured."""
 
     def __init__(self, noise: NoiseMeter) -> None:
         self._noise = noise

@@ -7,7 +7,7 @@ same kernels, but correctness needs only that both contain the same updates.
 
 1. The server sends an answer, or a choice for other shards, only after the copy has confirmed all earlier entries. So a worker
    has only ever seen what both have.
-2. A worker resends what was not answered. If the copy has that update, and with it the worker's last number, it is a
+2. A worker resends unanswered messages. If the copy has that update, and with it the worker's last number, it is a
    duplicate, and answered. If not, no worker has seen it, and the copy decides again. For the same reason the log omits
    requests and gradients that wait for others.
 3. The log is numbered without gaps. After a gap (a broken connection) or a malformed entry the copy confirms nothing until it

@@ -172,7 +172,7 @@ class _Merger:
         return self._before[self.root(one)]
 
     def merge(self, u: int, v: int) -> bool:
-        """Merges two groups, the second of which reads from the first, unless another path connects them."""
+        """Merges a group with one that reads from it, unless another path connects them."""
         a, b = self.root(u), self.root(v)
         if a == b:
             return True

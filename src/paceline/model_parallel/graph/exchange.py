@@ -100,7 +100,7 @@ class Exchange:
         self._go_on()
 
     def receive(self, sender: int, kind: str, number: int, tensor: TensorInfo) -> Any:
-        """Receives the tensor that `sender` has sent under this number; None: there is no gradient.
+        """Receives the tensor that `sender` has sent under this number; None: it has no gradient.
 
         Raises:
             WorkerLostError: it has left, or no message arrives within the deadline.

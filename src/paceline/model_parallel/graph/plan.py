@@ -45,7 +45,7 @@ class Plan(PlanData):
             worker: whose part; None: this worker's, in a function that `launch` runs.
 
         Raises:
-            UsageError: it is another model, or there is no such worker.
+            UsageError: the model is a different one, or the worker does not exist.
         """
         return PlacedPart(self, model, worker)
 

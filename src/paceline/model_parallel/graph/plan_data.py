@@ -111,7 +111,7 @@ class PlanData:
             device_of: an explicit placement instead: by group, its device.
 
         Raises:
-            UsageError: there is no such placement.
+            UsageError: no such placement exists.
         """
         problem = (
             self.problem if devices is None else dataclasses.replace(self.problem, devices=tuple(devices), allowed=())

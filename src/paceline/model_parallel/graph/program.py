@@ -17,8 +17,8 @@ __all__ = ["PlacedProgram"]
 class PlacedProgram(Algorithm):
     """Every worker computes and trains a part of one model; only `launch(plan=...)` can choose it.
 
-    All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of its
-    own part. Worker 0 records the steps; the others record theirs without samples, since the batches are the same.
+    All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of
+    its part. Worker 0 records the steps; the others record theirs without samples, since the batches are the same.
 
     Costs per step: the plan's transfers.
     """
@@ -31,7 +31,7 @@ class PlacedProgram(Algorithm):
         return Needs("racing", mailbox=True)
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
-        """x: all parameters (P,), of which this worker's step changes its own."""
+        """x: all parameters (P,); this worker's step changes its part."""
         shared = ports.shared
         for _ in replica.steps():
             version = shared.version

@@ -197,7 +197,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def check_optimizer_of(optimizer: torch.optim.Optimizer) -> None:
-    """Rejects an optimizer that combines elements of a parameter, of which a worker has only some."""
+    """Rejects an optimizer that combines elements of a parameter: a worker has only some of them."""
     check_elementwise(
         optimizer,
         "Under a layout a worker has a part of each cut layer only, and {optimizer} may keep state or make decisions of whole"

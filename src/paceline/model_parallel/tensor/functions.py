@@ -1,9 +1,10 @@
 """Layer computations and losses on a worker's parts of tensors, one autograd function each, without DTensor.
 
-Training minimises the mean of the losses of all workers of the mesh, each of which is a function of that worker's tensors.
+Training minimises the mean of the losses of all workers of the mesh; each loss is a function of that worker's tensors.
 Along an axis on which a tensor is cut, its gradient here is that of the sum of the losses; on axes where all have the same
 tensor, that of their mean. So a user-defined loss may be of either kind; functions between the two multiply or divide by
-the workers, and `Used` divides the gradient of a parameter that is cut over a grid, where all tensors between layers are cut.
+the workers, and `Used` divides the gradient of a parameter that is cut over a grid, where all tensors between layers are
+cut.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ class Cut(nn.Module):
 class Linear(Cut):
     """x W' + b, like `torch.nn.Linear`, over the mesh.
 
-    On a grid, inputs and outputs are cut alike, and layers can follow each other in any order. On a line `cut` says what is
-    cut: "outputs" takes whole activations and returns cut ones, "inputs" takes cut activations and returns whole ones. Two
-    layers paired in this way need no collective between them.
+    On a grid, inputs and outputs are cut in the same way, so layers can follow each other in any order. On a line `cut`
+    names the cut side: "outputs" takes whole activations and returns cut ones, "inputs" takes cut activations and returns
+    whole ones. Two layers paired in this way need no collective between them.
 
     Args:
         inputs: features, whole.

@@ -174,7 +174,7 @@ class Mesh:
         return Placement(tuple((at, axis) for at, axis in enumerate(cuts) if axis is not None), batch)
 
     def new_stream(self) -> tuple[int, int]:
-        """The seed of the next parameter or dropout; models that are built alike get the same seeds on every mesh."""
+        """The seed of the next parameter or dropout; equally built models get equal seeds on every mesh."""
         self._streams += 1
         return self.seed, self._streams
 

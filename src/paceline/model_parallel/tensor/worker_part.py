@@ -32,8 +32,8 @@ __all__ = ["WorkerPart", "check_algorithm"]
 class WorkerPart(ShardedPart):
     """Implements `LayoutPart` for a model of layers on a mesh.
 
-    Several workers of a mesh compute replicated parameters, such as a normalisation's gain on a line, alike. If a codec makes
-    them differ, they are set to the values of the first of these workers after every update.
+    Several workers of a mesh hold equal copies of some parameters, such as a normalisation's gain on a line. If a codec
+    makes them differ, they are set to the values of the first of these workers after every update.
 
     Args:
         model: whole, on a mesh of one worker, and the same on all workers; it is cut here.

@@ -68,7 +68,7 @@ class SocketMachine:
         self._cores = {place: MemoryBus(scheduler, 1.0, gain) for place in self.places}
 
     def move(self, socket: int, shared_bytes: float, own_bytes: float) -> None:
-        """Waits while a worker on this socket moves bytes of shared vectors and of its own memory."""
+        """Waits while a worker on this socket moves bytes of shared vectors and of private memory."""
         shares, factor = self._shares, self.sockets.remote_factor
         self.memories[socket].move(own_bytes + shares[socket] * shared_bytes)
         for other in range(socket + 1, socket + len(shares)):

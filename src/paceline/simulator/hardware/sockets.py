@@ -23,7 +23,7 @@ class Sockets:
     total rate of each socket's memory (set 57e9 for four channels of DDR4-2400), and `atomic_s` moves a contended
     cache line between cores of one socket. `compute_s` is for a worker with its own core and no contention for memory.
 
-    Sources of the defaults, none of which measures these algorithms on such a machine:
+    Sources of the defaults; none of them measures these algorithms on such a machine:
 
     - cores, threads: Intel's data sheet. With four memory channels of 76.8 GB/s, three quarters are sustained: STREAM gives
       75 GB/s on two E5-2695 v2 (peak 102) and 102 GB/s on two E5-2697 v3 (peak 136), 8.7 GB/s for one core of the former
@@ -119,7 +119,7 @@ class Placing:
             is_pool: whether all workers write vectors first, like slots; otherwise worker 0 does.
 
         Raises:
-            UsageError: there is no such memory.
+            UsageError: the machine does not have that memory.
         """
         if self.policy == "bind" and not 0 <= self.node < sockets.count:
             raise UsageError(f"The simulated machine has no memory node {self.node}: it has {sockets.count} sockets.")

@@ -36,7 +36,7 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 
 
 class ElasticMembership(Membership):
-    """A worker with a model of its own; the run's is the mean of all. A worker that joins late begins with a neighbour's.
+    """A worker with its own model; the run's model is the mean of all. A worker that joins late begins with a neighbour's.
 
     Args:
         run: the joined run.

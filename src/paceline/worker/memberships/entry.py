@@ -60,7 +60,7 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
     """A worker's place in its run; an invited worker takes one now. Imports what this kind of run needs.
 
     Raises:
-        UsageError: the worker does not fit into the run, or there is no place for it, or it has attached before.
+        UsageError: the worker does not fit into the run, the run has no free place, or the worker has attached before.
     """
     match environment:
         case None:

@@ -131,8 +131,7 @@ class Membership(Protocol):
         parameters after all updates, or, if workers have their own models, the mean of all, for which each tells how many
         batches it was `given`. Buffers are then worker 0's, but without a supervisor only if it has left weights.
 
-        Returns:
-            the mean and its statistics; None if there is no mean.
+        Returns: the mean and its statistics; None without a mean.
 
         Raises:
             WorkerLostError: another worker, whose part is needed, does not come within the deadline.

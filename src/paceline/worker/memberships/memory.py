@@ -165,7 +165,7 @@ class WorkerMemory:
             self.peers = None
 
     def close(self) -> None:
-        """Gives the model memory of its own again."""
+        """Gives the model its own memory again."""
         self.close_peers()
         if self.ports.storage is not None:
             self.ports.storage.keep(dict, 0)
