@@ -161,10 +161,10 @@ class Design:
         if needs_number and self.trials is None:
             raise UsageError(f"a {self.kind} design needs a number of combinations: add trials = 20.")
         if not needs_number and self.trials is not None:
-            raise UsageError(f"a {self.kind} design says itself how many trials there are; leave out trials.")
+            raise UsageError(f"a {self.kind} design determines the number of trials itself; leave out trials.")
         if (self.kind == "optuna") != (self.measure is not None):
             remedy = 'add measure = "time_to_5_s"' if self.kind == "optuna" else "leave out measure"
-            raise UsageError(f"a measure is what an optuna design looks at; {remedy}.")
+            raise UsageError(f"only an optuna design uses a measure; {remedy}.")
 
 
 def is_number(value: Any) -> bool:
