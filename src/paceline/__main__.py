@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """What the installed command runs."""
+    """Entry point of the installed command."""
     interrupts.install()
     open_closed_streams()
     from paceline.cli.app import main as run

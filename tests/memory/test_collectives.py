@@ -137,7 +137,7 @@ def test_a_stopped_run_ends_between_two_rounds():
     """A stop alone ends no wait, or one worker would make the update of a round and another not; a leaver does."""
     members, abort_address, *_ = collectives_of(2, timeout_s=0.01)
     store(abort_address, 1)
-    with pytest.raises(WorkerLostError, match="did not come within"):
+    with pytest.raises(WorkerLostError, match="did not arrive within"):
         members[0].all_reduce_mean(torch.zeros(5), 1.0)
     members, abort_address, *_ = collectives_of(2)
     store(abort_address, 1)

@@ -99,7 +99,7 @@ def test_a_worker_that_does_not_come_is_named_within_the_deadline(calibrate, tmp
     found = calibrate(*[{"PACELINE_DEADLINE_S": "15"}] * 2)
     assert [code for code, *_ in found] == [1, 1], found
     for _, _, errors in found:
-        assert errors.count("worker 2 did not come within 15 s") == 1
+        assert errors.count("worker 2 did not arrive within 15 s") == 1
         assert "Traceback" not in errors
     assert list((tmp_path / "out").iterdir()) == []
 

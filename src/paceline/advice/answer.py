@@ -16,7 +16,7 @@ _LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is to be reached: exactly one of a loss and an accuracy; or, with a deadline, the best of it by then.
+    """A target: exactly one of a loss and an accuracy; or, with a deadline, the best value by then.
 
     Args:
         loss: mean training loss of the last 100 gradients, as `paceline train --target-loss` means it.
@@ -29,11 +29,11 @@ class Target:
     deadline_s: float | None = None
 
     def gap(self, value: float) -> float:
-        """What Hemingway's model calls the loss: the loss, or the error rate."""
+        """The quantity that Hemingway's model treats as the loss: the loss, or the error rate."""
         return max(_LEAST_GAP, 1 - value) if self.accuracy is not None else value
 
     def of_gap(self, gap: float) -> float:
-        """The loss or accuracy of a gap."""
+        """The loss or accuracy at this gap from the target."""
         return min(1.0, max(0.0, 1 - gap)) if self.accuracy is not None else gap
 
     def best(self, values: Iterable[float]) -> float | None:
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What the user says will happen.
+    """The circumstances that the user expects.
 
     Args:
         slow: by worker, the factor on its compute time.
@@ -84,7 +84,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What is expected of one candidate.
+    """The prediction for one candidate.
 
     Args:
         time_s: seconds to the target, with its interval; None: it is not reached.
@@ -118,7 +118,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """How well one algorithm's models predict what they have not seen.
+    """How well one algorithm's models predict data that they were not fitted to.
 
     Args:
         leave_one_out: root mean square error of log10 of the loss above its optimum, by the number of workers left out.
@@ -160,6 +160,6 @@ class Advice:
 
     @property
     def best(self) -> Prediction | None:
-        """What is advised; None: no candidate reaches the target."""
+        """The recommended candidate; None: no candidate reaches the target."""
         first = self.ranked[0] if self.ranked else None
         return first if first is not None and first.arrives else None

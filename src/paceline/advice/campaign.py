@@ -78,8 +78,8 @@ class Campaign:
     def screen(self, candidates: Sequence[Candidate], until: float) -> None:
         """One seed of each: some first, to learn how long it takes; then one per algorithm, then all others.
 
-        Later ones are cut off at 1.5 times the best time, as they cannot be first any more. An algorithm that arrives nowhere
-        near in its first simulation has its others last.
+        Later ones are cut off at 1.5 times the best time, because they can no longer be first. If an algorithm's first
+        simulation stays far from the target, its other simulations come last.
         """
         heads = self._heads(candidates)
         first = heads[: max(2, self.num_processes)]

@@ -22,7 +22,7 @@ def tolerates(algorithm: str) -> bool:
 def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
     """The prediction with expected times under kills.
 
-    Methods that go on lose a worker's share until it is back; others everything since the last checkpoint.
+    Methods that continue lose a worker's share until it is back; others lose everything since the last checkpoint.
 
     Args:
         one: without kills.

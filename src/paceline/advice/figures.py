@@ -24,7 +24,7 @@ _ROW_PX = 42
 
 
 def colour_of(advice: Advice, candidate: Candidate) -> str | None:
-    """The colour of one of the best candidates; None: it is one of the others."""
+    """The colour of one of the best candidates; None for the others."""
     best = [one.candidate for one in advice.ranked[:_EMPHASISED] if one.arrives]
     return method_colour(best.index(candidate)) if candidate in best else None
 

@@ -43,7 +43,7 @@ class Pool:
         end_until_s: float,
         on_done: Callable[[int], None] = lambda _: None,
     ) -> list[Any]:
-        """What `call` returns for each job, in the jobs' order; None for those that there was no time for.
+        """The results of `call` for each job, in the jobs' order; None for jobs that ran out of time.
 
         Args:
             call: a function at the top level of a module.

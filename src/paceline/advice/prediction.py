@@ -68,7 +68,7 @@ class Predictor:
         self.progress = self._progress_spread()
 
     def predict(self, one: Candidate) -> Prediction:
-        """What is expected of one candidate."""
+        """The prediction for one candidate."""
         target, runs = self.target, self.campaign.runs(one)
         rate = self.trials.rate(one) if self.trials is not None else None
         modelled, modelled_samples, modelled_at_deadline = self._modelled(one)
@@ -154,8 +154,8 @@ class Predictor:
     def _step_s(self, one: Candidate) -> Callable[[int], Estimate] | None:
         """Seconds per sample: by its own speed, if it has run; else by Ernest's model of its algorithm.
 
-        With a given cluster, both are from simulations. Where runs were made, the simulations of what has not run were matched
-        to the system model, and tell no more than that.
+        With a given cluster, both are from simulations. If runs were made, simulations of the other candidates were matched
+        to the system model, and add no information to it.
         """
         if self.trials is not None and one not in self.trials.runs:
             model = self.trials.system(one.algorithm)
@@ -175,7 +175,7 @@ class Predictor:
 
 
 def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]) -> float | None:
-    """By how much, as a logarithm, simulations need more samples than a short real run did for where that one came to.
+    """The logarithm of how many times more samples simulations need than a short real run did to reach its last value.
 
     None: the real run came to nothing that the simulations passed, too.
     """
@@ -235,7 +235,7 @@ def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
 
 
 def _why_not(runs: Sequence[Observed], target: Target, *, is_modelled: bool) -> str:
-    """Why a candidate does not arrive at all; "" where it might, later."""
+    """Why a candidate never reaches the target; "" if it still might."""
     crashed = [run for run in runs if run.outcome == "crashed"]
     if crashed:
         return crashed[0].reason or "its simulation crashed"

@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """What one run has shown, real or simulated.
+    """The measurements of one run, real or simulated.
 
     Args:
         rates: samples per second of all workers, in consecutive equal parts of the steady time; one, where it is exact.
@@ -82,7 +82,7 @@ class Program(Protocol):
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
-        """Trains with real workers on this machine, for so many seconds, or to the target if that comes before."""
+        """Trains with real workers on this machine, for this many seconds or until the target."""
         ...
 
     def shape(self) -> Shape:

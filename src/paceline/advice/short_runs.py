@@ -24,7 +24,7 @@ _RIDGE = 1e-4  # of columns of norm 1: with fewer runs than coefficients, the va
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How fast a candidate is, and how sure that is.
+    """How fast a candidate is, and with what certainty.
 
     Args:
         spread: of one further run's rate.
@@ -37,7 +37,7 @@ class Rate:
 
 
 def designed(counts: Sequence[int], number: int) -> list[int]:
-    """Which numbers of workers to run, at most so many of them: always the most, and one worker is run anyway.
+    """Which numbers of workers to run, at most this many: always the largest; one worker is run anyway.
 
     The others are those that tell Ernest's coefficients apart best: with the least variance of the predictions for `counts`.
     """

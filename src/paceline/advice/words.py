@@ -56,7 +56,7 @@ def name(candidate: Candidate) -> str:
 
 
 def measure_name(target: Target) -> str:
-    """What is compared with the target: a loss or an accuracy."""
+    """The figure that is compared with the target: a loss or an accuracy."""
     return "test accuracy" if target.accuracy is not None else "training loss"
 
 
@@ -68,7 +68,7 @@ def count_text(value: float) -> str:
 
 
 def measure_text(target: Target, value: float) -> str:
-    """A value of that: `96.0 %` or `0.120`; "any" where it may be as large as it likes."""
+    """A value of that figure: `96.0 %` or `0.120`; "any" without an upper limit."""
     if not math.isfinite(value):
         return "any"
     return percent_text(value) if target.accuracy is not None else number_text(value)
@@ -80,7 +80,7 @@ def _target_text(target: Target) -> str:
 
 
 def _circumstances_text(circumstances: Circumstances) -> str:
-    """Under which circumstances, as the end of a sentence; "" where nothing is special."""
+    """The circumstances, as the end of a sentence; "" without any."""
     parts = [f"worker {worker} takes {factor:g} times as long" for worker, factor in sorted(circumstances.slow.items())]
     if circumstances.kills_per_s:
         parts.append(f"each worker is killed every {seconds_text(1 / circumstances.kills_per_s)} on average")
@@ -90,7 +90,7 @@ def _circumstances_text(circumstances: Circumstances) -> str:
 
 
 def asked(advice: Advice) -> str:
-    """What was asked: the target, by when, under which circumstances."""
+    """The question: target, deadline and circumstances."""
     deadline_s = advice.target.deadline_s
     by = "" if deadline_s is None else f" by {seconds_text(deadline_s)}"
     return f"{_target_text(advice.target)}{by}{_circumstances_text(advice.circumstances)}."

@@ -28,7 +28,7 @@ Closures = Literal["in place", "in rounds", "on a copy", "once"]
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """How workers agree on parameters. Subclasses are immutable data plus `work`, written in the order of the paper."""
+    """How workers agree on the parameters. Subclasses are immutable data plus `work`, written in the order of the paper."""
 
     #: Faults of one worker that the others survive, such as "kill" and "straggler".
     tolerates: ClassVar[tuple[str, ...]] = ()

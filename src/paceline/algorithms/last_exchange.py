@@ -3,8 +3,8 @@
 1. A worker that ends makes one more exchange, so that its model is averaged after its last gradient. If it only answers, it
    invites a neighbour to request one.
 2. It tells its neighbours that it is done: it begins no more exchanges, unless invited.
-3. It answers until all its neighbours are done, for a second at most, and until every request that was set aside is resolved:
-   it must subtract from its own model what a partner has added to another.
+3. It answers until all its neighbours are done, for at most a second, and until every request that was set aside is
+   resolved: it must subtract from its own model what a partner has added to another.
 4. It tells the neighbours that are not done that it is gone. They ask another one at once, and know that an unanswered request
    will never be answered.
 
@@ -35,7 +35,7 @@ _LAST_INVITE, _DONE, _GONE = Message("invite", 1), Message("done"), Message("gon
 
 
 class Step(Enum):
-    """How far a worker's end has come."""
+    """The stages of a worker's last exchanges."""
 
     LAST_EXCHANGE = auto()
     STAYING = auto()

@@ -38,7 +38,7 @@ class MeanUnderWay(Protocol):
     """A mean that has been started; it also adds up one number per worker."""
 
     def advance(self) -> None:
-        """Does the work due half-way; all workers call it at the same step, or none does."""
+        """Does the work that is due half-way; either all workers call it at the same step, or none does."""
         ...
 
     def end(self) -> None:

@@ -195,7 +195,7 @@ class OuterStep:
 
 
 def rule_of_models(rule: MeanOfModels, codec: Codec, common: Callable[[], list[torch.Tensor]]) -> Rule:
-    """The rule itself without a codec; with a codec, one that sends changes since the parameters of `common`."""
+    """Without a codec, the rule itself; with a codec, a rule that sends changes since the parameters of `common`."""
     return rule if isinstance(codec, NoCodec) else OfChanges(rule, common())
 
 

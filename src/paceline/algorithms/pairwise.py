@@ -261,7 +261,7 @@ class PairwiseAveraging:
                 self._request(peer, len(self._partners.now()) - 1)
 
     def _choose(self) -> int | None:
-        """A partner for an exchange without an invitation; None: there is none, or this worker has said that it is done."""
+        """A partner for an exchange without an invitation; None if none is left or this worker has announced its end."""
         if self._ending is not None and self._ending.step is not Step.LAST_EXCHANGE:
             return None
         while (peer := self._partners.choose(self._num_requests)) is not None and peer in self._exchanges.aside:

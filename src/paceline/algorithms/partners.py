@@ -63,7 +63,7 @@ class Partners:
         return partners
 
     def choose(self, num_requests: int) -> int | None:
-        """The next partner; None: there is none."""
+        """The next partner, or None."""
         partners = self.possible()
         if not partners:
             return None

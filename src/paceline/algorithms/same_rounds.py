@@ -46,11 +46,11 @@ UNEQUAL_EVALUATIONS = (
 class SameRounds:
     """Checks, whenever all workers meet, that they have gone through the same rounds of batches and made as many steps.
 
-    Seen from one worker, a loop that skips a step, as by `continue` after `backward`, looks like one that accumulates
+    To one worker, a loop that skips a step, for example with `continue` after `backward`, looks like one that accumulates
     gradients. If all workers do the same, both are fine: their steps stay together. If only some do, later meetings combine
-    steps of different rounds: under `all-reduce`, which averages as `backward` returns, one worker even leaves out an update
-    that all others make. So the next meeting raises an error on all workers. A loop that fetches its own batches has no
-    rounds: only its steps count.
+    steps of different rounds: under `all-reduce`, which averages as `backward` returns, one worker even leaves out an
+    update that all others make. So the next meeting raises an error on all workers. A loop that fetches its own batches has
+    no rounds: only its steps count.
 
     Every worker expects the others to repeat what followed last time after as many meetings within one step, so that
     accumulation causes no exchange. A number that is sent anyway counts the workers whose expectation failed; only then all
@@ -244,7 +244,7 @@ def _sum_of_words(vector: torch.Tensor) -> int:
 
 
 def _are_apart(own: torch.Tensor, first: torch.Tensor, ranges: Ranges, num_steps: int) -> bool:
-    """Whether two vectors differ by more than the rounding of so many steps, compared with their tensors' largest values."""
+    """Whether two vectors differ by more than these steps' rounding, relative to their tensors' largest values."""
     most = min(_ROUNDING * torch.finfo(own.dtype).eps * num_steps, _MOST_ROUNDING)
     wide = sum_type(own.dtype)
     difference, size = (own.to(wide) - first).abs_(), first.to(wide).abs()
@@ -253,7 +253,7 @@ def _are_apart(own: torch.Tensor, first: torch.Tensor, ranges: Ranges, num_steps
 
 
 def check_rates(rates: Sequence[float], step: int) -> None:
-    """Compares the workers' digests of learning rates; those that are 0 may differ.
+    """Compares the workers' digests of learning rates, except for digests of 0.
 
     Raises:
         UsageError: they differ.

@@ -42,7 +42,7 @@ _LONE = "There is one worker: where it dies the run ends, and goes on with `--re
 
 @dataclass(frozen=True)
 class Card:
-    """What a user should know about an algorithm before choosing it."""
+    """Facts that a user should know about an algorithm before choosing it."""
 
     name: str
     spec: str

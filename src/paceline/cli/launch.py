@@ -29,7 +29,7 @@ _RESUMED = ("workers", "algorithm", "seed", "slow", "target_loss", "target_accur
 
 
 class LaunchCommand(TyperCommand):
-    """Allows options after a function; all that follows a script belongs to the script."""
+    """Allows options after a function; everything after a script belongs to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ours = args[: args.index("--")] if "--" in args else args

@@ -69,7 +69,7 @@ def run(
 ) -> None:
     """Run a study: every combination of its factors with every seed, each once, in an order fair to all.
 
-    Interrupt it when you like, even with kill -9: the same command goes on, and runs nothing twice.
+    Interrupt it at any time, even with kill -9: the same command continues and runs nothing twice.
 
     Example: paceline study run --algorithm "locked,hogwild,leashed" --workers 1,2 --seeds 5 --epochs 10 --out runs/first
     """

@@ -1,4 +1,4 @@
-"""What all coded means of a worker share: the codec and its tuner, the worker's collectives, counts and warnings."""
+"""Shared state of all coded means of a worker: the codec and its tuner, the worker's collectives, counts and warnings."""
 
 from __future__ import annotations
 

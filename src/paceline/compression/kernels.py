@@ -208,7 +208,7 @@ def mean_magnitudes(x, bucket, scales):  # noqa: ANN001, ANN201
 
 @partial(compiled, nogil=True)
 def encode_signs(x, out):  # noqa: ANN001, ANN201
-    """A bit for each of x (n,): 1 for positive numbers and zero; bits beyond x are 0."""
+    """A bit for each element of x (n,): 1 for positive numbers and zero; bits beyond x are 0."""
     n = len(x)
     for i in range(len(out)):
         value = uint8(0)
@@ -235,8 +235,9 @@ def decode_signs(packed, scales, bucket, out):  # noqa: ANN001, ANN201
 def orthonormalize(columns, begin):  # noqa: ANN001, ANN201
     """Makes the rows of `columns` (r, n) from `begin` on orthonormal to all before them; returns r, or the first dead row.
 
-    Modified Gram-Schmidt, twice. A row is dead if it is zero, or if rounding is all that is left of it after the projections:
-    the caller replaces it and calls again from there. Each row's length is compared with its own, so no scale matters.
+    Modified Gram-Schmidt, twice. A row is dead if it is zero, or if only rounding errors are left of it after the
+    projections: the caller replaces it and calls again from there. Each row's length is compared with its own, so no scale
+    matters.
     """
     rank, n = columns.shape
     least = _DEAD * np.finfo(columns.dtype).eps

@@ -28,7 +28,7 @@ class Power(Codec):
 
     Costs: two all-reduces per step, one after the other; two products with each matrix; one vector of memory.
     Use when: matrices are large and their gradients have low rank, as in networks with wide layers.
-    Not: a codec of vectors: it computes averages itself, and servers cannot use its factors.
+    Not a codec of vectors: it computes averages itself, and servers cannot use its factors.
 
     Args:
         rank: r; with 1 to 4, ten to a hundred times fewer bytes.

@@ -110,7 +110,7 @@ def error_size(vector: Tensor, norm: str, bucket: int | None) -> float:
 
 
 def size_of_scales(parts: Buckets, num_elements: int) -> float:
-    """The same of a vector of so many elements that has these scales."""
+    """The same for a vector with this many elements and these scales."""
     from paceline.compression import kernels
 
     return float(kernels.sum_of_peaks(parts.scales, num_elements, parts.bucket))

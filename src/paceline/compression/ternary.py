@@ -21,8 +21,8 @@ __all__ = ["Ternary"]
 class Ternary(BucketCodec):
     """Every element becomes minus its bucket's scale, zero or plus, at random: 1.6 bits, five elements in a byte.
 
-    What is decoded is right on average, without a clip. The squared error is on average the sum over elements of their
-    magnitude times what the scale is more than that.
+    Without a clip, decoded values are unbiased. The squared error is on average the sum over elements of their magnitude
+    times what the scale is more than that.
 
     Use when: a fifth of the bytes of float32's 8-bit forms still are too many. Noise is larger than that of `qsgd(bits=4)`:
     larger batches, or a lower learning rate.
@@ -30,7 +30,7 @@ class Ternary(BucketCodec):
 
     Args:
         clip: magnitudes beyond so many times the vector's root mean square are cut to that, which lowers the scale and the
-            noise. What is cut off is lost, so that the mean is wrong: at the paper's 2.5 by 0.2 % of the square norm where
+            noise. The clipped part is lost, so the mean is wrong: at the paper's 2.5 by 0.2 % of the square norm where
             elements are Gaussian, by nearly all of it where few are not zero. `none`: nothing is cut off.
         bucket: elements per scale, a multiple of 8; `none`: one scale for the whole vector.
 
@@ -54,7 +54,7 @@ class Ternary(BucketCodec):
         return 6.0
 
     def clipped(self, gradient: Tensor) -> Tensor:
-        """What is decoded on average."""
+        """The expected decoded value."""
         if self.clip is None:
             return gradient
         limit = self.clip * float(gradient.double().square().mean().sqrt())

@@ -47,7 +47,7 @@ class TopK(Codec):
         return 1.0 + 14.0 * self.fraction
 
     def num_kept(self, num_elements: int) -> int:
-        """How many of so many elements are sent."""
+        """The number of elements that are sent out of `num_elements`."""
         if num_elements >= 2**31:
             raise ValueError(f"top-k stores indices in 32 bits, too few for {num_elements} elements: use more shards.")
         return min(num_elements, max(1, round(self.fraction * num_elements)))

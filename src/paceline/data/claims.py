@@ -85,7 +85,7 @@ class WorkerClaims:
 
     @property
     def first_of_round(self) -> int:
-        """Where in its epoch the first batch is of the round that the loop was given last."""
+        """The place in the epoch of the first batch of the loop's last round."""
         return (self.taken - 1 - self._epoch * self._epoch_rounds) * self._num_workers
 
     def hold(self, number: int) -> None:
@@ -110,7 +110,7 @@ class WorkerClaims:
             self._counts.unhold(self._worker_id, number)
 
     def take_back(self, number: int) -> None:
-        """Counts the last round or batch as not taken, as the end of the run has cut its step short; negative: no batch."""
+        """Counts the last round or batch as not taken, because the run's end cut its step short; negative: no batch."""
         self.taken = max(0, self.taken - 1)
         if number >= 0:
             self.hold(number)

@@ -47,7 +47,7 @@ class EpochClaims(Protocol):
         """
 
     def take_released(self, first: int, end: int) -> int | None:
-        """A batch from `first` to `end` that was released, or None."""
+        """A released batch from `first` to `end`, or None."""
         return None
 
 

@@ -33,8 +33,8 @@ class LoaderProcesses:
 
     Batches are claimed as the loader asks for them, `prefetch_factor * num_workers` ahead (at most 128), and come in the order
     in which they were claimed. Towards an epoch's end one of several asynchronous workers claims fewer, so that none ends much
-    later than the others; but for each of the loader's processes one, as far as it is those that the loop waits for. What is
-    claimed and not handed out, as the loop leaves the epoch or the run is stopped, is given back.
+    later than the others; but for each of the loader's processes one, as far as it is those that the loop waits for. If the
+    loop leaves the epoch or the run is stopped, it gives back the batches that it has claimed but not handed out.
 
     Args:
         loader: the user's.
@@ -162,7 +162,7 @@ def until_stopped(
 class _Terminated:
     """PyTorch's handler of SIGCHLD, which raises an error when a loader's process is killed, but not for SIGTERM.
 
-    Where a job is ended, all of its processes get one: what the loop is about to do then is to end in order.
+    When a job is ended, all of its processes get a signal, and the loop should then end in order.
     """
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:

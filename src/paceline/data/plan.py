@@ -137,7 +137,7 @@ class BatchPlan:
         return self._first_batches[-1]
 
     def num_batches_for(self, epochs: float) -> int:
-        """Batches in so many epochs, over all workers; fractions round up to whole batches.
+        """Batches in this many epochs, over all workers; fractions round up to whole batches.
 
         >>> BatchPlan(num_samples=100, batch_size=10).num_batches_for(0.25)
         3
@@ -226,7 +226,7 @@ class BatchPlan:
         return range(begin + part.start, begin + part.stop)
 
     def _cut(self, samples: int) -> list[int]:
-        """Sizes of the batches in a part of so many samples."""
+        """Sizes of the batches in a part with this many samples."""
         whole, rest = divmod(samples, self.batch_size)
         sizes = [self.batch_size] * whole + [rest] * (rest > 0 and not self.drop_last)
         if self.by_speed and sizes:
@@ -261,7 +261,7 @@ def _generator(*seed: int) -> torch.Generator:
 
 
 def derived_seed(*seed: int) -> int:
-    """A seed that depends on every number."""
+    """A seed that depends on every one of the numbers."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

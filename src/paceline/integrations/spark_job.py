@@ -1,4 +1,4 @@
-"""What both ways of training in Spark need from a session: its slots, its driver's address, and a job's result."""
+"""Reads a Spark session for both ways of training: its slots, its driver's address, and a job's result."""
 
 from __future__ import annotations
 

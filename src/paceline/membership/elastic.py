@@ -54,7 +54,7 @@ def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
 
 
 def num_places(join_point: JoinPoint, of: int | None, own: int) -> int:
-    """How many workers the run has, as the first to come decided: `of`, or by default the number that it brought.
+    """How many workers the run has, as the first worker to join decided: `of`, or by default the number that it brought.
 
     Raises:
         UsageError: `of` differs from the number agreed on.
@@ -92,7 +92,7 @@ class JoinedRun:
 
     Raises:
         UsageError: this worker does not fit into the run, or the run has no free place.
-        WorkerLostError: the others did not come within the deadline.
+        WorkerLostError: the others did not arrive within the deadline.
     """
 
     def __init__(self, invitation: Invitation, algorithm: Algorithm, model_words: str) -> None:

@@ -169,7 +169,7 @@ class JoinPoint:
     # Asking
 
     def agree(self, name: str, wanted: str) -> str:
-        """What the first to come said about `name`; its word counts."""
+        """The value of `name` from the first worker to join, which decides."""
         return self.compare_set(name, "", wanted).decode()
 
     def agree_words(self, name: str, wanted: dict[str, str]) -> dict[str, str]:

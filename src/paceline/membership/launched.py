@@ -68,7 +68,7 @@ class LaunchedRun:
 
     Raises:
         UsageError: the workers disagree (the message says which differ), two use one GPU, or PyTorch has no NCCL.
-        WorkerLostError: a worker did not come within the deadline.
+        WorkerLostError: a worker did not arrive within the deadline.
     """
 
     def __init__(

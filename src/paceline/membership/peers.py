@@ -107,7 +107,7 @@ class Peers:
         self.concurrency = ThreadConcurrency()
 
     def _connect_late(self, stopped: Callable[[], bool]) -> None:
-        """Connects a dead worker's successor to the peers that are there; others may have died or hang by now."""
+        """Connects a dead worker's successor to the reachable peers; others may have died or hung."""
         until_s = time.monotonic() + _STORE_DEADLINE_S
         self.connect(_LATE_CONNECT_S, needs_all=False, stopped=stopped)
         while not self._zmq.peers() and self._zmq.awaited() and time.monotonic() < until_s:

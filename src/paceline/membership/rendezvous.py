@@ -68,7 +68,7 @@ def address_of(store: Any, worker_id: int, num_workers: int, deadline_s: float) 
 
     Raises:
         UsageError: the workers are on several machines and have no key file.
-        WorkerLostError: a worker did not come within the deadline.
+        WorkerLostError: a worker did not arrive within the deadline.
     """
     key = os.environ.get("PACELINE_KEY")
     store.set(f"machine/{worker_id}", machine_of_this())

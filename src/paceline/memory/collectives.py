@@ -111,7 +111,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers.
 
         Raises:
-            WorkerLostError: a worker was declared lost, or did not come within `timeout_s`.
+            WorkerLostError: a worker was declared lost, or did not arrive within `timeout_s`.
             RunStopped: the run is being stopped, and a worker has left it.
         """
         if self._num_workers == 1:
@@ -236,7 +236,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
                 raise_if_stopped(self._abort)
                 raise self._lost("has left the run (killed, or its loop ended earlier)")
             if time.perf_counter() - began_s > self._timeout_s:
-                raise self._lost(f"did not come within {self._timeout_s:g} s")
+                raise self._lost(f"did not arrive within {self._timeout_s:g} s")
             wait_briefly(word, arrived)
 
     def _all_arrived(self) -> bool:

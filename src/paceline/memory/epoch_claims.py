@@ -72,7 +72,7 @@ class SharedEpochClaims:
         self._table[worker_id][self._table[worker_id] == (number + 1) << 2 | _HELD] = 0
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Lets others take these (or all) batches that the worker holds: it gives them back, or has been declared dead."""
+        """Lets others take these (or all) batches of a worker that gives them back or has been declared dead."""
         row = self._table[worker_id].copy()
         for place in np.flatnonzero((row != 0) & (row & _STATE == _HELD)):
             if numbers is not None and (row[place] >> 2) - 1 not in numbers:

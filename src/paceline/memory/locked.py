@@ -112,7 +112,7 @@ class LockedVector(OneVector):
             self.x.copy_(x)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Gives back what a dead worker held; returns whether it was writing (its last update may be torn)."""
+        """Releases the locks of a dead worker; returns whether it was writing (its last update may be torn)."""
         token = owner_token(participant_id, incarnation)
         # First the mark, then the lock: the next owner sets a mark of its own.
         torn = compare_and_swap(self.writing_word, token, 0)

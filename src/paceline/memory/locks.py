@@ -123,7 +123,7 @@ class Mutex:
             wake(self._word, 1)
 
     def recover(self, token: int) -> bool:
-        """Gives back what a dead owner held; returns whether it held the mutex (what it guards may be half-written).
+        """Releases the locks of a dead owner; returns whether it held the mutex (the guarded data may be half-written).
 
         Called by the supervisor after it declared that incarnation dead and made sure that it no longer runs.
         """
@@ -247,7 +247,7 @@ class ReadWriteLock:
             wake_all(self._word)  # readers and writers sleep on the same word: all may be able to go on
 
     def recover(self, token: int) -> bool:
-        """Gives back what a dead owner held; returns whether it held the write side (see `Mutex.recover`)."""
+        """Releases the locks of a dead owner; returns whether it held the write side (see `Mutex.recover`)."""
         reader = self._readers + participant_of(token) * LINE_BYTES
         compare_and_swap(reader, token, 0)
         wake_all(reader)

@@ -4,8 +4,8 @@ A policy holds for pages that are not touched yet: set it right after the segmen
 the shared memory itself, so it also holds for pages that another process touches first. Without a policy, each page
 goes to the node of the worker that writes it first.
 
-The placing functions return a sentence on what they did. None fails because a kernel or a container forbids placement, since
-the run is then slower but not wrong.
+The placing functions return a sentence on what they did. A kernel or container that forbids placement causes no error,
+since the run is then slower but still correct.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Placement:
         check_fields(self)
 
     def check(self) -> None:
-        """Refuses what this machine does not have, with a `UsageError`; nothing by default."""
+        """Raises a `UsageError` if this machine lacks something that the algorithm needs; by default does nothing."""
 
     def place(self, segment: Segment) -> str:
         """Applies the policy to untouched memory; returns a sentence on what it could not do, or an empty string."""

@@ -19,10 +19,10 @@ class SharedStore:
     """A short value under each of a few keys, in memory that all members map.
 
     A TCPStore asks a name server for the name of every connecting address, at both ends and one after the other, which takes
-    5 to 10 s each if none answers. And a process holds it, which could die.
+    5 to 10 s each if none answers. Also, the process that holds it could die.
 
-    Only one member sets a key, or its next incarnation, or the supervisor once the member has died. A value that is being
-    written, or whose writer was killed, fails its checksum and counts as missing.
+    Only one member sets a key, or its next incarnation, or the supervisor once the member has died. A value whose write is
+    under way, or whose writer was killed, fails its checksum and counts as missing.
 
     Args:
         segment: the run's memory, all zero where this lies.

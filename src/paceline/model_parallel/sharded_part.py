@@ -1,4 +1,4 @@
-"""What the layouts share: one worker's shards of a model's parameters, and how they become whole again."""
+"""The common part of layouts: one worker's shards of a model's parameters, and how they become whole again."""
 
 from __future__ import annotations
 

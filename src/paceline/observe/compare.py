@@ -86,7 +86,7 @@ def run_labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def clearly_best(values: Sequence[float | None], *, lower: bool) -> int | None:
     """Index of the value that beats every other by more than `CLEAR_RATIO`; None if there is none.
 
-    A value alone is not best: there is nothing to compare it with.
+    A single value is not the best: it has no competitor.
 
     >>> clearly_best([1.0, 1.2, None], lower=True)
     0

@@ -166,7 +166,7 @@ class ConvergenceModel:
 
     @property
     def max_iterations(self) -> float:
-        """Beyond so many iterations nothing is predicted: 20 times the longest run."""
+        """Nothing is predicted beyond this many iterations: 20 times the longest run."""
         return _HORIZON * max(last for last, _ in self.seen.values())
 
     def log_suboptimality(self, iterations: np.ndarray | Sequence[float], workers: int) -> np.ndarray:
@@ -193,7 +193,7 @@ class ConvergenceModel:
         return np.maximum(half, across * math.sqrt(float(np.mean(np.square(left_out)))))
 
     def predict(self, iteration: float, workers: int) -> Estimate:
-        """The loss after so many iterations of so many workers: the least so far."""
+        """The loss after this many iterations of this many workers: the least so far."""
         i = np.geomspace(self.first, max(self.first, iteration), 100)
         g, half = self.log_suboptimality(i, workers).min(), float(self.error([iteration], workers)[0])
         with np.errstate(over="ignore"):
@@ -217,7 +217,7 @@ class ConvergenceModel:
         return Estimate(value=value, low=low, high=high, extrapolation="; ".join(filter(None, said)))
 
     def extrapolation(self, iteration: float, workers: int) -> str:
-        """In which respect this is outside of the runs that were seen, as words; "" if it is inside."""
+        """A phrase that says how this lies outside the measured runs; "" if it does not."""
         counts = sorted(self.seen)
         said = []
         if workers > counts[-1]:

@@ -38,7 +38,7 @@ class PendingEvents:
         self._waiting: deque[Event] = deque()
 
     def __len__(self) -> int:
-        """How many wait to be taken."""
+        """The number of waiting items."""
         return len(self._waiting)
 
     def add(self, event: Event) -> None:
@@ -48,7 +48,7 @@ class PendingEvents:
     def take(
         self, kind: str | tuple[str, ...] | None = None, sender: int | None = None, number: int | None = None
     ) -> Event | None:
-        """Removes and returns the oldest that fits; None: there is none."""
+        """Removes and returns the oldest item that fits, or None."""
         waiting = self._waiting
         if kind is None and sender is None and number is None:
             return waiting.popleft() if waiting else None

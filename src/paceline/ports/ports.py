@@ -98,7 +98,7 @@ class Handle(Protocol):
         """Returns when it is done, with its result in place.
 
         Raises:
-            WorkerLostError: a worker left, or did not come within the deadline.
+            WorkerLostError: a worker left, or did not arrive within the deadline.
         """
         ...
 
@@ -189,7 +189,7 @@ class Mailbox(Protocol):
 
 
 class Lock(Protocol):
-    """Mutual exclusion between the programs of one worker."""
+    """A lock between the programs of one worker."""
 
     def __enter__(self) -> Any:
         """Acquires the lock."""

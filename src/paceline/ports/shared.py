@@ -136,7 +136,7 @@ class ServedParameters(WritableParameters, Protocol):
         ...
 
     def name_copy(self, incarnation: int | None) -> None:
-        """Records which process of the shard's second copy has everything ever answered; None: there is none."""
+        """Records which process of the shard's second copy has every answered update; None: no process does."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""What workers record of every step, a run's summary, and checkpoints."""
+"""Records of every step, a run's summary, and checkpoints."""

@@ -13,7 +13,7 @@ __all__ = ["batch_sizes", "ideal_step_s"]
 def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
     """Each change: from which version on, when its first step ended, and every worker's samples of a step.
 
-    Steps with fewer samples in all than a whole one, as an epoch's last, are left out.
+    Steps with fewer samples than a whole step, such as an epoch's last, are left out.
 
     Args:
         records: worker_id -> records of a run whose workers make one update together.

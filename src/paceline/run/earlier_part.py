@@ -62,7 +62,7 @@ class EarlierPart:
 
     @staticmethod
     def of(folder: Path | None) -> EarlierPart:
-        """Reads a run's folder; None: there is none.
+        """Reads a run's folder; None if it does not exist.
 
         Costs: reading its checkpoint and its events.
 

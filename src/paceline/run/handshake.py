@@ -102,7 +102,7 @@ class Handshake:
             self.answer()
 
     def lose(self, worker: WorkerState) -> None:
-        """Tells workers that are still connecting not to wait for a dead one."""
+        """Tells workers that are still connecting not to wait for a dead worker."""
         if self.arena is not None and self.arena.plan.store is not None:
             mark_ended(self.arena.shared_store(), worker.worker_id, worker.incarnation)
 

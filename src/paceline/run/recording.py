@@ -165,7 +165,7 @@ class Recording(RunRecord):
         )
 
     def _new_note(self, notes: list[str]) -> str | None:
-        """What happened since the last progress, once."""
+        """Notes since the last progress report."""
         new, self._num_notes = notes[self._num_notes :], len(notes)
         return " ".join(new) or None
 

@@ -64,7 +64,7 @@ class RunRecord:
 
     @staticmethod
     def choice_notes(algorithm: Algorithm | None, num_workers: int, delay: int) -> list[str]:
-        """Warnings about this delay, which the programs chose, that were not given before."""
+        """New warnings about this delay, which the programs chose."""
         if algorithm is None:
             return []
         now, before = algorithm.caution(num_workers, delay), algorithm.caution(num_workers)

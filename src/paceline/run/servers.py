@@ -25,8 +25,8 @@ class Servers:
     """The servers of a run; none if its algorithm has none.
 
     A server that dies is restarted from its last snapshot. The updates that it had applied since are lost: `lost` names them
-    by shard and version. If it has a second copy, that takes its place at once without loss. In that case, and when a copy
-    dies, another copy is started.
+    by shard and version. If it has a second copy, that takes its place at once without loss. Another copy starts then, and
+    also when a copy dies.
 
     Attributes:
         states: of each server, then of each second copy.
@@ -148,7 +148,7 @@ class Servers:
         state.ready = True  # the run has begun: it does not wait
 
     def _take_over(self, dead: WorkerState, copy: WorkerState) -> bool:
-        """Makes the copy's process the server, if it has all that was ever answered; returns whether it has.
+        """Makes the copy's process the server if it has every answered update; returns whether it has.
 
         The next copy starts only once that process is published as the server; otherwise it would look for the dead one.
         """

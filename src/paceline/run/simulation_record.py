@@ -209,7 +209,7 @@ class _Recorder:
 
 
 class _SimulatedParameters:
-    """What an `Evaluator` evaluates: parameters with a `snapshot`, and the model's buffers."""
+    """Input of an `Evaluator`: parameters with a `snapshot`, and the model's buffers."""
 
     def __init__(self, shared: Any, buffers: Mapping[str, torch.Tensor]) -> None:
         self.shared = shared

@@ -188,7 +188,7 @@ class Supervisor:
         self._end_all(grace_s=0.0)
 
     def parameters(self, next_batch: int) -> Parameters:
-        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
         assert self.arena is not None
         x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
         version = self.arena.shared.snapshot(x)
@@ -233,7 +233,7 @@ class Supervisor:
             start_thread(worker, target, environment, handles, theirs)
 
     def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
-        """Hears from all until these have ended, or `until_s`."""
+        """Receives messages from all workers until they have ended, or until `until_s`."""
         while time.monotonic() < until_s and any(one.running for one in states):
             self._wait_for_news()
 
@@ -342,7 +342,7 @@ class Supervisor:
         self.stop(at_once=True)
 
     def _lose(self, worker: WorkerState) -> None:
-        """Repairs what a dead worker held; then goes on, restarts the worker, or ends the run with its name."""
+        """Repairs a dead worker's locks; then continues, restarts the worker, or ends the run with its name."""
         worker.handle.join()
         if worker in self.servers.states:
             self.servers.lose(worker, run_ends=self.outcome.kind != "" or not any(one.running for one in self.workers))

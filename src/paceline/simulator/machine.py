@@ -379,7 +379,7 @@ class SimulatedMachine:
         self._network.welcome(worker_id)
 
     def base_arguments(self, ports: Ports[Any]) -> dict[str, Any]:
-        """What a worker's `BaseReplica` needs, except its binding and its recorder."""
+        """Arguments of a worker's `BaseReplica`, except its binding and its recorder."""
         candidates = (ports.clock, ports.shared, ports.collectives, ports.mailbox, ports.concurrency)
         waits = [port for port in candidates if hasattr(port, "waited_s")]
         return {

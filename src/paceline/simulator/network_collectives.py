@@ -183,7 +183,7 @@ class NetworkCollectivesState:
                 self._wake_all(operation)
 
     def cut(self, link: tuple[int, int], detection_s: float) -> None:
-        """Cuts a link that operations need: those that all have joined complete; all others fail `detection_s` later."""
+        """Cuts a link: operations that all workers have joined still complete; others fail `detection_s` later."""
         self._cut = f"the link between {link[0]} and {link[1]} was cut at {self.scheduler.now_s:.6g} s"
         self.scheduler.call_at(self.scheduler.now_s + detection_s, self._learn_of_cut)
 

@@ -224,7 +224,7 @@ class Scheduler:
             torch.set_grad_enabled(gradients)
 
     def _next_event(self) -> Program | Callable[[], None] | None:
-        """Takes the next event; None: there is none. Items that arrive are delivered here."""
+        """Takes the next event, or None. Items that arrive are delivered here."""
         due = self._due
         while True:
             if not due:

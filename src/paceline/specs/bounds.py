@@ -217,7 +217,7 @@ def check_vectors(num_vectors: int, num_parameters: int, vector_bytes: int) -> N
 
 
 def check_memory(needed_bytes: float, what: str, remedy: str, *, by_this_process: bool = True) -> None:
-    """Refuses what will not fit into this machine's memory.
+    """Refuses anything that will not fit into this machine's memory.
 
     Args:
         needed_bytes: in all.

@@ -52,7 +52,7 @@ def is_loop(text: str) -> bool:
 def load_loop(reference: str) -> FileLoop:
     """The training function that `path/to/file.py:function` names, for `launch` and `simulate`.
 
-    The file is run here, too, like any Python file, so that its errors show before any worker starts.
+    The file also runs here, like any Python file, so that its errors show before any worker starts.
 
     Raises:
         UsageError: no such file or function, the file fails, or the function needs arguments; the message names the line.

@@ -92,7 +92,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def value_text(value: Value) -> str:
-    """How a value is written in a spec."""
+    """A value as it appears in a spec."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Spec):

@@ -28,7 +28,7 @@ class StudyPlan(NamedTuple):
 
 
 def plan_trials(study: Study) -> StudyPlan:
-    """All trials of a study whose design does not depend on what they measure.
+    """All trials of a study whose design does not depend on their results.
 
     Every seed is a block: all combinations are tried with it, in an order drawn for this block, before the next seed's turn. A
     machine that becomes slower meanwhile is slower for all methods alike.

@@ -1,4 +1,4 @@
-"""How long a study will take: from its finished trials, or else from a few measured steps."""
+"""Estimates how long a study will take, from its finished trials or from a few measured steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GRADIENTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a study would run.
+    """The trials that a study would run.
 
     Args:
         trials: in order; of a search, none are known before.

@@ -151,6 +151,6 @@ def estimate_text(one: SampleEstimate) -> str:
 
 
 def median_text(values: np.ndarray) -> str:
-    """The median of the values that are known."""
+    """The median of the known values."""
     known = values[~np.isnan(values)]
     return number_text(float(np.median(known))) if len(known) else ABSENT

@@ -49,14 +49,14 @@ class Comparison:
 
     @property
     def found(self) -> bool:
-        """Whether it is a finding: the interval excludes 1, also as printed, and it holds among all that were made."""
+        """Whether it is a finding: the printed interval excludes 1, and it stays significant among all comparisons."""
         return self.adjusted_p <= FALSE_DISCOVERIES and (
             self.ratio.low > AS_PRINTED or self.ratio.high < 1 / AS_PRINTED
         )
 
     @property
     def testable(self) -> bool:
-        """Whether there are pairs enough for an interval."""
+        """Whether enough pairs exist for an interval."""
         return self.ratio.method != "none"
 
     @property
@@ -86,8 +86,8 @@ class Comparison:
 def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
     """Compare all pairs of methods, overall and at each level of other factors, and each factor's levels with its first.
 
-    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs
-    are returned, too, and cannot be findings.
+    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs are also returned,
+    but cannot be findings.
     """
     asked = [*_of_methods(trials), *_of_factors(trials)]
     made = (_compare(trials, measure, *one) for one in dict.fromkeys(asked))

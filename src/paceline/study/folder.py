@@ -73,7 +73,7 @@ class StudyFolder:
         write_json(self.path / "plan.json", [{"hash": name, "factors": one.factors} for name, one in trials.items()])
 
     def plan(self) -> list[dict[str, Any]]:
-        """What `write_plan` wrote; empty before that.
+        """The plan from `write_plan`; empty before that.
 
         Raises:
             UsageError: it is damaged.
@@ -134,7 +134,7 @@ class StudyFolder:
 
 
 def _read(path: Path) -> Any:
-    """What a trial's JSON file holds; None where there is none, and never was."""
+    """The content of a trial's JSON file; None if the file never existed."""
     try:
         listed = path.with_name(_SUMS)
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []

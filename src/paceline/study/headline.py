@@ -1,4 +1,4 @@
-"""What a study asked, which method won, and what to run next; everything else is in the report's tables."""
+"""A study's question, the winner, and the next command; the report's tables have everything else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MANY_PAIRS = 400
 
 
 def asked(trials: Trials, study: Mapping[str, Any]) -> str:
-    """What was tried, in one sentence; the study's own question before it."""
+    """The study's question, and one sentence on its trials."""
     varied = {name: levels for name, levels in trials.factors.items() if name != "algorithm"}
     algorithms = trials.factors.get("algorithm", [])
     parts = [f"{len(algorithms)} algorithms"] if algorithms else []
@@ -34,7 +34,7 @@ def asked(trials: Trials, study: Mapping[str, Any]) -> str:
 
 
 def headline(trials: Trials, comparisons: Sequence[Comparison]) -> str:
-    """Which method won, by how much and how surely; `comparisons` as `compare_everything` makes them, of `trials.primary`."""
+    """Which method won, by how much and how certainly; `comparisons` are `compare_everything`'s of `trials.primary`."""
     measure, (leader, overall) = trials.primary, _leader(trials, comparisons)
     beaten = sorted((one for one in overall if one.found and one.centre > 1), key=lambda one: one.centre)
     values = trials.values(measure.column)

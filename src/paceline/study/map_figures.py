@@ -117,7 +117,7 @@ def outcome_figure(trials: Trials) -> Figure | None:
 
 
 def waiting_figure(facets: Facets) -> Figure | None:
-    """What workers did with their time: medians over the runs of each row."""
+    """How workers spent their time: medians over the runs of each row."""
     shares = {kind: facets.trials.values(column) for kind, column in _SHARES.items()}
     shares = {kind: values for kind, values in shares.items() if not np.isnan(values).all()}
     if "wait" not in shares:

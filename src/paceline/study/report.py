@@ -140,7 +140,7 @@ def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> F
 
 
 def read_study_file(folder: Path) -> dict[str, Any]:
-    """The content of `study.toml`; empty if it is missing or damaged, as the report needs only the table."""
+    """The content of `study.toml`; empty if it is missing or damaged, because the report needs only the table."""
     try:
         return tomllib.loads(read_text(folder / "study.toml"))
     except (ValueError, RecursionError):

@@ -59,7 +59,7 @@ class StudyProgress:
 
 @dataclass(kw_only=True)
 class StudyEnd:
-    """What has become of a study.
+    """The state of a study.
 
     Args:
         folder: where it is.
@@ -146,7 +146,7 @@ class _Running:
         return trials, len(trials)
 
     def _load_data(self) -> None:
-        """Data that are missing are missing before the first trial, and not in each of them."""
+        """Missing data cause an error before the first trial, not in every trial."""
         if self.study.parameters is None or self.study.limits.steps is None:
             load_task(self.study.task).load(self.study.data)
 
@@ -234,7 +234,7 @@ class Pace:
             self._by_setting.setdefault(trial.setting, []).append(seconds)
 
     def remaining_s(self, waiting: Iterable[Trial], number: int) -> float | None:
-        """What is left: for each trial what its repetitions took, or else the median of all settings.
+        """The remaining time: for each trial the time of its repetitions, or else the median of all settings.
 
         The first trial of a study takes seconds longer than others, until the fork server has loaded PyTorch.
         """

@@ -1,4 +1,4 @@
-"""What a study may claim: medians, shares, arrivals and paired ratios, each with the interval it is known to.
+"""A study's statistics: medians, shares, arrivals and paired ratios, each with its interval.
 
 Arrays in, small records out; nothing here knows tables or methods. A run that never reached its target is not dropped:
 its time is known to lie in an interval (`Times`), and every interval below is valid wherever in it the time was.
@@ -81,7 +81,7 @@ def share_estimate(successes: int, count: int) -> SampleEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What is known of each run's time (or steps) to a target: that it lies between `low` and `high`.
+    """Bounds on each run's time (or steps) to a target: it lies between `low` and `high`.
 
     A run that arrived has `low == high`. One that was stopped before has the time until then as `low`, and infinity as
     `high`. One that diverged or crashed would not have arrived however long it was left: both are infinite.
@@ -92,7 +92,7 @@ class Times:
 
     @classmethod
     def of(cls, times: np.ndarray, ended: np.ndarray, failed: np.ndarray) -> Times:
-        """Put together what a table says.
+        """The times of runs, from the columns of a table.
 
         Args:
             times: when the target was reached; NaN where it was not.
@@ -173,7 +173,7 @@ def _first(at: np.ndarray, condition: np.ndarray) -> float:
 def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
     """Between which bounds each pair's log(base / other) lies; above zero: the other was sooner.
 
-    Where neither of two arrived nothing is known of their ratio: it lies between minus and plus infinity.
+    If neither of two arrived, their ratio is unknown: it lies between minus and plus infinity.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.log(base.low) - np.log(other.high)

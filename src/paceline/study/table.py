@@ -54,7 +54,7 @@ _FIRST = (
 
 
 def check_installed() -> None:
-    """Refuses to go on without what tables need."""
+    """Raises an error if the packages for tables are missing."""
     for name in ("pandas", "pyarrow"):
         try:
             importlib.import_module(name)
@@ -65,8 +65,8 @@ def check_installed() -> None:
 def load_table(folder: Path | str) -> pandas.DataFrame:
     """A study's table, one row per trial that has been run and belongs to the study as it is, in their order.
 
-    Costs about 1 ms per trial. A study that is still being run has fewer rows. Where the trials' folders are not there, the
-    written table is read, `table.parquet` or else `table.csv`.
+    Costs about 1 ms per trial. A study that is still being run has fewer rows. If the trials' folders are missing, the
+    written table is read: `table.parquet`, or else `table.csv`.
 
     Columns: `trial` (hash), `number`, `factor.<name>` (`factor.seed` pairs the trials of different methods), `outcome`
     (converged, stopped, diverged, crashed), `reason`, `failed_step`, `wall_s`, `steps`, `samples`, `samples_per_s`, losses and

@@ -54,7 +54,7 @@ class Trial:
     def hash(self) -> str:
         """Names the trial's folder: equal for equal configurations, also of different studies.
 
-        What is as by default is left out, so that an option that Paceline gains later changes no name.
+        Defaults are left out, so that a new option of Paceline changes no name.
         """
         config = {
             one.name: _plain(getattr(self.config, one.name))
@@ -195,7 +195,7 @@ class TrialMaker:
         return Cluster.from_table({**table, "workers": workers}, "the cluster")
 
     def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
-        """Refuses now what a run would refuse when its turn has come."""
+        """Refuses now what a later run would refuse."""
         algorithm.check(config.workers)
         self._built(check_optimizer, config.optimizer, config.learning_rate, config.momentum)
         if self._study.backend != "simulator":

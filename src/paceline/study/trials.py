@@ -31,7 +31,7 @@ _MOST_LEVELS = 24  # a factor with more, as random designs have, is no list of s
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What trials are compared by; lower is better, except for throughput.
+    """The measure that compares trials; lower is better, except for throughput.
 
     Args:
         kind: time or updates until a fraction of the initial loss, or samples per second.
@@ -153,7 +153,7 @@ class Trials:
         return Measure("throughput", "", "samples_per_s")
 
     def times(self, measure: Measure) -> Times:
-        """What is known of every trial's measure, as a time: of throughput, the time per sample."""
+        """Every trial's measure as a time: for throughput, the time per sample."""
         if measure not in self._times:
             values = self.values(measure.column)
             if measure.kind == "throughput":

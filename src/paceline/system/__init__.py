@@ -1,1 +1,1 @@
-"""The process and its machine: cores, clock, signals, random generators, output, files written whole or not at all."""
+"""The process and its machine: cores, clock, signals, random generators, output, atomic file writes."""

@@ -28,7 +28,7 @@ class RealClock:
     now_s = staticmethod(time.monotonic)
 
     def sleep_s(self, duration_s: float) -> None:
-        """Waits at least `duration_s`: yields the core for short waits, as the system's timer is accurate to about 60 us only.
+        """Waits at least `duration_s`: yields the core for short waits, because the system's timer is off by about 60 us.
 
         Raises:
             RunStopped: the run was stopped meanwhile.

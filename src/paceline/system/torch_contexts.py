@@ -24,7 +24,7 @@ class TorchContexts:
         self._outside = read_contexts()
 
     def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function so that it runs outside its caller's contexts."""
+        """Wraps a function to run outside its caller's contexts."""
 
         def call(*arguments: Any) -> Any:
             inside = read_contexts()

@@ -84,7 +84,7 @@ class Task:
         return _kept[key]
 
     def new_model(self, seed: int | None = None) -> nn.Module:
-        """Makes a model right after seeding torch's generator, whose state then is as in plain training.
+        """Makes a model right after seeding torch's generator, so that its random state matches plain training.
 
         Raises:
             UsageError: `model` fails, or does not return a module.

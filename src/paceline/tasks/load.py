@@ -25,7 +25,7 @@ BUILT_IN = {
 def load_task(reference: str) -> Task:
     """Load a built-in task by name, or the task that a function in a file returns.
 
-    The file is run like any Python file; its folder is appended to `sys.path`, so that it may import its neighbours.
+    The file runs like any Python file; its folder is appended to `sys.path`, so that it can import its neighbours.
 
     Args:
         reference: `digits-mlp`, or `path/to/file.py:function`.

@@ -1,1 +1,1 @@
-"""What connects workers: the ports that algorithms are written against."""
+"""The ports that algorithms are written against."""

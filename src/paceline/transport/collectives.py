@@ -85,7 +85,7 @@ class DistributedCollectives:
         travel with the weights.
 
         Raises:
-            WorkerLostError: a worker left, or did not come within the deadline.
+            WorkerLostError: a worker left, or did not arrive within the deadline.
         """
         numbers = torch.zeros(self._num_workers + 1, dtype=torch.float64)
         numbers[self._worker_id], numbers[-1] = weight, number
@@ -136,7 +136,7 @@ class DistributedCollectives:
         """Replaces `vector` (n,) by worker 0's.
 
         Raises:
-            WorkerLostError: a worker left, or did not come within the deadline.
+            WorkerLostError: a worker left, or did not arrive within the deadline.
         """
         self._start("broadcast", vector, lambda: dist.broadcast(vector, 0, group=self._group, async_op=True)).wait()
 

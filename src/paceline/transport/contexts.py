@@ -16,7 +16,7 @@ _END_MARGIN_S = 2.0
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Blocks signals to this thread, as is necessary while sockets are bound, connected or monitored, and a context ends.
+    """Blocks signals to this thread: necessary while sockets are bound, connected or monitored, and contexts end.
 
     If a handler interrupts one of these calls, ZeroMQ returns an error and pyzmq does not retry; a context whose termination
     is interrupted counts as ended and keeps its threads and descriptors for good. PyTorch's loaders handle SIGCHLD.

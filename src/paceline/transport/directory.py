@@ -71,7 +71,7 @@ class Directory:
         return is_own(endpoint) if self._is_local else endpoint.startswith("tcp://")
 
     def why_missing(self, missing: Collection[int], dialled: Collection[int]) -> str:
-        """Names the peers that have not come, and those that do not answer; `dialled`: peers with a known endpoint."""
+        """Names the peers that have not arrived, and those that do not answer; `dialled`: peers with a known endpoint."""
         silent = sorted(self._elsewhere.union(dialled).intersection(missing))
         absent = sorted(set(missing).difference(silent))
         parts = [f"{name_workers(absent)} {'have' if absent[1:] else 'has'} not come"] if absent else []

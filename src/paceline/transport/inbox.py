@@ -104,7 +104,7 @@ class Inbox:
             raise UsageError(f"Cannot listen on {where}: {error.strerror}. {remedy}.") from None
 
     def read(self, timeout_s: float | None) -> list[Frames | Lost]:
-        """Waits for something to come; empty after `timeout_s` (None: no limit), or when woken."""
+        """Waits for a message or event; empty after `timeout_s` (None: no limit), or when woken."""
         ready = dict(zmq.zmq_poll(self._poller.sockets, -1 if timeout_s is None else int(timeout_s * 1e3)))
         if self._wake in ready:
             os.eventfd_read(self._wake)

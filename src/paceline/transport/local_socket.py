@@ -86,7 +86,7 @@ def is_own(endpoint: str) -> bool:
 
 
 def is_heard(endpoint: str) -> bool:
-    """Whether a process listens there, as the kernel of its machine says. A local process too busy to accept counts."""
+    """Whether a process listens there, according to its kernel; a local process too busy to accept counts."""
     scheme, _, where = endpoint.partition("://")
     try:
         if scheme == "ipc":

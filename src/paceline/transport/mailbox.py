@@ -335,7 +335,7 @@ class ZmqMailbox:
                     peer.forget_incoming()
 
     def awaited(self) -> set[int]:
-        """Peers that are not here and may yet come, unlike those that have already ended."""
+        """Peers that have not arrived and have not ended."""
         with self._changed:
             return {peer.worker_id for peer in self._peers.values() if not peer.here and not peer.ended}
 

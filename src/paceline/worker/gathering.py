@@ -80,7 +80,7 @@ class Gatherer(Protocol):
 
         Raises:
             RunStopped: the run is being stopped.
-            WorkerLostError: a worker did not come within the deadline.
+            WorkerLostError: a worker did not arrive within the deadline.
         """
         ...
 

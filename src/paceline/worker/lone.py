@@ -66,7 +66,7 @@ class LoneWorker(Worker):
         return nullcontext()
 
     def summary(self) -> dict[str, Any]:
-        """Is empty: no figures are recorded."""
+        """Empty: no figures are recorded."""
         return {}
 
     def clip_grad_norm_(self, max_norm: float) -> float:

@@ -38,14 +38,14 @@ class OwnRounds:
             num_batches: of this worker; None: unknown.
 
         Raises:
-            WorkerLostError: a worker did not come within the deadline.
+            WorkerLostError: a worker did not arrive within the deadline.
         """
         numbers = self._gather(-1 if num_batches is None else num_batches, _EPOCH)
         self._is_counted = min(numbers) >= 0
         self._num_left = max(numbers)
 
     def take(self, *, has_batch: bool = True) -> bool:
-        """Takes part in the next round, with a new batch or without; returns whether there is a round."""
+        """Takes part in the next round, with a new batch or without; returns whether a round follows."""
         if not self._is_counted:
             self._num_left = max(self._gather(int(has_batch), _EPOCH))
         self._num_left -= 1

@@ -114,7 +114,7 @@ class Outcome:
         self.left_out.setdefault(number, why)
 
     def count_failed_snapshot(self, why: str) -> None:
-        """Notes that a server cannot write its snapshot; says so once, as the server tries again."""
+        """Notes that a server cannot write its snapshot; says so only once, because the server tries again."""
         if not self.snapshots_failed:
             self.notes.append(f"A server's snapshot failed, so that more is lost should it die before the next: {why}")
         self.snapshots_failed += 1

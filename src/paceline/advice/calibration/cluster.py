@@ -62,7 +62,7 @@ def meet_others(environment: WorkerEnvironment) -> Iterator[WorkerGroup]:
     """Connects to all other workers of the launcher that started this one.
 
     Raises:
-        WorkerLostError: a worker did not come within the environment's deadline; the message names it.
+        WorkerLostError: a worker did not arrive within the environment's deadline; the message names it.
     """
     assert isinstance(environment, Invitation | LaunchedEnvironment)
     place = _invited(environment) if isinstance(environment, Invitation) else _launched(environment)

@@ -52,7 +52,7 @@ def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, flo
 
 
 def _block_medians_s(steps_s: Sequence[float]) -> np.ndarray:
-    """Medians of consecutive steps, as a disturbance of one step often affects the next, too."""
+    """Medians of consecutive steps, because a disturbance of one step often affects the next, too."""
     number = max(1, min(_MOST_BLOCKS, len(steps_s) // _LEAST_IN_BLOCK))
     return np.array([np.median(block) for block in np.array_split(np.asarray(steps_s), number)])
 

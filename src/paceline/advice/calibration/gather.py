@@ -23,8 +23,8 @@ _ADVICE = "Nothing was written; start all workers again."
 class WorkerGroup:
     """One worker's part in a group; every worker must make the same calls in the same order.
 
-    A malformed message is its sender's error: it is discarded, as the right one may follow. If none does within the deadline,
-    the error names the sender.
+    A malformed message is its sender's error: it is discarded, because the right one may follow. If none does within the
+    deadline, the error names the sender.
 
     Args:
         deadline_s: how long worker 0 waits for an answer, and the others for worker 0.
@@ -164,7 +164,7 @@ def _read(received: Received, read: Callable[[Any], Any] = lambda words: words) 
 
 
 def _failure(received: Received) -> PacelineError:
-    """Another worker's error, as this worker raises it."""
+    """Another worker's error, ready for this worker to raise."""
     match _read(received):
         case {"sentence": str(sentence), "usage": bool(usage), "of": int(of)}:
             if usage and of != 0:

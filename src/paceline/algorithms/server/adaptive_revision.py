@@ -1,4 +1,4 @@
-"""AdaptiveRevision: AdaGrad that revises the rates of gradients which overlapped with a late one."""
+"""AdaptiveRevision: AdaGrad that revises the rates of gradients that overlapped with a late one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ApplyRule:
         return None
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """An applier for a shard of so many elements."""
+        """An applier for a shard with this many elements."""
         raise TypeError(f"{type(self).__name__} must define start")
 
 

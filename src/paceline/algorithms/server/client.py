@@ -128,7 +128,7 @@ class Client:
         self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._shards])
 
     def meet(self) -> None:
-        """Announces that this worker waits at a meeting of all workers, so that servers let no other wait for it."""
+        """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
         self._num_fetches += 1
         self._request(dict.fromkeys(self._shards, Message("meet", _FINAL - self._num_fetches)))
         self._has_met = True
@@ -210,7 +210,7 @@ class Client:
         """How long to wait for a successor of a shard's server that has left; None: no limit.
 
         Raises:
-            WorkerLostError: the server has ended, so there will be none.
+            WorkerLostError: the server has ended and will not answer.
         """
         if shard not in self._left:
             return None

@@ -81,7 +81,7 @@ class NoGathering:
         return {}
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """What another mode has gathered is lost."""
+        """Gradients that another mode has gathered are lost."""
 
 
 class Metered(NoGathering):

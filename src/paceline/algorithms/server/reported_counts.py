@@ -1,4 +1,4 @@
-"""The admission's counts that a shard has reported to the run's result, so that it reports each once."""
+"""The admission's counts that a shard has already reported to the run's result."""
 
 from __future__ import annotations
 

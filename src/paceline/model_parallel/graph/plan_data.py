@@ -81,7 +81,7 @@ class PlanData:
         return simulate(self.problem, self.placement.device_of, self.placement.order, records=True)
 
     def elsewhere_s(self, group: int) -> float | None:
-        """The extra time of a step with a group, and all that must be with it, on the best other device.
+        """The extra time of a step if a group, with the groups that must stay with it, runs on the best other device.
 
         None: no other device may run it.
         """

@@ -1,4 +1,4 @@
-"""What one simulated worker's core does in virtual time: compute, move vectors, wait."""
+"""One simulated worker's core in virtual time: computes, moves vectors, waits."""
 
 from __future__ import annotations
 

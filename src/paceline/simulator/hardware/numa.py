@@ -40,7 +40,7 @@ class Line:
 
 
 class SocketMachine:
-    """What the workers of one machine with several sockets share.
+    """Shared state of the workers of one machine with several sockets.
 
     A byte of another socket's memory counts `remote_factor` times on that memory: one worker alone takes that many times as
     long, and many workers get that much less bandwidth. Vectors in several memories are moved part by part, the local part

@@ -46,7 +46,7 @@ class ElasticMembership(Membership):
         random_states: of the generators.
 
     Raises:
-        WorkerLostError: the others did not come within the deadline.
+        WorkerLostError: the others did not arrive within the deadline.
     """
 
     def __init__(

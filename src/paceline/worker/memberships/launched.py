@@ -47,7 +47,7 @@ class LaunchedMembership(Membership):
 
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
-        WorkerLostError: a worker did not come within the deadline.
+        WorkerLostError: a worker did not arrive within the deadline.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a membership knows of a layout: how the model is divided, and this worker's part of it."""
+"""A membership's view of a layout: how the model is divided, and this worker's part of it."""
 
 from __future__ import annotations
 

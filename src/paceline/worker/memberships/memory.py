@@ -85,7 +85,7 @@ class WorkerMemory:
         return self.arena.shared.snapshot(out)
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
-        """A copy of the parameters and buffers as they are now, for a checkpoint that goes on at `next_batch`."""
+        """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
         if (sharding := self.arena.plan.sharding) is not None:
             x = torch.empty(sharding.num_whole, dtype=self.binding.dtype)
             version = self.arena.shared.snapshot(x)
