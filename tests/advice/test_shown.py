@@ -184,7 +184,7 @@ TARGET = "--target-accuracy 0.96"
         (f"train.py:train {TARGET} --max-workers 0", "--max-workers must be 1 or more, not 0"),
         (
             f"train.py:train {TARGET} --max-workers 2 --slow 2:4",
-            "Worker 2 cannot be slow: 2 workers count from 0 to 1.",
+            "Worker 2 cannot be slow: the 2 workers are numbered from 0 to 1.",
         ),
         (f"train.py:train {TARGET} --slow 2", "--slow must be WORKER:FACTOR, as 0:100, not '2'."),
         (f"train.py:train {TARGET} --cluster missing.toml", "missing.toml does not exist"),

@@ -53,7 +53,7 @@ def test_a_folder_without_times_and_options_beside_a_plan_are_refused(tmp_path):
         read_measured(tmp_path)
     result = CliRunner().invoke(app, ["place", str(tmp_path), "--slow", "1:3"])
     assert result.exit_code == 2
-    assert "has its plan" in " ".join(result.stderr.split())
+    assert "already has a plan" in " ".join(result.stderr.split())
 
 
 def test_only_ten_steps_that_train_are_recorded(tmp_path):

@@ -26,7 +26,7 @@ _MOST_ROUNDING = 2.0**-5
 
 _NOT_ALIKE = (
     "At step {step} the workers' parameters differ, and this method keeps them equal. Either the loops changed them outside"
-    " optimizer.step(), and not all alike; or each changed gradients after backward by its own data; or the optimizer's step"
+    " optimizer.step() in different ways; or each changed gradients after backward by its own data; or the optimizer's step"
     " draws noise. Make all workers do the same, such as by worker.mean or an equal seed, or use ad-psgd."
 )
 _OTHER_RATES = (

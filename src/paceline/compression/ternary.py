@@ -35,7 +35,7 @@ class Ternary(BucketCodec):
         bucket: elements per scale, a multiple of 8; `none`: one scale for the whole vector.
 
     Differs from the paper: scales are of buckets, not of layers; nothing is clipped unless that is asked for, and then by the
-        root mean square, not the deviation from the mean, which of elements that are all alike is 0.
+        root mean square, not the deviation from the mean, which is 0 if all elements are equal.
 
     Reference: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NIPS 2017,
         arXiv:1705.07878, equations 1 to 4 and section 4.

@@ -131,7 +131,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
         if any(parameter.grad is not None for parameter, _ in self._set_aside):
             raise UsageError(
                 "Workers step different optimizers in the same round: with an algorithm that averages gradients, all workers"
-                " must step the same optimizers in the same order, also where their batches differ."
+                " must step the same optimizers in the same order, even if their batches differ."
             )
 
     def ends(self, optimizer: torch.optim.Optimizer) -> bool:

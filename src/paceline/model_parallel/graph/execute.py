@@ -49,7 +49,7 @@ class PlacedPart(nn.Module):
 
     Args:
         plan: the placement.
-        model: the whole model, built alike on every worker.
+        model: the whole model, built in the same way on every worker.
         worker: whose part; None: this worker's.
 
     Attributes:
