@@ -148,7 +148,7 @@ def _by_worker(table: Any, *, what: str) -> tuple[tuple[int, float], ...]:
 
 def _link_factors(table: Any) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(table, Mapping) or not all(re.fullmatch(f"{_WORKER}-{_WORKER}", str(link)) for link in table):
-        raise UsageError("'slow_link' maps links to factors, as \"0-1\" = 10 under [slow_link].")
+        raise UsageError("'slow_link' maps links to factors, such as \"0-1\" = 10 under [slow_link].")
     pairs = ((sorted(map(int, link.split("-"))), factor) for link, factor in table.items())
     return tuple(sorted((a, b, factor) for (a, b), factor in pairs))
 
@@ -156,7 +156,7 @@ def _link_factors(table: Any) -> tuple[tuple[int, int, float], ...]:
 def _codecs(table: Any) -> tuple[tuple[str, float, float], ...]:
     if not isinstance(table, Mapping) or not all(isinstance(one, list) and len(one) == 2 for one in table.values()):
         raise UsageError(
-            "'codecs' maps codecs to bytes coded and decoded in a second, as qsgd = [1e9, 2e9] under [codecs]."
+            "'codecs' maps codecs to the bytes that they encode and decode per second, such as qsgd = [1e9, 2e9] under [codecs]."
         )
     return tuple(sorted((str(name), coded, decoded) for name, (coded, decoded) in table.items()))
 

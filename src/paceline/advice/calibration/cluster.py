@@ -194,8 +194,8 @@ def _machines(hellos: list[list[str]]) -> list[int]:
     for worker, (its_machine, asked) in enumerate(hellos):
         if asked != hellos[0][1]:
             raise UsageError(
-                f"The workers measure different things: worker 0 {hellos[0][1]}, worker {worker} {asked}. Start all with the"
-                " same options."
+                f"The workers were started with different options: worker 0 measures {hellos[0][1]}, worker {worker} "
+                f"{asked}. Start all with the same options."
             )
         numbers.setdefault(its_machine, len(numbers))
     return [numbers[its_machine] for its_machine, _ in hellos]
