@@ -300,7 +300,7 @@ def test_what_reads_a_tensor_that_was_changed_in_place_waits_for_the_change():
 
 
 def test_a_change_in_place_of_what_was_read_before_is_refused_with_both_lines():
-    words = r"mul_ \(test_plan.py:\d+\) changes in place what add_1 \(test_plan.py:\d+\) reads"
+    words = r"mul_ \(test_plan.py:\d+\) changes in place a tensor that add_1 \(test_plan.py:\d+\) reads"
     with pytest.raises(pl.UsageError, match=words):
         pl.place(ChangedAfterItWasRead().double(), X, repeats=1, force=True)
 

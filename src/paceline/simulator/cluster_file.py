@@ -156,7 +156,8 @@ def _link_factors(table: Any) -> tuple[tuple[int, int, float], ...]:
 def _codecs(table: Any) -> tuple[tuple[str, float, float], ...]:
     if not isinstance(table, Mapping) or not all(isinstance(one, list) and len(one) == 2 for one in table.values()):
         raise UsageError(
-            "'codecs' maps codecs to the bytes that they encode and decode per second, such as qsgd = [1e9, 2e9] under [codecs]."
+            "'codecs' maps codecs to the bytes that they encode and decode per second, such as"
+            " qsgd = [1e9, 2e9] under [codecs]."
         )
     return tuple(sorted((str(name), coded, decoded) for name, (coded, decoded) in table.items()))
 
