@@ -13,9 +13,9 @@ from paceline.observe.drawing import method_colour, numbers
 from paceline.observe.palette import METHODS
 from paceline.observe.words import ABSENT, number_text
 from paceline.study.statistics import SampleEstimate
-from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_text
+from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_name, level_text
 
-__all__ = ["Facets", "estimate_text", "facets_of", "level_name", "median_text"]
+__all__ = ["Facets", "estimate_text", "facets_of", "median_text"]
 
 _MOST_PANELS = 6
 _DOT = " \N{MIDDLE DOT} "
@@ -131,11 +131,6 @@ def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:
     few = [name for name in left if len(trials.factors[name]) <= _MOST_PANELS]
     down = down_first if down_first in few else next(iter(few), None)
     return Facets(trials, trials.primary, across, down, tuple(name for name in left if name != down))
-
-
-def level_name(level: Any) -> str:
-    """A level without its factor."""
-    return f"{level:g}" if isinstance(level, float) else str(level)
 
 
 def estimate_text(one: SampleEstimate) -> str:

@@ -13,7 +13,7 @@ from paceline.observe.words import counted, joined
 from paceline.study.findings import AS_PRINTED, Comparison, interval_text, times_text
 from paceline.study.parts import is_number
 from paceline.study.statistics import MIN_PAIRS
-from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_text
+from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_name, level_text
 
 __all__ = ["asked", "headline", "next_steps"]
 
@@ -157,5 +157,5 @@ def _pairs_needed(overall: list[Comparison]) -> list[tuple[str, str, str]]:
 
 
 def _levels_text(levels: Sequence[Any]) -> str:
-    texts = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels if level != NOT_SET]
+    texts = [level_name(level) for level in levels if level != NOT_SET]
     return ", ".join(texts) if len(texts) <= 8 else f"{texts[0]} to {texts[-1]} ({len(texts)} levels)"

@@ -18,7 +18,7 @@ from paceline.study.facets import estimate_text, median_text
 from paceline.study.findings import Comparison, interval_text, times_text
 from paceline.study.statistics import share_estimate
 from paceline.study.table import target_name
-from paceline.study.trials import METHOD, Trials, level_text
+from paceline.study.trials import METHOD, Trials, level_name, level_text
 
 if TYPE_CHECKING:
     import pandas
@@ -138,7 +138,7 @@ def medians_table(table: pandas.DataFrame, *, target: float, title: str) -> rich
 
 
 def _level(level: Any) -> str:
-    return ABSENT if level is None or level != level else f"{level:g}" if isinstance(level, float) else str(level)
+    return ABSENT if level is None or level != level else level_name(level)
 
 
 def _text(median: float) -> str:

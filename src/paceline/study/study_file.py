@@ -161,19 +161,19 @@ class Study:
 
     def as_table(self) -> dict[str, Any]:
         """The study as a study file's content, without defaults."""
-        table: dict[str, Any] = {}
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            if one.default is not dataclasses.MISSING and value == one.default and one.name not in ("task", "backend"):
-                continue
-            if one.default_factory is not dataclasses.MISSING and value == one.default_factory():
-                continue
-            table[one.name] = _plain(value)
-        return table
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {name: _plain(value) for name, value in own.items() if name in _ALWAYS or value != _DEFAULTS.get(name)}
 
     def as_text(self) -> str:
         """The study as the text of a TOML file; `read_study` gives an equal one."""
         return as_toml(self.as_table())
+
+
+_ALWAYS = ("name", "task", "backend")  # are in a table even if they are as by default
+_DEFAULTS = {
+    one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+    for one in dataclasses.fields(Study)
+}
 
 
 def read_study(path: Path) -> Study:

@@ -9,10 +9,10 @@ import numpy as np
 
 from paceline.observe.drawing import Figure, Panels, axis_name, dashed, error_bars, log_axis, numbers, scatter, thin
 from paceline.observe.words import capital, number_text, workers_text
-from paceline.study.facets import FacetCell, Facets, estimate_text, level_name, median_text
+from paceline.study.facets import FacetCell, Facets, estimate_text, median_text
 from paceline.study.findings import interval_text, times_text
 from paceline.study.statistics import Ratio, arrival_curve, log_ratios, paired_ratio
-from paceline.study.trials import METHOD, Measure, factor_text
+from paceline.study.trials import METHOD, Measure, factor_text, level_name
 
 __all__ = ["arrival_figure", "box_figure", "efficiency_figure", "speedup_figure"]
 

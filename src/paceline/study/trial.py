@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.data.plan import partition_registry
-from paceline.errors import UsageError
+from paceline.errors import UsageError, located
 from paceline.memory.placement import placement_registry
 from paceline.run.config import TrainConfig
 from paceline.simulator.cluster import Cluster
@@ -106,11 +106,9 @@ class TrialMaker:
         Raises:
             UsageError: it cannot be run; the message names the levels.
         """
-        try:
+        named = ", ".join(f"{name} = {level}" for name, level in levels.items())
+        with located(f"The combination {named or 'of the defaults'} is not possible"):
             return self._make(levels, seed)
-        except UsageError as error:
-            named = ", ".join(f"{name} = {level}" for name, level in levels.items())
-            raise UsageError(f"The combination {named or 'of the defaults'} is not possible: {error}") from error
 
     def _make(self, levels: Mapping[str, Level], seed: int) -> Trial:
         study = self._study
@@ -144,7 +142,7 @@ class TrialMaker:
         ).resolved(self._task)
         cluster = self._cluster(config.workers, named_cluster, values) if study.backend == "simulator" else None
         self._check(config, algorithm)
-        if cluster is not None and getattr(cluster, "sockets", None) is None:
+        if cluster is not None and cluster.sockets is None:
             config = dataclasses.replace(config, placement=TrainConfig.placement)  # it plays no part
         factors = {name: used[name] for name in dict.fromkeys(["algorithm", "workers", *used])}
         return Trial(

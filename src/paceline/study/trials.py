@@ -18,7 +18,7 @@ from paceline.study.statistics import SampleEstimate, Times, arrival_curve, medi
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_text"]
+__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_name", "level_text"]
 
 OUTCOMES = ("converged", "stopped", "diverged", "crashed")
 METHOD = "method"  # the factor compared, with the fields that only some of its levels have
@@ -244,11 +244,16 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def level_name(level: Any) -> str:
+    """A level without its factor."""
+    return f"{level:g}" if isinstance(level, float) else str(level)
+
+
 def level_text(factor: str, level: Any) -> str:
     """A level for headings: `8 workers`, `batch size 64`, a spec as it is."""
     if factor == "workers" and isinstance(level, int):
         return workers_text(level)
-    text = f"{level:g}" if isinstance(level, float) else str(level)
+    text = level_name(level)
     return text if factor in ("algorithm", METHOD) else f"{factor_text(factor)} {text}"
 
 
