@@ -164,7 +164,7 @@ def calibrate(plan: Plan, found: Found, until_s: float) -> bool:
 
     def machine() -> dict[str, Any]:
         measured = calibration.measure(plan.task, batch_size=64)
-        cluster = calibration.as_json(measured, calibration.as_cluster(measured), FOUND)["cluster"]
+        cluster = measured.as_json(measured.as_cluster(), FOUND)["cluster"]
         spreads_s = {name: dataclasses.asdict(one) for name, one in measured.spreads().items()}
         return {"cluster": cluster, "spreads_s": spreads_s, "num_parameters": measured.vector_bytes // 4}
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from paceline.advice.answer import Candidate
-from paceline.advice.calibration.machine import as_cluster, measure
+from paceline.advice.calibration.machine import measure
 from paceline.advice.program import Program, Shape
 from paceline.errors import PacelineError
 from paceline.simulator import Cluster
@@ -33,7 +33,7 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
         on_progress(f"Measuring {what}")
 
     try:
-        found = as_cluster(measure(task, quick=True, vector_bytes=num_bytes, on_progress=tell))
+        found = measure(task, quick=True, vector_bytes=num_bytes, on_progress=tell).as_cluster()
     except PacelineError as error:
         return Cluster(), [f"Messages and memory are the simulator's defaults, as measuring failed: {error}"]
     # What an update moves was measured with plain SGD, and of a small model it is mostly the optimizer's own overhead.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,8 @@ from paceline.system.paths import check_new_file
 
 if TYPE_CHECKING:
     from paceline.advice.calibration.cluster_file import MeasuredCluster
+    from paceline.advice.calibration.machine import Calibration
+    from paceline.simulator import Cluster
 
 __all__ = ["calibrate"]
 
@@ -56,11 +58,10 @@ def calibrate(
     from paceline.membership.environment import current_environment
 
     measure = {"batch_size": batch_size, "data": data, "quick": quick}
-    found = _Found(task, file, as_json)
     environment = current_environment()
     if environment is None:
         _check_file(file, replace=force)
-        found.alone(workers, measure)
+        _alone(task, file, workers, as_json, measure)
         return
     if workers is not None:
         raise UsageError(
@@ -72,53 +73,41 @@ def calibrate(
         if group.worker_id == 0:
             _check_file(file, replace=force)
         if group.num_workers == 1:
-            found.alone(None, measure)
+            _alone(task, file, None, as_json, measure)
             return
         with _progress(group.worker_id == 0) as progress:
             measured = measure_together(group, task or "digits-mlp", **measure, on_progress=progress)
         if measured is not None:
-            found.together(measured, hosts=hosts)
+            measured = replace(measured, names_hosts=hosts)
+            _write(measured, measured.as_cluster(), task, file, as_json=as_json)
         group.what = "writing the file"
         group.tell()
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The destination of results, and the messages about them."""
+def _alone(task: str | None, file: Path, workers: int | None, as_json: bool, how: dict[str, Any]) -> None:
+    from paceline.advice.calibration.machine import measure
 
-    task: str | None
-    file: Path
-    as_json: bool
+    with _progress(True) as progress:
+        measured = measure(task or "digits-mlp", **how, on_progress=progress)
+    _write(measured, measured.as_cluster(workers), task, file, as_json=as_json)
 
-    def alone(self, workers: int | None, measure: dict[str, Any]) -> None:
-        from paceline.advice.calibration import machine as calibration
-        from paceline.advice.calibration.measurements import describe
 
-        with _progress(True) as progress:
-            measured = calibration.measure(self.task or "digits-mlp", **measure, on_progress=progress)
-        cluster = calibration.as_cluster(measured, workers)
-        calibration.write(measured, cluster, self.file)
-        lines = [Text.assemble(f"{name}: ", (describe(spread), "bold")) for name, spread in measured.spreads().items()]
-        self._say(lines, measured.task, measured.batch_size)
-        if self.as_json:
-            print_json(calibration.as_json(measured, cluster, self.file))
+def _write(
+    measured: Calibration | MeasuredCluster, cluster: Cluster, task: str | None, file: Path, *, as_json: bool
+) -> None:
+    """Writes the cluster file, and says what is in it and how to use it."""
+    from paceline.advice.calibration.machine import write_file
 
-    def together(self, measured: MeasuredCluster, *, hosts: bool) -> None:
-        from paceline.advice.calibration import machine as calibration
-
-        cluster = measured.as_cluster()
-        calibration.write_file(cluster, measured.comments(cluster, hosts=hosts), self.file)
-        self._say([Text(line) for line in measured.summary(cluster)], measured.task, measured.batch_size)
-        if self.as_json:
-            print_json(measured.as_json(cluster, self.file, hosts=hosts))
-
-    def _say(self, lines: list[Text], task: str, batch_size: int) -> None:
-        console = results(as_json=self.as_json)
-        for line in lines:
-            console.print(line, soft_wrap=True)
-        console.print(f"Written: {self.file}", soft_wrap=True)
-        how = f"--task {task if self.task is None else self.task} --batch-size {batch_size}"
-        console.print(f"Use it:  paceline simulate --cluster {self.file} {how}", soft_wrap=True)
+    write_file(cluster, measured.comments(cluster), file)
+    console = results(as_json=as_json)
+    for line in measured.summary(cluster):
+        name, _, figures = line.partition(": ")
+        console.print(Text.assemble(f"{name}: ", (figures, "bold")), soft_wrap=True)
+    console.print(f"Written: {file}", soft_wrap=True)
+    how = f"--task {task or measured.task} --batch-size {measured.batch_size}"
+    console.print(f"Use it:  paceline simulate --cluster {file} {how}", soft_wrap=True)
+    if as_json:
+        print_json(measured.as_json(cluster, file))
 
 
 @contextlib.contextmanager

@@ -86,11 +86,11 @@ def test_a_cluster_of_planted_measurements():
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 @pytest.mark.parametrize("hosts", [False, True])
 def test_the_file_is_read_back_and_names_hosts_only_if_wanted(tmp_path, suffix, hosts):
-    measured = planted()
+    measured = dataclasses.replace(planted(), names_hosts=hosts)
     cluster = measured.as_cluster()
-    file = write_file(cluster, measured.comments(cluster, hosts=hosts), tmp_path / f"c.{suffix}")
+    file = write_file(cluster, measured.comments(cluster), tmp_path / f"c.{suffix}")
     assert Cluster.load(file) == cluster
-    told = json.dumps(measured.as_json(cluster, file, hosts=hosts))
+    told = json.dumps(measured.as_json(cluster, file))
     assert ("host-1" in told) == hosts
     if suffix == "toml":
         text = file.read_text()
@@ -107,7 +107,7 @@ def test_a_disturbed_link_is_said_to_be_and_others_count():
     measured = planted(sampled | {(0, 3): disturbed})
     cluster = measured.as_cluster()
     assert cluster.latency_s == pytest.approx(80e-6)
-    comments = "\n".join(measured.comments(cluster, hosts=False))
+    comments = "\n".join(measured.comments(cluster))
     assert "Links: 5 of 6 pairs" in comments
     assert "taken as usual: links 0-3." in comments
     with pytest.raises(PacelineError, match="try again when it is idle"):

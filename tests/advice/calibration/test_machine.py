@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import forked
 import paceline as pl
 from paceline.advice.calibration.codecs import CodecRate, measure_codecs
-from paceline.advice.calibration.machine import Calibration, as_cluster, write
+from paceline.advice.calibration.machine import Calibration, write_file
 from paceline.advice.calibration.measurements import MemoryTimes, Quartiles, fit_cold, fit_link
 from paceline.cli.app import app
 from paceline.compression.qsgd import QSGD
@@ -29,6 +29,10 @@ def planted_trips(latency_s, bandwidth, sizes=(100, 1_000_000, 2_000_000, 4_000_
             exact_s * (10 if draw.random() < spikes else draw.uniform(0.99, 1.01)) for _ in range(101)
         ]
     return trips_s
+
+
+def write(measured, cluster, file):
+    return write_file(cluster, measured.comments(cluster), file)
 
 
 def planted(**changes):
@@ -80,7 +84,7 @@ def test_one_disturbed_size_does_not_spoil_the_bandwidth():
 
 
 def test_a_cluster_of_planted_measurements():
-    cluster = as_cluster(planted())
+    cluster = planted().as_cluster()
     assert cluster.workers == 2
     assert cluster.compute_s == 0.010  # the median: one step of 0.2 s changes nothing
     assert cluster.core_bytes_per_s == pytest.approx(10e9)
@@ -89,9 +93,9 @@ def test_a_cluster_of_planted_measurements():
     assert (cluster.atomic_s, cluster.wake_s) == (5e-8, 9e-6)
     assert cluster.latency_s == pytest.approx(80e-6, rel=0.01)
     assert cluster.bandwidth_bytes_per_s == pytest.approx(1e9, rel=0.01)
-    assert as_cluster(planted(), workers=16).workers == 16
+    assert planted().as_cluster(workers=16).workers == 16
     disturbed = dataclasses.replace(planted().memory, crowded_copies_s=[Quartiles.of([0.3e-3])])
-    alone = as_cluster(planted(memory=disturbed))
+    alone = planted(memory=disturbed).as_cluster()
     assert alone.bus_bytes_per_s == alone.core_bytes_per_s
 
 
@@ -104,19 +108,19 @@ def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
         "slice_s": Quartiles.of([0.004]),
     }
     measured = planted(handed_copy_s=Quartiles.of([0.4e-3]), spin_s=Quartiles.of([1e-4]), **shared)
-    cluster = as_cluster(measured, workers=4)
+    cluster = measured.as_cluster(workers=4)
     assert (cluster.workers, cluster.cores, cluster.slice_s, cluster.spin_s) == (4, 2, 0.004, 1e-4)
     assert cluster.crowding == pytest.approx(1.2)
     assert cluster.core_bytes_per_s == pytest.approx(5e9)  # of what another process has written
     update_s = cluster.update_vectors * measured.vector_bytes / cluster.core_bytes_per_s
     assert update_s == pytest.approx(measured.update_s.median)
     assert (
-        as_cluster(planted(**{**shared, "crowded_steps_s": [Quartiles.of([0.009])]})).crowding == 1.0
+        planted(**{**shared, "crowded_steps_s": [Quartiles.of([0.009])]}).as_cluster().crowding == 1.0
     )  # disturbed meanwhile
     file = write(measured, cluster, tmp_path / "here.toml")
     assert Cluster.load(file) == cluster
     text = file.read_text()
-    assert "# leave out cores, slice_s, spin_s, crowding, cold_s" in text
+    assert "# and leave out cores, slice_s, spin_s, crowding, cold_s" in text
     assert "#   time slice: 4 ms" in text
 
 
@@ -149,13 +153,13 @@ def test_every_codec_but_power_is_measured_on_the_given_clock(monkeypatch):
 
 def test_what_was_measured_of_codecs_is_in_the_file_and_read_back(tmp_path):
     measured = planted(codecs={"sign": CodecRate(3.00000049e9, 7e9), "qsgd": CodecRate(1e9, 2e9)})
-    cluster = as_cluster(measured)
+    cluster = measured.as_cluster()
     assert cluster.codecs == (("qsgd", 1e9, 2e9), ("sign", 3e9, 7e9))
     for suffix in ("toml", "json"):
         file = write(measured, cluster, tmp_path / f"here.{suffix}")
         assert Cluster.load(file) == cluster
     assert "[codecs]\nqsgd = [1000000000.0, 2000000000.0]\n" in (tmp_path / "here.toml").read_text()
-    plain = write(planted(), as_cluster(planted()), tmp_path / "plain.toml")
+    plain = write(planted(), planted().as_cluster(), tmp_path / "plain.toml")
     assert "[codecs]\n" not in plain.read_text()
     assert Cluster.load(plain).codecs == (), "as files of before"
 
@@ -185,7 +189,7 @@ def test_a_worker_that_is_no_slower_after_a_pause_has_nothing_to_make_up_for():
     measured = planted(
         cores=2, cold_steps_s=planted_pauses(2e-3, 2e-3, 0.02), few_cold_steps_s=faster | {0.03: [(0.01, 0.01)]}
     )
-    cluster = as_cluster(measured)
+    cluster = measured.as_cluster()
     assert cluster.cold_s == pytest.approx(2e-3, rel=0.01)
     assert cluster.cold_factor == pytest.approx(1.1, rel=0.01)
 
@@ -193,10 +197,10 @@ def test_a_worker_that_is_no_slower_after_a_pause_has_nothing_to_make_up_for():
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_the_file_is_read_back_and_its_steps_take_the_measured_time(tmp_path, suffix):
     measured = planted()
-    file = write(measured, as_cluster(measured, workers=1), tmp_path / f"here.{suffix}")
+    file = write(measured, measured.as_cluster(workers=1), tmp_path / f"here.{suffix}")
     assert [one.name for one in tmp_path.iterdir()] == [file.name]  # no draft is left
     cluster = Cluster.load(file)
-    assert cluster == as_cluster(measured, workers=1)
+    assert cluster == measured.as_cluster(workers=1)
     config = pl.TrainConfig(algorithm="sequential", steps=50, batch_size=16)
     run = pl.simulate_task(config, cluster=cluster, timing_only=True, num_parameters=measured.vector_bytes // 4)
     assert run.result["wall_s"] / 50 == pytest.approx(0.010 + 0.5e-3, rel=1e-4)
@@ -209,9 +213,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("paceline.advice.calibration.machine._comments", full)
+    monkeypatch.setattr("paceline.advice.calibration.machine.Calibration.comments", full)
     with pytest.raises(OSError, match="no space"):
-        write(planted(), as_cluster(planted()), file)
+        write(planted(), planted().as_cluster(), file)
     assert file.read_text() == "workers = 3\n"
     assert [one.name for one in tmp_path.iterdir()] == ["here.toml"]
 

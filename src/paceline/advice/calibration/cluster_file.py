@@ -69,12 +69,14 @@ class MeasuredCluster:
 
     Attributes:
         batch_size: of the step that the cluster describes.
+        names_hosts: whether file and result name the machines.
     """
 
     task: str
     batch_size: int
     vector_bytes: int
     workers: list[MeasuredWorker]
+    names_hosts: bool = False
 
     @property
     def round_trips_s(self) -> dict[tuple[int, int], dict[int, list[float]]]:
@@ -151,12 +153,12 @@ class MeasuredCluster:
         ]
         return lines
 
-    def comments(self, cluster: Cluster, *, hosts: bool) -> list[str]:
-        """Comments on the sources of a cluster file's numbers; names of `hosts` only if wanted."""
+    def comments(self, cluster: Cluster) -> list[str]:
+        """Comments on the sources of a cluster file's numbers."""
         workers, num_pairs = self.workers, len(list(combinations(self.workers, 2)))
         lines = [
             f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",
-            *(f"  {self._machine(ids, hosts)}" for ids in self._by_machine()),
+            *(f"  {self._machine(ids)}" for ids in self._by_machine()),
             f"compute_s, update_vectors and slow are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
             " thread per worker, all",
             "workers at the same time. compute_s is the median worker's; in slow is who differs from it by more than"
@@ -189,13 +191,13 @@ class MeasuredCluster:
         machines = [worker.machine for worker in self.workers]
         return [[number for number, its in enumerate(machines) if its == one] for one in sorted(set(machines))]
 
-    def _machine(self, ids: list[int], hosts: bool) -> str:
+    def _machine(self, ids: list[int]) -> str:
         first = self.workers[ids[0]]
-        named = f" ({first.host})" if hosts else ""
+        named = f" ({first.host})" if self.names_hosts else ""
         about = f"{first.about['processor']}, {first.about['cores']} cores, {first.about['system']}"
         return f"{name_workers(ids)} on one machine{named}: {about}; its memory by worker {ids[0]}"
 
-    def as_json(self, cluster: Cluster, out: Path, *, hosts: bool) -> dict[str, Any]:
+    def as_json(self, cluster: Cluster, out: Path) -> dict[str, Any]:
         links = self.links()
         return {
             "file": str(out),
@@ -206,7 +208,7 @@ class MeasuredCluster:
                 {
                     "worker": number,
                     "machine": worker.machine,
-                    **({"host": worker.host} if hosts else {}),
+                    **({"host": worker.host} if self.names_hosts else {}),
                     "about": worker.about,
                     "measured": {name: in_seconds(spread) for name, spread in worker.spreads().items()},
                     "codecs": {name: rate._asdict() for name, rate in worker.codecs.items()},

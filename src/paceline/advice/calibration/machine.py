@@ -43,10 +43,7 @@ from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
 
-__all__ = [
-    "Calibration", "as_cluster", "as_json", "measure", "measure_link", "measure_memory", "measure_steps", "write",
-    "write_file",
-]  # fmt: skip
+__all__ = ["Calibration", "measure", "measure_link", "measure_memory", "measure_steps", "write_file"]
 
 _CONNECT_S = 60.0
 _LONG_TRIP_S = 1.0  # a link on which a message takes this long gets no longer messages
@@ -103,6 +100,67 @@ class Calibration:
         return found | {
             f"round trip, {num_bytes:,} bytes": Quartiles.of(times_s)
             for num_bytes, times_s in self.round_trips_s.items()
+        }
+
+    def as_cluster(self, workers: int | None = None) -> Cluster:
+        """The cluster that a calibration describes; unmeasured fields have the simulator's defaults.
+
+        A step is simulated as compute time, then memory traffic of `update_vectors` vectors; both medians are reproduced
+        exactly. The traffic is of shared vectors, at the rate at which a core copies data that another has written.
+        """
+        link = fit_link(self.round_trips_s)
+        figures = replace(self.memory, copy_s=self.handed_copy_s).figures(self.vector_bytes)
+        vectors = self.update_s.median * figures["core_bytes_per_s"] / self.vector_bytes
+        crowded_s = statistics.fmean(one.median for one in self.crowded_steps_s)
+        figures |= {"spin_s": self.spin_s.median, "crowding": max(1.0, crowded_s / self.lone_step_s.median)}
+        if self.slice_s is not None:
+            figures["slice_s"] = self.slice_s.median
+        figures |= dataclasses.asdict(fit_cold(self.cold_steps_s, self.few_cold_steps_s))
+        shared: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
+        return Cluster(
+            cores=self.cores,
+            workers=workers or max(2, len(self.memory.crowded_copies_s)),
+            compute_s=rounded(self.compute_s[self.batch_size].median),
+            update_vectors=rounded(vectors),
+            latency_s=rounded(link.latency_s),
+            bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
+            codecs=codec_table(self.codecs),
+            **shared,
+        )
+
+    def summary(self, _: Cluster) -> list[str]:
+        """The results, one line each."""
+        return [f"{name}: {describe(spread)}" for name, spread in self.spreads().items()]
+
+    def comments(self, cluster: Cluster) -> list[str]:
+        """Comments on the sources of a cluster file's numbers."""
+        about, package = machine(), versions()
+        where = f"{about['processor']}, {about['cores']} cores, {about['system']}, PyTorch {package['torch']}"
+        return [
+            f"Measured by `paceline calibrate` on {where}.",
+            f"compute_s and update_vectors are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
+            " thread per worker.",
+            "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s,",
+            "and leave out cores, slice_s, spin_s, crowding, cold_s, cold_factor and cooling_s: without them every worker has",
+            "a core to itself.",
+            "Under [codecs], what one core codes and decodes in a second, in bytes of a float32 vector.",
+            "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
+            "",
+            "What was measured: median, and the middle half.",
+            *(f"  {line}" for line in self.summary(cluster)),
+        ]
+
+    def as_json(self, cluster: Cluster, out: Path) -> dict[str, Any]:
+        """The result as plain data."""
+        return {
+            "file": str(out),
+            "task": self.task,
+            "batch_size": self.batch_size,
+            "cluster": cluster.as_table(),
+            "measured": {name: in_seconds(spread) for name, spread in self.spreads().items()},
+            "codecs": {name: rate._asdict() for name, rate in self.codecs.items()},
+            "machine": machine(),
+            "versions": versions(),
         }
 
 
@@ -262,72 +320,8 @@ def measure_link(mailbox: Mailbox, peer: int, effort: Effort) -> dict[int, list[
     return trips_s
 
 
-def as_cluster(measured: Calibration, workers: int | None = None) -> Cluster:
-    """The cluster that a calibration describes; unmeasured fields have the simulator's defaults.
-
-    A step is simulated as compute time, then memory traffic of `update_vectors` vectors; both medians are reproduced exactly.
-    The traffic is of shared vectors, at the rate at which a core copies data that another has written.
-    """
-    link = fit_link(measured.round_trips_s)
-    figures = replace(measured.memory, copy_s=measured.handed_copy_s).figures(measured.vector_bytes)
-    vectors = measured.update_s.median * figures["core_bytes_per_s"] / measured.vector_bytes
-    crowded_s = statistics.fmean(one.median for one in measured.crowded_steps_s)
-    figures |= {"spin_s": measured.spin_s.median, "crowding": max(1.0, crowded_s / measured.lone_step_s.median)}
-    if measured.slice_s is not None:
-        figures["slice_s"] = measured.slice_s.median
-    figures |= dataclasses.asdict(fit_cold(measured.cold_steps_s, measured.few_cold_steps_s))
-    shared: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
-    return Cluster(
-        cores=measured.cores,
-        workers=workers or max(2, len(measured.memory.crowded_copies_s)),
-        compute_s=rounded(measured.compute_s[measured.batch_size].median),
-        update_vectors=rounded(vectors),
-        latency_s=rounded(link.latency_s),
-        bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
-        codecs=codec_table(measured.codecs),
-        **shared,
-    )
-
-
-def write(measured: Calibration, cluster: Cluster, out: Path) -> Path:
-    """Writes the cluster file atomically; a TOML file describes the measurements in comments."""
-    return write_file(cluster, _comments(measured), out)
-
-
 def write_file(cluster: Cluster, comments: Sequence[str], out: Path) -> Path:
     """Writes a cluster file atomically, with comments at the top if it is TOML."""
     lines = [f"# {line}".rstrip() for line in comments] + [""] if out.suffix == ".toml" else []
     files.write_text(out, "\n".join([*lines, cluster.as_text(out)]))
     return out
-
-
-def as_json(measured: Calibration, cluster: Cluster, out: Path) -> dict[str, Any]:
-    """The result as plain data."""
-    return {
-        "file": str(out),
-        "task": measured.task,
-        "batch_size": measured.batch_size,
-        "cluster": cluster.as_table(),
-        "measured": {name: in_seconds(spread) for name, spread in measured.spreads().items()},
-        "codecs": {name: rate._asdict() for name, rate in measured.codecs.items()},
-        "machine": machine(),
-        "versions": versions(),
-    }
-
-
-def _comments(measured: Calibration) -> list[str]:
-    about, package = machine(), versions()
-    where = f"{about['processor']}, {about['cores']} cores, {about['system']}, PyTorch {package['torch']}"
-    return [
-        f"Measured by `paceline calibrate` on {where}.",
-        f"compute_s and update_vectors are those of {measured.task} with batches of {measured.batch_size}, plain SGD, one"
-        " thread per worker.",
-        "Workers talk over loopback here: between machines, put in your network's latency_s and bandwidth_bytes_per_s, and",
-        "leave out cores, slice_s, spin_s, crowding, cold_s, cold_factor and cooling_s: without them every worker has a core",
-        "to itself.",
-        "Under [codecs], what one core codes and decodes in a second, in bytes of a float32 vector.",
-        "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
-        "",
-        "What was measured: median, and the middle half.",
-        *(f"  {name}: {describe(spread)}" for name, spread in measured.spreads().items()),
-    ]
