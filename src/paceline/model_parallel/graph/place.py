@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
@@ -51,15 +52,17 @@ def earliest_first(problem: Problem) -> tuple[int, ...] | None:
     Jeon et al., "Baechi: Fast Device Placement of Machine Learning Graphs", 2020.
     """
     state, rank = _Partial(problem), remaining_s(problem)
-    waiting = [len({problem.tensors[t].producer for t in reads}) for reads in problem.reads]
-    ready = [group for group, number in enumerate(waiting) if not number]
+    producers = [{problem.tensors[t].producer for t in reads} for reads in problem.reads]
+    sorter = TopologicalSorter(dict(enumerate(producers)))
+    sorter.prepare()
     all_devices = range(len(problem.devices))
-    arrived_s = {group: [state.arrival_s(group, device) for device in all_devices] for group in ready}
-    while ready:
+    arrived_s: dict[int, list[float]] = {}  # of the groups that are ready
+    while sorter:
+        for group in sorter.get_ready():
+            arrived_s[group] = [state.arrival_s(group, device) for device in all_devices]
         free_s = [state.free_s(device) for device in all_devices]
         start_s, soonest = float("inf"), list[tuple[int, int]]()
-        for one in ready:
-            arrived = arrived_s[one]
+        for one, arrived in arrived_s.items():
             for device in state.devices_for(one):
                 could_s = arrived[device] if arrived[device] > free_s[device] else free_s[device]
                 if could_s < start_s:
@@ -71,12 +74,8 @@ def earliest_first(problem: Problem) -> tuple[int, ...] | None:
         group, device = min(soonest, key=lambda pair: (-rank[pair[0]], state.took_s(*pair), pair))
         took_s = state.took_s(group, device)
         state.put(group, device, start_s, start_s + took_s)
-        ready.remove(group)
-        for reader in sorted({one for t in problem.makes[group] for one in problem.tensors[t].consumers}):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-                arrived_s[reader] = [state.arrival_s(reader, device) for device in all_devices]
+        del arrived_s[group]
+        sorter.done(group)
     return tuple(state.device_of)
 
 

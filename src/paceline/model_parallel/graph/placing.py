@@ -17,7 +17,7 @@ from paceline.model_parallel.graph.micro_batches import check_micro_batches
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
-from paceline.model_parallel.graph.trace import Node, Traced, arguments_of, tensors_in, trace
+from paceline.model_parallel.graph.trace import Traced, arguments_of, tensors_in, trace
 from paceline.model_parallel.graph.wire import WIRES, wire_bytes
 from paceline.specs.text import closest
 
@@ -99,22 +99,25 @@ def place(
     machines = _devices(devices, slow, memory_bytes)
     number = _microbatches(objective, microbatches)
     _check_words(wire, placer)
-    link = link or _link_of(cluster)
+    if cluster is not None and link is None:
+        link = Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
     batch, _ = arguments_of(model, example)
     example = _one_of(model, example, number)
     arguments, _ = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
     if number > 1:
         check_micro_batches(model, traced, batch, number)
-    labels, allowed_of, sets = _constraints(traced, machines, pins or {}, together)
-    blocks, same_device = blocks_of(traced, labels)
+    allowed_of, sets = _constraints(traced, machines, pins or {}, together)
+    blocks, same_device = blocks_of(traced, allowed_of)
     busy_cores = len(machines) - 1
     rough = measure(model, traced, blocks, arguments, repeats=1, busy_cores=busy_cores).groups
 
     def problem_of(groups: Any, joined: Any) -> Problem:
         names = [one.nodes for one in groups]
         group_of = {name: at for at, own in enumerate(names) for name in own}
-        tensors = tensors_of(traced, names, lambda one: _bytes(one, "" if one.name in traced.outputs else wire))
+        tensors = tensors_of(
+            traced, names, lambda one: wire_bytes(one.shape, one.dtype, "" if one.name in traced.outputs else wire)
+        )
         asked = [(group_of[a], group_of[b]) for a, b in sets if a in group_of and b in group_of]
         classes = {tuple(sorted({*one})) for one in (*joined, *asked)}
         allowed = [next((allowed_of[name] for name in own if name in allowed_of), ()) for own in names]
@@ -122,7 +125,7 @@ def place(
             groups=tuple(groups),
             tensors=tuple(tensors),
             devices=machines,
-            link=link,
+            link=link or Link(),
             allowed=tuple(allowed) if any(allowed) else (),
             together=tuple(sorted(one for one in classes if len(one) > 1)),
             microbatches=number,
@@ -143,7 +146,7 @@ def place(
         tries += 1
         measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
     fine = problem_of(spread(rough, whole, measured.groups), same_device)
-    merging = coarsened(fine, [labels.get(one.nodes[0]) for one in fine.groups])
+    merging = coarsened(fine, [allowed_of.get(one.nodes[0]) for one in fine.groups])
     at = {one: index for index, members in enumerate(merging) for one in members}
     problem = problem_of(merged(fine, merging), [[at[one] for one in members] for members in fine.together])
     check_memory(problem)
@@ -210,12 +213,6 @@ def _check_words(wire: str, placer: str | None) -> None:
         raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
 
 
-def _link_of(cluster: Any) -> Link:
-    if cluster is None:
-        return Link()
-    return Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
-
-
 def _one_of(model: nn.Module, example: Any, number: int) -> Any:
     """The first micro-batch of an example."""
     if number == 1:
@@ -257,8 +254,8 @@ def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
 
 def _constraints(
     traced: Traced, machines: Sequence[Device], pins: Mapping[str, int | str], together: Sequence[tuple[str, str]]
-) -> tuple[dict[str, object], dict[str, tuple[int, ...]], list[tuple[str, str]]]:
-    """Labels that separate operations into different groups, the devices allowed for each, and pairs that must be together."""
+) -> tuple[dict[str, tuple[int, ...]], list[tuple[str, str]]]:
+    """The devices allowed for each pinned operation, and pairs that must be together."""
     asked: dict[str, tuple[str, int | str]] = {}
     allowed: dict[str, tuple[int, ...]] = {}
     for name, where in pins.items():
@@ -285,8 +282,4 @@ def _constraints(
     for a, b in together:
         first, *rest = [*find_nodes(traced, a), *find_nodes(traced, b)]
         pairs += [(first, other) for other in rest]
-    return dict(allowed), allowed, pairs
-
-
-def _bytes(node: Node, wire: str) -> int:
-    return wire_bytes(node.shape, node.dtype, wire)
+    return allowed, pairs
