@@ -17,7 +17,6 @@ from paceline.loop.slowness import checked_factors
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
-from paceline.system import files
 
 __all__ = ["LaunchCommand", "launch"]
 
@@ -25,6 +24,7 @@ _FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machin
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
 _WORKERS = 2  # default
+_PASSED_ON = ("workers", "algorithm", "seed", "restarts", "resume", "target_loss", "target_accuracy")
 _RESUMED = ("workers", "algorithm", "seed", "slow", "target_loss", "target_accuracy")
 
 
@@ -165,10 +165,7 @@ def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     """The given options, completed by those of the run to resume, except its limits, which may have ended it."""
     if resume is None:
         return given
-    options.check_resumed(resume)
-    saved = files.read_checked_json(resume / "config.json")
-    if "limit_samples" not in saved:  # `launch` writes it for a goal
-        raise UsageError(f"--resume {resume} is a run of a task: resume it with `paceline train --resume {resume}`.")
+    saved = options.read_resumed(resume, of_function=True)
     found = {name: saved[name] for name in _RESUMED if saved.get(name) is not None}
     try:
         options.check_numbers(found)
@@ -211,14 +208,8 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
                 start = partial(
                     run_launch,
                     loop,
-                    workers=workers,
-                    algorithm=algorithm,
-                    seed=given.get("seed", 0),
-                    restarts=given["restarts"],
+                    **{name: given[name] for name in _PASSED_ON if name in given},
                     out=folder,
-                    resume=resume,
-                    target_loss=given.get("target_loss"),
-                    target_accuracy=given.get("target_accuracy"),
                     limit_s=limit_s,
                     slow=slow,
                     on_progress=live.update,

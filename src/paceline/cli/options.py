@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "check_numbers",
     "check_out",
-    "check_resumed",
     "check_specs",
     "out_folder",
     "pairs",
+    "read_resumed",
     "slow_factors",
     "with_config",
     "write_command",
@@ -210,12 +210,25 @@ def check_out(out: Path | None) -> None:
         raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")
 
 
-def check_resumed(resume: Path) -> None:
-    """Rejects a folder that is not a run's, or that has no checkpoint to resume from."""
+def read_resumed(resume: Path, *, of_function: bool) -> dict[str, Any]:
+    """The configuration of a run to resume, of a function or of a task.
+
+    Raises:
+        UsageError: it is no run's folder, has no checkpoint to resume from, or is a run of the other kind.
+    """
     if not (resume / "config.json").is_file():
         raise UsageError(f"--resume {resume} is not a run's folder: it has no config.json.")
     if not (resume / "checkpoint").is_dir():
         raise UsageError(f"--resume {resume} has no checkpoint to resume from; start a new run with another --out.")
+    saved = files.read_checked_json(resume / "config.json")
+    if of_function and "limit_samples" not in saved:  # `launch` writes it for a goal
+        raise UsageError(f"--resume {resume} is a run of a task: resume it with `paceline train --resume {resume}`.")
+    if not of_function and "limit_samples" in saved:
+        raise UsageError(
+            f"--resume {resume} is a run of a function: resume it with `paceline launch FILE.py:FUNCTION --resume {resume}`,"
+            f" or in Python with launch(..., resume='{resume}')."
+        )
+    return saved
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
 from paceline.errors import NotWrittenError, UsageError
 from paceline.run.fork_server import fork_server_context
-from paceline.system import files
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -168,14 +167,7 @@ def read_result(run: RunData, folder: Path) -> dict[str, Any]:
 
 def _resumed(resume: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the run to resume; the user's options replace its values."""
-    path = resume / "config.json"
-    options.check_resumed(resume)
-    saved = files.read_checked_json(path)
-    if "limit_samples" in saved:  # `launch` writes it for a goal
-        raise UsageError(
-            f"--resume {resume} is a run of a function: resume it with `paceline launch FILE.py:FUNCTION --resume "
-            f"{resume}`, or in Python with launch(..., resume='{resume}')."
-        )
+    saved = options.read_resumed(resume, of_function=False)
     for one, other in (("epochs", "steps"), ("target_loss", "target_accuracy")):
         if one in given or other in given:
             saved.pop(one, None)

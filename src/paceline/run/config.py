@@ -131,10 +131,7 @@ class TrainConfig:
         return registry.build(self.algorithm)
 
     def delayed_algorithm(self, plan: BatchPlan | None) -> Algorithm:
-        """The algorithm with the configured delay before its updates.
-
-        Args:
-            plan: has the length of an epoch; None: the run has no data.
+        """The algorithm with the configured delay before its updates; without a plan, the run has no data.
 
         Raises:
             UsageError: the algorithm takes no delay, or the run has no epochs.

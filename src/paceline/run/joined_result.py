@@ -27,18 +27,10 @@ def joined_result(
     failed: bool = False,
     interrupted: bool = False,
 ) -> dict[str, Any]:
-    """The content of `result.json`.
+    """The content of `result.json`, which begins with `about`, from each worker's last state file.
 
-    Args:
-        about: the run's configuration, of which the result has a copy.
-        own: each worker's last state file.
-        records: of the workers that reached the end; their times are changed to count from the run's start.
-        gossip: whether each worker has its own versions.
-        notes: in addition to the workers' notes.
-        restarts: how many workers took a dead one's place.
-        reason: why the run failed or was interrupted.
-        failed: whether a worker ended with an error.
-        interrupted: whether a signal ended it.
+    The times of `records`, of workers that reached the end, change to count from the run's start. `reason` says why the run
+    failed or was interrupted.
     """
     ended = [one for one in own if one["state"] == "ended"]
     start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)

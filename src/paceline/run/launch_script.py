@@ -65,14 +65,11 @@ class Agent:
     Args:
         command: what each worker runs: a script and its arguments, as for `python`.
         address: HOST:PORT of the join point.
-        workers: how many are started here.
         of: how many the run has in all; None: as the first agent decides, by default the number that it starts.
         key: key file of the run; needed off loopback.
         algorithm: spec for all workers; None: the script names it.
-        restarts: how many dead workers of this machine are replaced.
         deadline_s: how long workers wait for each other.
         folder: where workers write their records, and the result goes.
-        say: prints a sentence for the user.
         trains: whether the workers train; otherwise they have no records, and nothing is written.
     """
 

@@ -194,14 +194,7 @@ class Recording(RunRecord):
         about: Mapping[str, Any],
         worst_worker_accuracy: float | None = None,
     ) -> dict[str, Any]:
-        """The content of `result.json`.
-
-        Args:
-            records: from `decided`.
-            recorded: from `records`.
-            about: what identifies the run: task, algorithm, workers, ...
-            worst_worker_accuracy: of the models at the end, where each worker has its own.
-        """
+        """The content of `result.json`: `recorded` is from `records`, `records` from `decided`."""
         supervisor, outcome, arena = self.supervisor, self.supervisor.outcome, self.supervisor.arena
         own_models: dict[str, float | None] = dict.fromkeys(("consensus_distance", "worst_worker_accuracy"))
         if self.gossip and arena is not None:

@@ -87,22 +87,10 @@ class RunRecord:
         records_lost: int,
         has_ended_itself: bool,
     ) -> dict[str, Any]:
-        """The content of `result.json`; a run that reached its target is `converged`, one without an update `crashed`.
+        """The content of `result.json`, which begins with `about`; gives `outcome` its final name.
 
-        Args:
-            records: as they count at the end.
-            outcome: so far; gets its final name.
-            about: what identifies the run: task, algorithm, workers, ...
-            algorithm: of the run; None: no worker has named it.
-            num_workers: of the run.
-            wall_s: its duration.
-            shared: the shared parameters; None: there are none.
-            own_models: figures of the workers' own models, where they have some.
-            unresolved_exchanges: of all workers.
-            delay: that the workers' programs have chosen.
-            updates_lost: updates without a record.
-            records_lost: missing records; one update may lack those of several workers.
-            has_ended_itself: whether the run ended without being stopped.
+        A run that reached its target is `converged`; one that has ended itself without an update is `crashed`. An update of
+        several workers that has no record counts once in `updates_lost`, and for each of them in `records_lost`.
         """
         goal, gossip = self.goal, algorithm is not None and algorithm.gossip
         figures = summarize(

@@ -113,10 +113,7 @@ class Placing:
     def shares(self, sockets: Sockets, places: list[Place], *, is_pool: bool) -> list[float]:
         """The part of a shared vector that lies in each socket's memory.
 
-        Args:
-            sockets: the machine.
-            places: where the workers run.
-            is_pool: whether all workers write vectors first, like slots; otherwise worker 0 does.
+        All workers write the vectors of a pool first, such as slots; others are written by worker 0.
 
         Raises:
             UsageError: the machine does not have that memory.
