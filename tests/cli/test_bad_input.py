@@ -75,7 +75,7 @@ def test_what_cannot_be_resumed(run, folders, options, says):
     ("options", "says"),
     [
         ("--algorithm hogwild,,hogwild", "empty entry"),
-        ("--workers 2,x", "'x' is none"),
+        ("--workers 2,x", "'x' is not one"),
         ("--workers 2,0", "--workers must be 1"),
         ("--repeats 0", "--repeats must be 1"),
     ],
