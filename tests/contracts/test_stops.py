@@ -135,7 +135,7 @@ def test_a_worker_that_hangs_is_killed_and_the_result_says_what_is_missing(algor
         pl.launch(partial(train_and_hang, os.getpid()), workers=2, algorithm=algorithm, out=tmp_path)
     run = pl.RunData.load(tmp_path)
     assert run.result["outcome"] == "stopped"
-    assert any("no checkpoint of the last step" in note for note in run.result["notes"])
+    assert any("The last step has no checkpoint" in note for note in run.result["notes"])
 
 
 @pytest.mark.soak

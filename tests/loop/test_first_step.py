@@ -97,5 +97,5 @@ def test_a_loop_without_a_step_ends(algorithm):
         with pl.attach(model, optimizer):
             pass
 
-    with pytest.raises(pl.PacelineError, match="none has made an update"):
+    with pytest.raises(pl.PacelineError, match="have ended without an update"):
         pl.simulate(loop, workers=WORKERS, algorithm=algorithm)

@@ -7,7 +7,7 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made
 
-NONE = "none has made an update"
+NONE = "have ended without an update"
 
 
 def given(data):

@@ -33,7 +33,7 @@ def test_the_table_of_a_cell_has_what_a_terminal_shows():
 
 
 def test_outside_a_notebook_one_sentence_says_what_to_do_instead():
-    with pytest.raises(pl.UsageError, match="this is no notebook: leave it out"):
+    with pytest.raises(pl.UsageError, match="this is not a notebook: leave it out"):
         CellProgress()
 
 

@@ -91,7 +91,7 @@ class Prediction:
         why_not: why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
         at_deadline: loss or accuracy at the deadline; None: no deadline, or nothing is known.
         samples_to_target: gradients' samples until then; None: never.
-        simulated_s: seconds to the target in the simulations, one each; inf where one did not arrive.
+        simulated_s: seconds to the target in the simulations, one each; inf if one did not reach it.
         modelled_s: the same by Hemingway's convergence model, with Ernest's system model where it has not run itself.
         staleness: mean, of the simulations; None: the algorithm has none.
         curve: predicted pairs of seconds and loss or accuracy, in time's order.
@@ -136,12 +136,12 @@ class Advice:
 
     Args:
         program: what is trained, as the user named it.
-        ranked: the best first; those that do not arrive at the end.
+        ranked: the best first; those that never reach the target last.
         measured: short runs that were made here.
         reasons: how sure the first is; where nothing arrives, what the best came to.
         not_tried: sentences: what was left out, and why.
         warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
-        command: starts the first; "" where nothing arrives.
+        command: starts the first; "" if no candidate reaches the target.
         machine: on which it was measured, as `paceline.system.machine.machine` says.
     """
 

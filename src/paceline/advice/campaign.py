@@ -126,14 +126,14 @@ class Campaign:
         self._run("leaders with other seeds", leaders, numbers, limit_s=limit_s, limit_samples=cap, until=until)
 
     def leaders(self) -> list[Candidate]:
-        """Those that arrive within 1.3 times the best time, the first of them, the soonest first."""
+        """The first candidates that reach the target within 1.3 times the best time, the soonest first."""
         times = {one: self.time_s(one) for one in self.found}
         near = [one for one in times if times[one] <= _AGAIN * self.best_s and math.isfinite(times[one])]
         return sorted(near, key=lambda one: (times[one], one.workers))[:_MOST_AGAIN]
 
     @property
     def best_s(self) -> float:
-        """The best median time so far; infinite if no candidate has arrived."""
+        """The best median time so far; infinite if no candidate has reached the target."""
         return min((self.time_s(one) for one in self.found), default=math.inf)
 
     def time_s(self, candidate: Candidate) -> float:

@@ -28,9 +28,9 @@ DEFAULT = (
 )
 OMITTED: Mapping[str, str] = {
     "locked": "it makes the updates of leashed and hogwild one at a time",
-    "parameter-server": "without backups it makes the updates of lockstep and all-reduce, by a detour",
-    "downpour": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
-    "adaptive-revision": "its servers' rule takes the place of your optimizer, with a learning rate of its own",
+    "parameter-server": "without backups it makes the same updates as lockstep and all-reduce, at a higher cost",
+    "downpour": "its servers' rule replaces your optimizer, with its own learning rate",
+    "adaptive-revision": "its servers' rule replaces your optimizer, with its own learning rate",
 }
 _IN_ONE_MEMORY = ("racing", "locked", "slots")
 _APART = {

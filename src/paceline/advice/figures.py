@@ -157,7 +157,7 @@ def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | No
 
 
 def _x_axis(advice: Advice, traces: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
-    """Up to the last arrival that is shown; logarithmic where the short runs would vanish at its beginning."""
+    """Up to the last time shown; logarithmic if the short runs would vanish at its beginning."""
     times = [one.time_s for one in advice.ranked[:_EMPHASISED] if one.time_s is not None]
     ends = [min(one.high, 1.6 * one.value) for one in times]
     ends += [advice.target.deadline_s] if advice.target.deadline_s is not None else []

@@ -199,7 +199,7 @@ def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]
 
 
 def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction, ...]:
-    """The best first: the soonest; with a deadline, those that meet it, then by their values; last those that never arrive."""
+    """The soonest first; with a deadline, those that meet it, then by value; last those that never reach the target."""
 
     def key(one: Prediction) -> tuple[float, ...]:
         m = one.candidate.workers

@@ -102,7 +102,7 @@ class Program(Protocol):
     def command(
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
-        """What starts this candidate for real; `samples` are the most that it is expected to need."""
+        """The command that starts this candidate; `samples` are the most that it is expected to need."""
         ...
 
 

@@ -27,7 +27,7 @@ _WARM_UP = 0.2
 
 
 def virtual_rate(candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-    """Samples per virtual second of all workers, on vectors and batches of this size, by worker programs alone.
+    """Samples per virtual second of all workers: worker programs on vectors and batches of this size.
 
     Each worker makes 60 steps; what counts is the time from a fifth of the first worker's to its last.
     """

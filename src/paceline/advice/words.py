@@ -148,7 +148,7 @@ def verdict(advice: Advice) -> str:
 
 
 def remarks(ranked: Sequence[Prediction]) -> list[str]:
-    """Sentences on candidates that do not arrive or are extrapolated, grouped by the reason."""
+    """Sentences on candidates that do not reach the target or are extrapolated, grouped by the reason."""
     said: dict[str, list[Candidate]] = {}
     for one in ranked:
         for text in (one.why_not if one.time_s is None else "", f"* {one.extrapolation}" if one.extrapolation else ""):
@@ -161,7 +161,7 @@ def remarks(ranked: Sequence[Prediction]) -> list[str]:
 
 
 def no_time(one: Prediction) -> str:
-    """The cell of a candidate without a time: it does not arrive, or was not measured."""
+    """The cell of a candidate without a time: it does not reach the target, or was not measured."""
     return "not reached" if one.simulated_s or one.modelled_s is not None else "not measured"
 
 

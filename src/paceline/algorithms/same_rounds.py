@@ -34,12 +34,12 @@ _OTHER_RATES = (
     " workers step a scheduler: step it by worker.mean(loss), or use worker.follow(scheduler)."
 )
 _ONLY_ROUNDED = (
-    "At step {step} the workers' parameters differ by rounding, as between machines with different processors. All workers"
+    "At step {step} the workers' parameters differ by rounding, which happens on different processors. All workers"
     " continue with worker 0's, now and whenever this happens again, without another warning."
 )
 UNEQUAL_EVALUATIONS = (
-    "In one step some workers' optimizers evaluated their closure more often than others, and all must do so equally often:"
-    " let the optimizer decide by what the closure returns, which is the mean loss of all workers."
+    "In one step some workers' optimizers evaluated their closure more often than others, but all must evaluate it equally"
+    " often: let the optimizer decide by the closure's return value, which is the mean loss of all workers."
 )
 
 

@@ -19,8 +19,8 @@ _LEAST_GAIN = 0.05  # of a round's time: less is noise, and resizing batches has
 _RESOLUTION = 1 << 40  # of the fastest worker's speed
 
 _OWN_BATCHES = (
-    "shares=auto deals out each round's samples by the workers' speeds, and this loop fetches its batches by itself: let it"
-    " ask for them as `for batch in worker.batches(loader)`, or leave out shares."
+    "shares=auto divides each round's samples by the workers' speeds, but this loop fetches its own batches: iterate"
+    " `for batch in worker.batches(loader)`, or leave out shares."
 )
 
 

@@ -26,18 +26,18 @@ _ORDER = (
     "Differences from the paper", "Reference",
 )  # fmt: skip
 _TOLERANCE = {
-    "kill": "a worker that is killed (the others go on)",
+    "kill": "a worker that is killed (the others continue)",
     "straggler": "a slow worker (the others do not wait for it)",
 }
 _NOTHING = (
-    "Nothing: all wait for a slow worker, and where one dies the run ends, says who, and goes on with `--resume`."
+    "Nothing: all wait for a slow worker; if a worker dies, the run ends, names it, and continues with `--resume`."
 )
 # Arguments that change these statements.
 _BUT = {
-    "shares": " With `shares=auto` a slow worker has less to do.",
-    "mode": " In `mode=sync`, the default, a slow one is waited for, unless `backups` leave it out.",
+    "shares": " With `shares=auto` a slow worker gets smaller batches.",
+    "mode": " In `mode=sync`, the default, all wait for a slow worker, unless `backups` leave it out.",
 }
-_LONE = "There is one worker: where it dies the run ends, and goes on with `--resume`."
+_LONE = "One worker only: if it dies, the run ends and continues with `--resume`."
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,9 @@ def _option(kind: Any, help: str, panel: str | None = None) -> Any:
 # The fields of TrainConfig that verbs set.
 _CONFIG = {
     "task": Task,
-    "algorithm": _option(str, "Spec, as leashed(persistence=1); default all-reduce"),
+    "algorithm": _option(str, "Spec such as leashed(persistence=1); default all-reduce"),
     "workers": _option(int, "How many; default 2"),
-    "layout": _option(str, "Cuts the model, as hybrid(groups=2); default: whole"),
+    "layout": _option(str, "Cuts the model, such as hybrid(groups=2); default: whole"),
     "epochs": Epochs,
     "steps": Steps,
     "target_loss": _option(float, "Stop at this training loss.", _LENGTH),
@@ -121,8 +121,8 @@ _CONFIG = {
     "momentum": _option(float, "For optimizers with one.", _SGD),
     "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", _SGD),
     "optimizer_state": _option(_OptimizerState, "One state per worker, or one for all.", _SGD),
-    "inject_staleness": _option(str, "Gradients wait so many updates: 20, random(highest=40)", _SGD),
-    "staleness_ramp_epochs": _option(float, "That wait grows from 0 over so many epochs.", _SGD),
+    "inject_staleness": _option(str, "Gradients wait this many updates: 20, random(highest=40)", _SGD),
+    "staleness_ramp_epochs": _option(float, "That wait grows from 0 over this many epochs.", _SGD),
     "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", _RUN),
     "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", _RUN),
     "backend": _option(_Backend, "Where workers run; default processes", _RUN),

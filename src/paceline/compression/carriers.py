@@ -13,21 +13,21 @@ from paceline.errors import UsageError
 __all__ = ["GOSSIP", "Carrier", "check_carrier"]
 
 #: all-to-all: each worker adds up its part of the decoded vectors, re-encodes the sum, and all gather the parts.
-#: push: to a server, which decodes each by itself.
+#: push: to a server, which decodes each separately.
 Carrier = Literal["all-to-all", "push"]
 
 #: Why gossip algorithms take no codec.
 GOSSIP = (
-    "gossip averages models, not differences that shrink, so that what is lost of them is lost for good: take local-sgd,"
+    "gossip averages models, not differences that shrink, so rounding errors would never be corrected: use local-sgd,"
     " all-reduce or parameter-server"
 )
 
 _REFUSED: Mapping[tuple[Carrier, type[Codec]], str] = {
     ("all-to-all", TopK): (
-        "the sum of several workers' largest elements has as many more elements, and a gather of them grows with the workers:"
-        " take parameter-server(codec=top-k), or all-reduce(codec=sign)"
+        "the sum of several workers' largest elements has more elements, and gathering them costs more with each worker:"
+        " use parameter-server(codec=top-k), or all-reduce(codec=sign)"
     ),
-    ("push", Power): "it averages factors among workers, which a server has none to average with: take all-reduce",
+    ("push", Power): "it averages factors among workers, but a server has no others to average with: use all-reduce",
 }
 
 

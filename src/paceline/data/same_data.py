@@ -34,8 +34,8 @@ MASK = (1 << 32) - 1
 _LONGEST_LIST = 512  # batches; a digest of one of two small tensors takes 20 us, so that an epoch begins 10 ms later
 _NUM_ELEMENTS = 1024  # digested of a longer tensor or sequence, evenly spaced; up to twice as many
 _REMEDY = (
-    "workers share each epoch, so build the loader in the same way on every worker and let it shuffle by itself; if each"
-    " worker has data of its own, as by its rank, say worker.batches(loader, own=True)."
+    "workers share each epoch, so build the loader in the same way on every worker and let the loader shuffle; if each"
+    " worker has its own data, for example by its rank, write worker.batches(loader, own=True)."
 )
 
 

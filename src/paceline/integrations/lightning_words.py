@@ -21,18 +21,18 @@ _WORDS = {
         "unfreeze or add it before fit, and start this fit by a launch of its own"
     ),
     ", or write worker.batches(loader, own=True)": "",
-    "if each worker has data of its own, as by its rank, say worker.batches(loader, own=True)": (
+    "if each worker has its own data, for example by its rank, write worker.batches(loader, own=True)": (
         "the strategy does not take data that workers have divided"
     ),
     "and worker.batches divide": "and the strategy divide",
     "worker.batches already divides": "the strategy already divides",
     "worker.batches was given": "fit was given",
     "give worker.batches a DataLoader": "give fit a DataLoader",
-    "The loop goes through worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), and workers share"
-    " one epoch at a time: give it the loader that an epoch is of, and iterate the other loader itself, or put both data sets"
-    " into one, as StackDataset does": (
-        "fit was given several loaders of training batches, and workers share one epoch at a time: put the data sets into one,"
-        " as StackDataset does"
+    "The loop iterates worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), but workers share only"
+    " one epoch at a time: give it the loader that defines the epoch and iterate the other loader itself, or combine both"
+    " data sets, for example with StackDataset": (
+        "fit was given several loaders of training batches, but workers share only one epoch at a time: combine the data"
+        " sets, for example with StackDataset"
     ),
     "step it by worker.mean(loss), or use worker.follow(scheduler)": (
         "log the metric that it monitors with sync_dist=True, and return schedulers from configure_optimizers"

@@ -18,7 +18,7 @@ __all__ = ["CellProgress", "CellReport"]
 
 _EVERY_S = 0.25
 _NO_NOTEBOOK = (
-    "CellProgress shows a run's progress in a notebook's cell, and this is no notebook: leave it out, or start the run by"
+    "CellProgress shows a run's progress in a notebook's cell, but this is not a notebook: leave it out, or start the run with"
     " `paceline launch FILE.py:FUNCTION`, which shows it in the terminal."
 )
 

@@ -25,7 +25,7 @@ _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
-    "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that goes on "
+    "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that continues "
     "without a worker (`paceline algorithms --tolerates kill`)."
 )
 

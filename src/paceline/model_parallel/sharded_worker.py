@@ -32,8 +32,9 @@ from paceline.worker.worker import Worker
 __all__ = ["ShardedWorker"]
 
 _CHANGED = (
-    "Under a layout each worker has the gradients of its own shards, so that what a loop does to them between backward and"
-    " step would differ: clip by worker.clip_grad_norm_(max_norm), and leave out GradScaler and other changes."
+    "Under a layout each worker has only the gradients of its own shards, so changes that a loop makes to them"
+    " between backward and step would differ between workers: clip by worker.clip_grad_norm_(max_norm), and leave out"
+    " GradScaler and other changes."
 )
 
 

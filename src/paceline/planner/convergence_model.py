@@ -74,7 +74,7 @@ class Curve:
         if i.ndim != 1 or i.shape != losses.shape or len(i) < 4:
             raise UsageError(f"A curve needs 4 losses or more, each with its iteration, not {i.size}.")
         if i[0] < 1 or np.any(np.diff(i) <= 0) or not np.all(np.isfinite(losses)):
-            raise UsageError("A curve's iterations must ascend from 1 or more, and its losses be finite.")
+            raise UsageError("A curve's iterations must ascend from 1 or more, and its losses must be finite.")
 
     def until(self, iteration: float) -> Curve:
         """Its beginning, with at least 4 points."""

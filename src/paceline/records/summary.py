@@ -32,9 +32,7 @@ __all__ = [
 
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
-NO_UPDATE = (
-    "All workers have ended, and none has made an update: see whether loops have batches and call optimizer.step()."
-)
+NO_UPDATE = "All workers have ended without an update: check that loops have batches and call optimizer.step()."
 
 
 @dataclass(frozen=True, slots=True)

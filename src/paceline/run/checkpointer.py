@@ -15,8 +15,8 @@ from paceline.run.supervisor import Supervisor
 __all__ = ["NO_LAST_STEP", "Checkpointer"]
 
 NO_LAST_STEP = (
-    "There is no checkpoint of the last step because a worker did not end it in time. A resumed run starts from the checkpoint"
-    " before it, if there is one."
+    "The last step has no checkpoint because a worker did not end it in time. A resumed run starts from the previous"
+    " checkpoint, if it exists."
 )
 
 About = Callable[[int, list[int]], dict[str, Any]]

@@ -158,7 +158,7 @@ def lost_in_collective(what: str, arrived: list[int], missing: dict[int, str]) -
     there = name_workers(arrived) if arrived else "none"
     return WorkerLostError(
         f"{what}: {left} has left the run and will not come; arrived: {there}. Restart from the newest checkpoint, or choose"
-        " an algorithm that goes on without a worker (`paceline algorithms --tolerates kill`)."
+        " an algorithm that continues without a worker (`paceline algorithms --tolerates kill`)."
     )
 
 

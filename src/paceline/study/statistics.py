@@ -83,8 +83,8 @@ def share_estimate(successes: int, count: int) -> SampleEstimate:
 class Times:
     """Bounds on each run's time (or steps) to a target: it lies between `low` and `high`.
 
-    A run that arrived has `low == high`. One that was stopped before has the time until then as `low`, and infinity as
-    `high`. One that diverged or crashed would not have arrived however long it was left: both are infinite.
+    A run that reached the target has `low == high`. One that was stopped before has the time until then as `low`, and
+    infinity as `high`. A run that diverged or crashed would never have reached it: both are infinite.
     """
 
     low: np.ndarray
@@ -119,10 +119,10 @@ class ArrivalCurve:
     """Which share of runs had arrived by when: Kaplan and Meier's estimate, as arrivals rather than survival.
 
     Args:
-        at: the times at which runs arrived.
-        share: of runs that had arrived by then.
+        at: the times at which runs reached the target.
+        share: of runs that had reached it by then.
         low: lower limit of it, by the log-log formula.
-        median: when half of the runs had arrived; infinite where fewer than half did.
+        median: when half of the runs had reached it; infinite if fewer than half did.
     """
 
     at: np.ndarray
@@ -135,7 +135,7 @@ class ArrivalCurve:
 
 
 def arrival_curve(times: Times) -> ArrivalCurve:
-    """When runs arrive. Runs that were stopped are censored then; failed ones stay among those still to arrive.
+    """When runs reach the target. Stopped runs are censored at their end; failed runs stay among those that have not.
 
     Censoring a diverged run at its end would mean that, left alone, it would have arrived like the others; the curve
     would promise that all runs arrive. It is counted as not arriving, so the curve ends at the share that did.
@@ -173,7 +173,7 @@ def _first(at: np.ndarray, condition: np.ndarray) -> float:
 def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
     """Between which bounds each pair's log(base / other) lies; above zero: the other was sooner.
 
-    If neither of two arrived, their ratio is unknown: it lies between minus and plus infinity.
+    If neither of two runs reached the target, their ratio is unknown: it lies between minus and plus infinity.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.log(base.low) - np.log(other.high)
@@ -190,7 +190,7 @@ class Ratio:
         low: lower limit of the 95 % interval; 0 where there is none.
         high: upper limit; infinite where there is none.
         p_value: that both are equally soon.
-        complete: in how many pairs both arrived.
+        complete: the number of pairs in which both reached the target.
         method: how the interval was found: `order statistics`, `t` or `none`.
     """
 
@@ -212,8 +212,8 @@ def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True)
     distribution of times and any reason for not arriving, and also if pairs from several settings with ratios of
     their own are put together. Its p-value is the sign test's, with every undecided pair counted against.
 
-    Three to five pairs that all arrived get Student's interval of the mean log ratio, exact if it is normal. Fewer, or
-    with missing arrivals, get none. Pairs are taken as independent of one another.
+    Three to five pairs that all reached the target get Student's interval of the mean log ratio, exact if it is normal.
+    Fewer, or with missing arrivals, get none. Pairs are taken as independent of one another.
 
     Args:
         low: lower bound of each pair's log ratio.

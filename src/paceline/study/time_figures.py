@@ -23,7 +23,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
 def box_figure(facets: Facets, measure: Measure) -> Figure | None:
-    """One box per method at every level; runs that never arrived count as later than all."""
+    """One box per method at every level; runs that never reached the target count as later than all."""
     values = facets.trials.values(measure.column)
     if np.isnan(values).all():
         return None

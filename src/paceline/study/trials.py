@@ -167,7 +167,7 @@ class Trials:
         return self._times[measure]
 
     def median(self, measure: Measure, rows: np.ndarray) -> SampleEstimate:
-        """The median of these trials; those that did not arrive are later than all others."""
+        """The median of these trials; those that did not reach the target are later than all others."""
         values = self.values(measure.column)[rows]
         if measure.kind == "throughput" or not np.isnan(values).any():
             return median_estimate(values)

@@ -52,7 +52,7 @@ class DistributedCollectives:
     """
 
     remedy = (
-        "Start the workers again from the last checkpoint, or choose an algorithm that goes on without a worker"
+        "Start the workers again from the last checkpoint, or choose an algorithm that continues without a worker"
         " (`paceline algorithms --tolerates kill`)."
     )
 

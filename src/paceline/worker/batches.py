@@ -35,9 +35,9 @@ __all__ = ["Batches", "WorkerBatches"]
 
 _NO_BATCH = object()
 _TWO_AT_ONCE = (
-    "The loop goes through worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), and workers share"
-    " one epoch at a time: give it the loader that an epoch is of, and iterate the other loader itself, or put both data sets"
-    " into one, as StackDataset does."
+    "The loop iterates worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), but workers share only"
+    " one epoch at a time: give it the loader that defines the epoch and iterate the other loader itself, or combine both"
+    " data sets, for example with StackDataset."
 )
 
 

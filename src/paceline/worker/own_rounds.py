@@ -11,7 +11,7 @@ __all__ = ["OwnRounds"]
 
 _EPOCH = Call(
     "worker.batches",
-    "in lockstep all workers begin an epoch together, so each must leave the one before after as many steps as the others.",
+    "in lockstep all workers begin an epoch together, so each must make as many steps in an epoch as the others.",
 )
 
 

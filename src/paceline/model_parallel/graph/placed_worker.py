@@ -27,9 +27,9 @@ from paceline.worker.worker import Worker
 __all__ = ["PlacedWorker"]
 
 _CHANGED = (
-    "Each worker of a placed model has the gradients of its own part, so that clipping by their norm, GradScaler and other"
-    " changes between backward and step would differ: leave them out, scale the loss instead, and clip single elements with"
-    " p.register_hook(lambda g: g.clamp(-1, 1))."
+    "Each worker of a placed model has only the gradients of its own part, so clipping by their norm, GradScaler and"
+    " other changes between backward and step would differ between workers: leave them out, scale the loss instead,"
+    " and clip single elements with p.register_hook(lambda g: g.clamp(-1, 1))."
 )
 
 _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
