@@ -55,7 +55,7 @@ WRONG = [
     ("plan.json", '[{"hash": "ab", "factors": {"workers": [1]}}]'),
     ("plan.json", "["),
     ("study.toml", "name"),
-    ("study.toml", "targets = 3"),
+    ("study.toml", "targets = 300"),
     ("study.toml", "targets = ['a']"),
     ("study.toml", "targets = [50.0]\ntarget = 10.0"),
 ]

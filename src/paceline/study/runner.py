@@ -214,7 +214,7 @@ class _Running:
         values = []
         for trial in trials:
             about, result = self.folder.trial(trial.hash), self.folder.result(trial.hash)
-            row = flat_row(about, result, targets=self.study.targets, target=self.study.smallest_target)
+            row = flat_row(about, result, self.study)
             if self.study.design.measure not in row:
                 known = ", ".join(name for name, value in row.items() if isinstance(value, int | float))
                 raise PacelineError(f"No trial measures '{self.study.design.measure}'. Known: {known}.")

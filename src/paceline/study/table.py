@@ -6,20 +6,18 @@ import importlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import UsageError, first_line, shown
+from paceline.errors import UsageError, first_line
 from paceline.records.run_data import RunData
 from paceline.records.summary import LossCurve, loss_curve
 from paceline.study.folder import StudyFolder
-from paceline.study.parts import is_number
-from paceline.study.study_file import TARGETS
+from paceline.study.study_file import Study, read_study
 from paceline.system import files
-from paceline.system.plain_files import read_table
 
 if TYPE_CHECKING:
     import pandas
@@ -96,27 +94,15 @@ def write_tables(folder: Path | str) -> pandas.DataFrame:
 
 
 def _rows(folder: StudyFolder) -> list[dict[str, Any]]:
-    targets, target = _targets(folder.path / "study.toml")
+    study = read_study(folder.path / "study.toml")
     rows = []
     for number, planned in enumerate(folder.plan()):
         name = planned["hash"]
         if not folder.done(name):
             continue
         trial = {**folder.trial(name), "number": number, "factors": planned["factors"]}
-        rows.append(flat_row(trial, folder.result(name), targets=targets, target=target, folder=folder.trials / name))
+        rows.append(flat_row(trial, folder.result(name), study, folder=folder.trials / name))
     return rows
-
-
-def _targets(path: Path) -> tuple[list[float], float]:
-    """The study's targets, and the one by which its methods are compared."""
-    study = read_table(path, "The study file")
-    targets = study.get("targets", list(TARGETS)) if isinstance(study, dict) else None
-    if not isinstance(targets, list) or not targets or not all(map(is_number, targets)):
-        raise UsageError(f"The study file {path} is damaged: its targets are not a list of numbers.")
-    target = study.get("target", min(targets))
-    if target not in targets:
-        raise UsageError(f"The study file {path} is damaged: its target {shown(target)} is not one of its targets.")
-    return targets, target
 
 
 def _read_written(path: Path) -> pandas.DataFrame:
@@ -190,34 +176,28 @@ def _crossing(curve: LossCurve, loss: float) -> list[float] | None:
 
 
 def flat_row(
-    trial: Mapping[str, Any],
-    result: Mapping[str, Any],
-    *,
-    targets: Sequence[float],
-    target: float,
-    folder: Path | None = None,
+    trial: Mapping[str, Any], result: Mapping[str, Any], study: Study, *, folder: Path | None = None
 ) -> dict[str, Any]:
     """A trial's row.
 
     Args:
         trial: its `trial.json`.
         result: its `result.json`.
-        targets: percentages of the initial loss that the table tells times of.
-        target: that of them which counts as converged.
+        study: whose targets the row has times of.
         folder: of the trial, for targets that it was not run with; None: they count as not measured.
     """
     reached = dict(trial.get("reached") or {})
-    new = [one for one in targets if target_name(one) not in reached]
+    new = [one for one in study.targets if target_name(one) not in reached]
     if new and folder is not None and any(folder.glob("events-*.jsonl")):
         reached |= crossings(RunData.load(folder), new)
     outcome = trial["outcome"]
-    if outcome == "stopped" and reached.get(target_name(target)):
+    if outcome == "stopped" and reached.get(target_name(study.smallest_target)):
         outcome = "converged"
     row: dict[str, Any] = {"trial": trial["hash"], "number": trial["number"]}
     row |= {f"factor.{name}": level for name, level in trial["factors"].items()}
     row |= {"outcome": outcome, "reason": trial["reason"], "failed_step": trial["step"]}
     row |= {name: result.get(name) for name in _FIRST if name not in row}
-    for one in targets:
+    for one in study.targets:
         name = target_name(one)
         row[f"time_to_{name}_s"], row[f"steps_to_{name}"] = reached.get(name) or (None, None)
     row |= _staleness(result.get("staleness") or {})
