@@ -236,7 +236,7 @@ def test_a_loss_is_a_target_too():
         ({"budget_s": 3.0}, "A budget of 3 s is too small for 2 short runs: give 5 s or more"),
         ({"budget_s": math.nan}, "budget must be more than 0"),
         ({"circumstances": Circumstances(slow={4: 2.0})}, "Worker 4 cannot be slow"),
-        ({"circumstances": Circumstances(kills_per_s=-1.0)}, "number from 0"),
+        ({"circumstances": Circumstances(kills_per_s=-1.0)}, "0 or more"),
         ({"algorithms": ["hogwilt"]}, "hogwild"),
         ({"most": 1, "algorithms": ["hogwild"]}, "None of hogwild can run with up to 1 workers"),
     ],

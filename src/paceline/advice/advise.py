@@ -160,7 +160,7 @@ class _Advising:
                 self._measure_again(campaign.leaders())
             campaign.again(_SEEDS, _SIMULATED)
             self._say("Fitting models")
-            models = convergence_models(campaign, self.target, pool, self.budget)
+            models = convergence_models(campaign)
         return self._answer(campaign, models)
 
     def _first_step(self, pool: Pool) -> None:
@@ -261,8 +261,7 @@ class _Advising:
             cluster=cluster,
             shape=shape,
             slow=self.slow,
-            rate=self.trials.rate if self.measures else None,
-            deviation=self.trials.deviation,
+            trials=self.trials if self.measures else None,
             pool=pool,
             num_processes=self.processes,
             budget=self.budget,
@@ -273,8 +272,7 @@ class _Advising:
     # The answer
 
     def _answer(self, campaign: Campaign, models: dict[str, ConvergenceModel]) -> Advice:
-        trials = self.trials if self.measures else None
-        predictor = Predictor(target=self.target, campaign=campaign, trials=trials, models=models)
+        predictor = Predictor(campaign=campaign, models=models)
         restart_s = self.trials.setup_s or _RESTART_S
         kills = {"kills_per_s": self.circumstances.kills_per_s, "restart_s": restart_s}
         ranked = order((with_kills(predictor.predict(one), **kills) for one in self.candidates), self.target)
@@ -289,7 +287,7 @@ class _Advising:
         arrives = bool(ranked) and ranked[0].arrives
         self._warn(ranked, predictor.seeds, arrives, restart_s)
         said = (
-            (how_sure(ranked[0], fits, predictor.progress, predictor.seeds),)
+            (how_sure(ranked[0], predictor.progress, predictor.seeds),)
             if arrives
             else (nothing_arrives(ranked, self.target),)
         )

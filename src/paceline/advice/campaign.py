@@ -15,7 +15,7 @@ from paceline.advice.convergence import Job, Simulated, simulate
 from paceline.advice.machine import with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Program, Shape
-from paceline.advice.short_runs import Rate
+from paceline.advice.short_runs import ShortRuns
 from paceline.simulator import Cluster
 
 __all__ = ["Budget", "Campaign"]
@@ -52,10 +52,9 @@ class Campaign:
     """The simulations of all candidates.
 
     Args:
-        cluster: the machines; without compute time if `rate` knows speeds.
+        cluster: the machines; without compute time if there are `trials`.
         slow: workers' factors.
-        rate: how fast a candidate is; None: the cluster says so.
-        deviation: of a gradient's seconds over their mean.
+        trials: how fast candidates are; None: the cluster says so.
         seed: of the first simulation of each.
     """
 
@@ -64,8 +63,7 @@ class Campaign:
     cluster: Cluster
     shape: Shape
     slow: Mapping[int, float]
-    rate: Callable[[Candidate], Rate] | None
-    deviation: float
+    trials: ShortRuns | None
     pool: Pool
     num_processes: int
     budget: Budget
@@ -151,7 +149,7 @@ class Campaign:
     def _stretch(self, candidate: Candidate) -> float:
         """How much slower the machine is than the simulated one, by later measurements."""
         rates = self.found[candidate][0].run.rates
-        return 1.0 if self.rate is None or not rates else rates[0] / self.rate(candidate).value
+        return 1.0 if self.trials is None or not rates else rates[0] / self.trials.rate(candidate).value
 
     def _heads(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The fastest number of workers of each algorithm; one worker alone first, then the fastest."""
@@ -163,7 +161,7 @@ class Campaign:
         return sorted(heads.values(), key=lambda one: (one.algorithm != ALONE, -self._speed(one), one.algorithm))
 
     def _speed(self, one: Candidate) -> float:
-        return self.rate(one).value if self.rate is not None else float(one.workers)
+        return self.trials.rate(one).value if self.trials is not None else float(one.workers)
 
     def _promise(self, one: Candidate) -> float:
         """Seconds it would take with as many samples as its algorithm's first simulation needed; infinite: never."""
@@ -237,7 +235,7 @@ class Campaign:
             limit_s = limit_s / self._stretch(one)
             return Job(**common, cluster=before[0].cluster, limit_s=limit_s)
         base = with_workers(self.cluster, one.workers, self.slow)
-        if self.rate is None:
+        if self.trials is None:
             return Job(**common, cluster=base, limit_s=limit_s)
-        speed = self.rate(one).value  # measured with the slow workers
-        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self.deviation)
+        speed = self.trials.rate(one).value  # measured with the slow workers
+        return Job(**common, cluster=base, limit_s=limit_s, samples_per_s=speed, deviation=self.trials.deviation)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.advice.answer import Candidate, Prediction, Target
-from paceline.advice.campaign import Budget, Campaign
+from paceline.advice.campaign import Campaign
 from paceline.advice.convergence import fit
-from paceline.advice.pool import Pool
 from paceline.advice.program import Observed
-from paceline.advice.short_runs import Rate, ShortRuns
+from paceline.advice.short_runs import Rate
 from paceline.observe.words import counted
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate, LogSpread, half_width, within_factor
@@ -29,7 +28,7 @@ _UNKNOWN_SEEDS = LogSpread(
 )  # where no candidate was simulated twice: about that of three seeds
 
 
-def convergence_models(campaign: Campaign, target: Target, pool: Pool, budget: Budget) -> dict[str, ConvergenceModel]:
+def convergence_models(campaign: Campaign) -> dict[str, ConvergenceModel]:
     """Hemingway's model of each algorithm that was simulated; one worker's curves are every algorithm's."""
     jobs: dict[str, list[tuple[int, Observed]]] = {one.algorithm: [] for one in campaign.found}
     for algorithm, runs in jobs.items():
@@ -37,8 +36,10 @@ def convergence_models(campaign: Campaign, target: Target, pool: Pool, budget: B
             if one.algorithm == algorithm or one.workers == 1:
                 runs += [(one.workers, run) for run in campaign.runs(one)]
     names = list(jobs)
-    begin_s, end_s = (budget.at(share) for share in _ENDS)
-    found = pool.map(fit, [(target, jobs[one]) for one in names], begin_until_s=begin_s, end_until_s=end_s)
+    begin_s, end_s = (campaign.budget.at(share) for share in _ENDS)
+    found = campaign.pool.map(
+        fit, [(campaign.target, jobs[one]) for one in names], begin_until_s=begin_s, end_until_s=end_s
+    )
     return {algorithm: model for algorithm, model in zip(names, found, strict=True) if model is not None}
 
 
@@ -50,7 +51,6 @@ class Predictor:
     much runs differ in speed, how much real progress differed from simulated progress, and how often is evaluated.
 
     Args:
-        trials: None: the cluster was given, not measured.
         models: Hemingway's, by algorithm.
 
     Attributes:
@@ -58,12 +58,11 @@ class Predictor:
         progress: real against simulated progress, beyond what seeds explain; None: it was not compared.
     """
 
-    target: Target
     campaign: Campaign
-    trials: ShortRuns | None
     models: Mapping[str, ConvergenceModel]
 
     def __post_init__(self) -> None:
+        self.target, self.trials = self.campaign.target, self.campaign.trials
         self.seeds = self._seeds_spread()
         self.progress = self._progress_spread()
 

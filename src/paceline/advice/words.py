@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Prediction, Target
+from paceline.advice.answer import Advice, Candidate, Circumstances, Prediction, Target
 from paceline.algorithms import registry
 from paceline.observe.words import (
     ABSENT,
@@ -210,7 +210,7 @@ def _is_asynchronous(candidate: Candidate) -> bool:
     return candidate.workers > 1 and not (algorithm.lockstep or algorithm.together)
 
 
-def how_sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, seeds: LogSpread | None) -> str:
+def how_sure(best: Prediction, models: LogSpread | None, seeds: LogSpread | None) -> str:
     """What the interval of the first is made of."""
     said = [f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}"]
     if seeds is not None:
@@ -218,11 +218,5 @@ def how_sure(best: Prediction, fits: Sequence[Fit], models: LogSpread | None, se
     if models is not None:
         said.append(
             f"short real runs were within {whole_percent_text(math.expm1(models.deviation))} of simulated progress"
-        )
-    own = next((one for one in fits if one.algorithm == best.candidate.algorithm), None)
-    if own is not None and own.leave_one_out:
-        worst = max(own.leave_one_out.values())
-        said.append(
-            f"a number of workers left out of the convergence model is missed by a factor of {number_text(10**worst)} at most"
         )
     return f"How sure: {', '.join(said)}."

@@ -72,7 +72,6 @@ class Split:
         layer: the layer.
         groups: G: N is data parallelism, 1 model parallelism, in between hybrid.
         kind: the name of that parallelism.
-        ideal_groups: the G at which the derivative is zero; not rounded, and not limited to 1 to N.
         sent_bytes: of one node in a step.
         data_bytes: what data parallelism would send.
         exposed_s: communication time that no computation hides under data parallelism.
@@ -81,7 +80,6 @@ class Split:
     layer: Layer
     groups: int
     kind: str
-    ideal_groups: float
     sent_bytes: float
     data_bytes: float
     exposed_s: float
@@ -93,14 +91,12 @@ class Balance:
 
     Args:
         splits: of each layer.
-        operations_per_byte: the network's, of a node in data parallelism; infinite with one node.
-        machine_operations_per_byte: a node's speed over its bandwidth; if the network's is higher, computation hides sending.
+        machine_operations_per_byte: a node's speed over its bandwidth.
         min_points: least points per node at which data parallelism is balanced.
         max_nodes: most nodes at which it is balanced with this batch.
     """
 
     splits: tuple[Split, ...]
-    operations_per_byte: float
     machine_operations_per_byte: float
     min_points: int
     max_nodes: int
@@ -194,24 +190,19 @@ def balance(
     for layer, visible_s in zip(layers, exposed, strict=True):
         sent = {groups: hybrid_bytes(layer, groups, nodes, batch, overlap) for groups in divisors}
         best = min(divisors, key=lambda groups: (sent[groups], -groups))
-        per_weight = layer.weight_bytes(overlap) / _ELEMENT_BYTES / layer.ifm
         splits.append(
             Split(
                 layer=layer,
                 groups=best,
                 kind="data" if best == nodes else "model" if best == 1 else "hybrid",
-                ideal_groups=math.sqrt(2 * nodes * batch * layer.in_size / per_weight),
                 sent_bytes=sent[best],
                 data_bytes=sent[nodes],
                 exposed_s=visible_s if nodes > 1 else 0.0,
             )
         )
-    operations = sum(layer.operations(batch / nodes) for layer in layers)
-    sent_by_data = sum(layer.weight_bytes(overlap) for layer in layers)
     points = min_points_per_node(layers, machine, overlap)
     return Balance(
         splits=tuple(splits),
-        operations_per_byte=operations / sent_by_data if nodes > 1 else math.inf,
         machine_operations_per_byte=machine,
         min_points=points,
         max_nodes=max(1, batch // points),
