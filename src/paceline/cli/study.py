@@ -220,12 +220,6 @@ class _Lines:
         say(f"{count}  {_levels_text(progress.trial)}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
 
 
-def _level_text(name: str, level: Any) -> str:
-    if name == "algorithm":
-        return str(level)
-    return f"{name.removeprefix('algorithm.')} {str(level).lower() if isinstance(level, bool) else level}"
-
-
 def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
     from paceline.observe.words import seconds_text
     from paceline.study.estimate import estimate
@@ -253,7 +247,9 @@ def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
 
 
 def _levels_text(trial: Trial) -> str:
-    return ", ".join(_level_text(name, level) for name, level in trial.factors.items() if level is not None)
+    levels = {name.removeprefix("algorithm."): level for name, level in trial.factors.items() if level is not None}
+    texts = {name: str(level).lower() if isinstance(level, bool) else str(level) for name, level in levels.items()}
+    return ", ".join(text if name == "algorithm" else f"{name} {text}" for name, text in texts.items())
 
 
 def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
