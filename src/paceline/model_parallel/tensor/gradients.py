@@ -20,13 +20,6 @@ from paceline.system.torch_internals import call_after_backward
 __all__ = ["GradientMeans"]
 
 
-class _Bucket(NamedTuple):
-    """Gradients of one backward pass that are averaged together, by parameter."""
-
-    axes: tuple[str, ...]
-    gradients: dict[nn.Parameter, Tensor]
-
-
 class _Pass:
     """A backward pass; only the pass itself keeps this alive until it has ended or failed."""
 
@@ -59,7 +52,7 @@ class GradientMeans:
         self._bucket_bytes = bucket_bytes
         self._watched: dict[int, tuple[weakref.ref[nn.Parameter], Placement]] = {}
         self._hooks: list[Any] = []
-        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], _Bucket] = {}
+        self._waiting: dict[tuple[tuple[str, ...], torch.dtype], dict[nn.Parameter, Tensor]] = {}
         self._sent: list[_Sent] = []
         self._begun: set[Tensor] = set()  # parameters to whose `grad` this backward pass has added zeros
         self._pass: Callable[[], _Pass | None] = _no_pass  # the pass that these gradients belong to
@@ -95,9 +88,9 @@ class GradientMeans:
     def finish(self) -> None:
         """At the end of the backward pass, when every parameter has its local gradient; idempotent."""
         try:
-            for bucket in self._waiting.values():
-                if bucket.gradients:
-                    self._send(bucket)
+            for (axes, _), bucket in self._waiting.items():
+                if bucket:
+                    self._send(axes, bucket)
             self._receive()
         finally:
             self._clear()
@@ -125,22 +118,22 @@ class GradientMeans:
             began = _Pass()
             self._pass = weakref.ref(began)
             call_after_backward(partial(self._end, began))
-        bucket = self._waiting.setdefault((axes, gradient.dtype), _Bucket(axes, {}))
-        waiting = bucket.gradients.get(parameter)  # of a pass within this one, as checkpointing makes
-        bucket.gradients[parameter] = gradient if waiting is None else waiting + gradient
-        if len(axes) == 1 and sum(one.nbytes for one in bucket.gradients.values()) >= self._bucket_bytes:
+        bucket = self._waiting.setdefault((axes, gradient.dtype), {})
+        waiting = bucket.get(parameter)  # of a pass within this one, as checkpointing makes
+        bucket[parameter] = gradient if waiting is None else waiting + gradient
+        if len(axes) == 1 and sum(one.nbytes for one in bucket.values()) >= self._bucket_bytes:
             self._receive()  # what went before has had the time that this one took to fill
-            self._send(bucket)
+            self._send(axes, bucket)
         return gradient.new_zeros(()).expand_as(gradient)
 
-    def _send(self, bucket: _Bucket) -> None:
-        flat = torch.cat([one.flatten() for one in bucket.gradients.values()])
-        for name in bucket.axes[:-1]:
-            self._axes[name].start_all_reduce(flat).wait()
-        started = self._axes[bucket.axes[-1]].start_all_reduce(flat)
-        workers = math.prod(self._axes[name].size for name in bucket.axes)
-        self._sent.append(_Sent(tuple(bucket.gradients), flat, started, workers))
-        bucket.gradients.clear()
+    def _send(self, axes: tuple[str, ...], bucket: dict[nn.Parameter, Tensor]) -> None:
+        flat = torch.cat([one.flatten() for one in bucket.values()])
+        *before, last = (self._axes[name] for name in axes)
+        for axis in before:
+            axis.start_all_reduce(flat).wait()
+        workers = math.prod(self._axes[name].size for name in axes)
+        self._sent.append(_Sent(tuple(bucket), flat, last.start_all_reduce(flat), workers))
+        bucket.clear()
 
     @torch.no_grad()
     def _receive(self) -> None:

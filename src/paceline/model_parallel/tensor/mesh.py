@@ -73,14 +73,9 @@ class Mesh:
         *,
         mode: Mode = "allgather",
     ) -> None:
-        """Turns this into a mesh that is one of several that train the same model; layers built on it change with it.
+        """Turns this into mesh `replica` of `replicas` that train the same model; layers built on it change with it.
 
-        Args:
-            shape: a line or a grid.
-            axes: as of the constructor.
-            replica: the index of this mesh.
-            replicas: the number of meshes.
-            mode: as of the constructor.
+        The other arguments are the constructor's.
         """
         self.shape, self.axes = shape, dict(axes)
         self.mode: Mode = mode
