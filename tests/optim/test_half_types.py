@@ -154,7 +154,7 @@ def simulated(finish):
     def mean(vectors, weights, _):
         copies = [vector.clone() for vector in vectors]
         if finish is mean_into_all:
-            numbers = [torch.zeros(1) for _ in vectors]
+            numbers = [[0.0] for _ in vectors]
             finish(list(zip(copies, weights, numbers, strict=True)))
             return copies
         total = float(sum(weights))

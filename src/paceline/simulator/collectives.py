@@ -116,9 +116,9 @@ class SimulatedCollectives(CarriedOutTogether):
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         if self._state.num_workers == 1:
             return number
-        total = torch.tensor([number], dtype=torch.float64)
+        total = [number]
         self._meet([(mean_into_all, (vector, weight, total))], float(weight != 0), 1.0)
-        return total.item()
+        return total[0]
 
     def _carry_out(self, operations: list[Operation]) -> None:
         num_vectors = sum(map(self._num_vectors, operations))
@@ -169,18 +169,18 @@ def sum_into_all(vectors: list[torch.Tensor]) -> None:
         vector.copy_(total)
 
 
-def mean_into_all(given: list[tuple[torch.Tensor, float, torch.Tensor]]) -> None:
-    """Sets every vector (n,) to the weighted mean of all, and every number (1,) to the sum of all.
+def mean_into_all(given: list[tuple[torch.Tensor, float, list[float]]]) -> None:
+    """Sets every vector (n,) to the weighted mean of all, and every number, in a list of one, to the sum of all.
 
     The mean is sum_k (w_k / w_f) g_k / sum_k (w_k / w_f) in worker order, where f is the first worker with a weight; it is
     computed in float32 for half-precision vectors.
     """
-    first, total = given[0][0], sum(number.item() for _, _, number in given)
+    first, total = given[0][0], sum(number for _, _, [number] in given)
     mean = torch.empty_like(first, dtype=sum_type(first.dtype))
     mean_into(mean, [(vector, weight) for vector, weight, _ in given if weight])
     for vector, _, number in given:
         vector.copy_(mean)
-        number.fill_(total)
+        number[0] = total
 
 
 def sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -243,12 +243,12 @@ class NetworkCollectives:
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         if self._state.num_workers == 1:
             return number
-        total = torch.tensor([number], dtype=torch.float64)
+        total = [number]
         self._moved(2, of=vector)  # weighted before, and divided afterwards
         cost = self._costs.all_reduce(self._sum_bytes(vector))
         self._start((vector, weight, total), mean_into_all, cost).wait()
         self._moved(2, of=vector)
-        return total.item()
+        return total[0]
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
         return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))
