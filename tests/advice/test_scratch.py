@@ -174,6 +174,12 @@ def test_worker_processes_are_confined_too(home):
     assert loop.__name__ == "train"
 
 
+def test_a_link_in_a_loop_stays_one(home):
+    (home / "loop").symlink_to("loop")
+    with program(home).scratch.made() as own:
+        assert (own / "loop").is_symlink()
+
+
 def test_large_folders_are_one_link(home, monkeypatch):
     monkeypatch.setattr("paceline.advice.scratch._MOST_ENTRIES", 1)
     (home / "checkpoints" / "second.pt").touch()

@@ -263,7 +263,6 @@ class _Advising:
             slow=self.slow,
             trials=self.trials if self.measures else None,
             pool=pool,
-            num_processes=self.processes,
             budget=self.budget,
             seed=self.seed,
             on_progress=lambda what, share: self.on_progress(what, min(0.99, share)),

@@ -65,7 +65,6 @@ class Campaign:
     slow: Mapping[int, float]
     trials: ShortRuns | None
     pool: Pool
-    num_processes: int
     budget: Budget
     seed: int
     on_progress: Callable[[str, float], None]
@@ -80,7 +79,7 @@ class Campaign:
         simulation stays far from the target, its other simulations come last.
         """
         heads = self._heads(candidates)
-        first = heads[: max(2, self.num_processes)]
+        first = heads[: max(2, self.pool.size)]
         self._time_one(first[0], until)
         cap = self._cap(first, _FIRST_SHARE, until)
         self._run("first simulations", first, limit_s=math.inf, limit_samples=cap, until=until)
@@ -97,7 +96,7 @@ class Campaign:
         gaps = {one: self._least_gap(one) for one in self.found}
         enough_s = min(self.best_s, 0.999 * (self.target.deadline_s or math.inf))
         cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < enough_s]
-        cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self.num_processes)]
+        cut = sorted(cut, key=lambda one: (gaps[one], one.workers))[: 2 * max(1, self.pool.size)]
         cap = self._cap(cut, 1.0, until)
         cut = [one for one in cut if cap > _WORTH * self.found[one][0].run.samples]
         before = {one: self.found.pop(one) for one in cut}
@@ -182,7 +181,7 @@ class Campaign:
         sample_s = self._sample_s()
         if not jobs or not sample_s:
             return 10**12
-        rounds = math.ceil(len(jobs) / max(1, self.num_processes))
+        rounds = math.ceil(len(jobs) / max(1, self.pool.size))
         return max(20 * self.shape.batch_size, int(left_s / rounds / sample_s))
 
     def _sample_s(self) -> float:

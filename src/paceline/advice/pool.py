@@ -24,7 +24,7 @@ class Pool:
     """Processes of `concurrent.futures` that end with their parent, and can be ended in the middle of a job."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._executor: ProcessPoolExecutor | None = None
         self._processes: list[ForkServerProcess] = []
 
@@ -55,7 +55,7 @@ class Pool:
         Raises:
             PacelineError: a job raised something, or its process ended.
         """
-        if not self._size:
+        if not self.size:
             found = []
             for job in jobs:
                 found.append(call(job) if time.monotonic() < begin_until_s else None)
@@ -90,7 +90,7 @@ class Pool:
                 return self._processes[-1]
 
             context.Process = process
-            self._executor = ProcessPoolExecutor(self._size, context, _begin)
+            self._executor = ProcessPoolExecutor(self.size, context, _begin)
         return self._executor
 
     def _end(self, *, at_once: bool) -> None:

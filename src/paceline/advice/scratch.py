@@ -89,7 +89,7 @@ def _mirror(home: Path, own: Path, depth: int) -> None:
         for entry in list(entries):
             place = own / entry.name
             if not depth or entry.name in _WHOLE or not entry.is_dir(follow_symlinks=False) or _is_large(entry.path):
-                place.symlink_to(Path(entry.path).resolve())
+                place.symlink_to(entry.path)
             else:
                 place.mkdir()
                 _mirror(Path(entry.path), place, depth - 1)
