@@ -27,7 +27,7 @@ class _Unnamed(typer.core.TyperCommand):
 
 
 class _VerbsOrProgram(typer.core.TyperGroup):
-    """Takes an unknown verb for a program to advise on, so that `paceline advise train.py:train` works."""
+    """Treats an unknown verb as a program to advise on, so that `paceline advise train.py:train` works."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:

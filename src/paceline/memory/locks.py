@@ -99,7 +99,7 @@ class Mutex:
         return False
 
     def acquire(self) -> None:
-        """Takes the mutex, after waiting as long as it takes.
+        """Waits for the mutex, and takes it.
 
         Raises:
             RunStopped: the run ended meanwhile; the mutex is not taken.
@@ -177,7 +177,7 @@ class ReadWriteLock:
         return False
 
     def acquire_read(self) -> None:
-        """Starts to read, after waiting as long as it takes.
+        """Waits until it can read, and starts.
 
         Raises:
             RunStopped: the run ended meanwhile; nothing is taken.
@@ -212,7 +212,7 @@ class ReadWriteLock:
         return False
 
     def acquire_write(self) -> None:
-        """Takes the lock for writing, after waiting as long as it takes.
+        """Waits for the lock, and takes it for writing.
 
         Raises:
             RunStopped: the run ended meanwhile; nothing is taken.

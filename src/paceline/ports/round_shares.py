@@ -90,7 +90,7 @@ class RoundShares:
     def time_per_sample_s(self) -> float:
         """Median of the steps since the last call, robust to a few disturbed ones; 0: there were none.
 
-        Takes the smaller of two middle values: of a run's first four steps, two are often slow.
+        Uses the smaller of two middle values, because two of a run's first four steps are often slow.
         """
         time_s = statistics.median_low(self._times_s) if self._times_s else 0.0
         self._times_s.clear()

@@ -37,7 +37,7 @@ class EventCounts:
             self.take(worker, rows)
 
     def take(self, worker: int, rows: np.ndarray) -> None:
-        """Takes a worker's next events, whose times count from the run's start."""
+        """Adds a worker's next events, whose times count from the run's start."""
         one = np.stack([versions_of(rows, waits=self.waits), _bits(rows), _hashes(rows).view(np.int64)])
         self._events.setdefault(worker, []).append(one)
 

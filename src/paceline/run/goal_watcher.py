@@ -144,7 +144,7 @@ class GoalWatcher:
         return True
 
     def _collect(self, channel: EvaluationChannel, *, ended_s: float | None = None) -> None:
-        """Takes the finished evaluation; `ended_s`: the end of the last step, for the evaluation of its parameters."""
+        """Handles the finished evaluation; `ended_s`: the end of the last step, for the evaluation of its parameters."""
         asked, self._asked = self._asked, None
         result = channel.result()
         if result.failure:

@@ -51,7 +51,7 @@ class RunRecord:
         )
 
     def take_evaluation(self, evaluation: dict[str, Any]) -> bool:
-        """Takes an evaluation; returns whether it reaches the target accuracy."""
+        """Records an evaluation; returns whether it reaches the target accuracy."""
         self.evaluations.append(evaluation)
         accuracy, target = evaluation["test_accuracy"], self.goal.target_accuracy
         return target is not None and accuracy is not None and accuracy >= target

@@ -111,7 +111,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
             finish()
 
     def _compute(self) -> None:
-        """Lets the time of uncomputed batches pass."""
+        """Waits as long as the batches would take, without computing them."""
         if self._uncomputed:
             self._core.compute(sum(self._uncomputed), goes_on=self._goes_on)
             self._goes_on = True

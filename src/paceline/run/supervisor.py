@@ -251,7 +251,7 @@ class Supervisor:
         self._gathering.settle()
 
     def _hear(self, worker: WorkerState) -> None:
-        """Takes one message; a closed connection without a goodbye is a death."""
+        """Handles one message; a closed connection without a goodbye is a death."""
         try:
             if not worker.connection.poll():
                 if self._own_processes and not worker.handle.is_alive() and not worker.connection.poll():

@@ -228,7 +228,7 @@ class SimulatedMachine:
         }
 
     def _moved(self, core: Core) -> Callable[..., None]:
-        """Takes the time of moving a vector for the program itself: of the size of the parameters, or of a server's shard."""
+        """Waits while the program itself moves a vector of the parameters' size, or of a server's shard."""
         scheduler = self.scheduler
         length = 1.0 if core.worker_id < self.cluster.workers else 1.0 / self._num_servers
         alone_s = self._vector_bytes / self.cluster.core_bytes_per_s

@@ -151,7 +151,7 @@ class SimulatedMailbox:
         return self._peers
 
     def arrive(self, item: Event) -> Program | None:
-        """Takes an item from the network; the program that waited for it resumes at once."""
+        """Receives an item from the network; the program that waited for it resumes at once."""
         network = self._network
         if not network.is_calm and not (
             network.boxes[self._worker_id] is self and network.lets_through(self._worker_id, item)

@@ -101,7 +101,7 @@ class _Overlapping(Timed):
         self._leaving, self._parts = buckets, shares_until_complete(sizes)
 
     def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
-        """Takes the time of forward and backward; with `ready`, sends buckets as they complete, if that matters."""
+        """Waits for forward and backward to pass; with `ready`, sends buckets as they complete, if that matters."""
         if ready is not None and self.samples and self._core.overlaps:
             for number in self._core.compute_in_parts(self.samples, self._parts):
                 self._gradient_ended_s = self._now_s()
@@ -252,7 +252,7 @@ class TimedReplica(_Overlapping):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Takes a gradient's time; meanwhile `ready` gets vectors that stand for its buckets."""
+        """Waits as long as a gradient takes; meanwhile `ready` gets vectors that stand for its buckets."""
         self._read_version = version
         self._gradient_started_s = self._now_s()
         self._compute(ready, finish)

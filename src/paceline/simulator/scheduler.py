@@ -24,7 +24,7 @@ class Box(Protocol):
     """Where messages arrive."""
 
     def arrive(self, item: Any) -> Program | None:
-        """Takes an item outside any program, so must not wait; returns the program that waited for it and resumes now."""
+        """Receives an item outside any program, so must not wait; returns the program to resume."""
         ...
 
 

@@ -47,7 +47,7 @@ class Gathering(Protocol):
         ...
 
     def take(self, one: WaitingGradient) -> WaitingGradient | None:
-        """Takes a gradient (P_s,); returns the update that becomes due, or None: its worker goes on."""
+        """Adds a gradient (P_s,); returns the update that becomes due, or None: its worker continues."""
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ class Core:
         self.die: Callable[[], None] | None = None
 
     def know_batch_size(self, samples: int) -> None:
-        """Takes the first batch's size for that of a full batch, unless it is known already."""
+        """Uses the first batch's size as the size of a full batch, unless that is already known."""
         self._batch_size = self._batch_size or samples
 
     def compute(self, samples: int, *, goes_on: bool = False) -> None:
@@ -121,7 +121,7 @@ class Core:
         self.occupy(duration_s, share)
 
     def compute_in_parts(self, samples: int, parts: Sequence[float], *, goes_on: bool = False) -> Iterator[int]:
-        """Takes the same time, but yields at the end of each of the `parts`, which are shares of it and add up to 1."""
+        """Waits equally long, but yields at the end of each of the `parts`: shares of the time that add up to 1."""
         duration_s, share = self._begin(samples, goes_on=goes_on)
         begun_s, computed, took_s = self.scheduler.now_s, 0.0, 0.0
         for number, part in enumerate(parts):
@@ -145,11 +145,11 @@ class Core:
         return duration_s * share, share
 
     def occupy(self, duration_s: float, share: float) -> None:
-        """Takes the time of computing `share` of a full batch, `duration_s` when alone."""
+        """Waits as long as computing `share` of a full batch takes, `duration_s` when alone."""
         self.scheduler.sleep(duration_s)
 
     def move(self, num_vectors: float) -> None:
-        """Takes the time of `num_vectors` vectors' memory traffic, on behalf of the memory or of a program itself."""
+        """Waits for the memory traffic of `num_vectors` vectors, on behalf of the memory or of a program itself."""
         begun_s = self.scheduler.now_s
         self._move(num_vectors)
         if self.scheduler.current.is_main:
@@ -159,11 +159,11 @@ class Core:
         self._memory.move(num_vectors * self.vector_bytes)
 
     def copy(self, parts: int = 1) -> None:
-        """Takes the time of copying one vector, or one of its `parts`."""
+        """Waits as long as copying one vector, or one of its `parts`, takes."""
         self._memory.move(COPY_VECTORS * self.vector_bytes / parts)
 
     def update(self, parts: int = 1) -> None:
-        """Takes the time of an optimizer step on one vector, or on one of its `parts`."""
+        """Waits as long as an optimizer step on one vector, or on one of its `parts`, takes."""
         self._memory.move(self.cluster.update_vectors * self.vector_bytes / parts)
 
     def atomic(self) -> None:

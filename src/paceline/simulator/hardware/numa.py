@@ -93,7 +93,7 @@ class SocketCore(Core):
         self._has_copy = False
 
     def occupy(self, duration_s: float, share: float) -> None:
-        """Takes the time of a gradient, `duration_s` when alone: first its memory traffic, then its arithmetic."""
+        """Waits as long as a gradient takes, `duration_s` when alone: memory traffic, then arithmetic."""
         rate = self.cluster.core_bytes_per_s
         own = min(self._machine.sockets.gradient_bytes * share, duration_s * rate)
         vector = min(self.vector_bytes, duration_s * rate - own)
@@ -111,7 +111,7 @@ class SocketCore(Core):
         self._move(self.cluster.update_vectors / parts, _SHARED_VECTORS / parts)
 
     def atomic(self) -> None:
-        """Takes the time until this core has had the line and released it."""
+        """Waits until this core has had the cache line and released it."""
         self._machine.line.take(self._place[0])
 
     def _move(self, num_vectors: float, shared_vectors: float = _SHARED_VECTORS) -> None:
