@@ -70,7 +70,7 @@ class NotWrittenError(PacelineError):
 
 
 class WorkerLostError(PacelineError, RuntimeError):
-    """An algorithm lost a worker without which it cannot go on; the message names the workers present and missing."""
+    """An algorithm lost a worker without which it cannot continue; the message names the workers present and missing."""
 
 
 class PeerLostError(WorkerLostError):

@@ -44,7 +44,7 @@ class LoopProgram:
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
-        """Launches real workers; evaluates as a run with this target would, and goes on when it is reached."""
+        """Launches real workers; evaluates as a run with this target would, and continues when it is reached."""
         from paceline.run.launch import launch
 
         began_s = time.perf_counter()

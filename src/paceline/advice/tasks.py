@@ -50,7 +50,7 @@ class TaskProgram:
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
-        """Trains for real; evaluates as a run with this target would, and goes on when it is reached."""
+        """Trains for real; evaluates as a run with this target would, and continues when it is reached."""
         from paceline.run.train import train
 
         evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}

@@ -42,10 +42,10 @@ class ParameterServer(Served):
     gradients of the current parameters, from any workers; `ringmaster` drops gradients that are too late; `ringleader` applies
     the mean of the workers' means.
 
-    The run goes on without dead workers; a late one starts from the current parameters. A dead server is replaced and resumes
-    from a snapshot; updates since then are lost, counted and reported. With `durability=replica` every update is made exactly
-    once, whichever of a shard's two processes dies; if both die before a new copy is up to date, the run ends with an error. A
-    lone worker has no server; without a launcher a loop is plain PyTorch, and `apply` does not run.
+    The run continues without dead workers; late ones start from the current parameters. A dead server is replaced and
+    resumes from a snapshot; updates since then are lost, counted and reported. With `durability=replica` every update is
+    made exactly once, whichever of a shard's two processes dies; if both die before a new copy is up to date, the run ends
+    with an error. A lone worker has no server; without a launcher a loop is plain PyTorch, and `apply` does not run.
 
     Costs per step: every worker sends a gradient and receives the parameters. All pass the servers' network, the bottleneck
     with many workers: use more shards, on separate machines. The optimizer's state exists once, at the servers.
@@ -67,7 +67,8 @@ class ParameterServer(Served):
         apply: the rule that applies gradients: the user's own optimizer, or a server rule, which overrides it.
         codec: compresses gradients. A worker's error feedback survives a resumed run but not the worker's death, which the
             result's notes report.
-        on_death: when a worker dies, go on without it (`shrink`), wait for its replacement (`wait`), or end the run (`fail`).
+        on_death: after a death, continue without the worker (`shrink`), wait for its replacement (`wait`), or end the run
+            (`fail`).
         durability: what survives a dead server: its last `snapshot`, or a `replica`, a second copy of its shard in another
             process, which has every update before its worker is answered, and takes over.
         snapshot_s: for `snapshot`: seconds between a server's snapshots.
@@ -76,7 +77,7 @@ class ParameterServer(Served):
             `durability=replica`.
 
     Differs from the paper: the first shard decides for all shards which gradients a step of `sync` takes (`quorum=global`);
-    steps are numbered, so there are no tokens. The run goes on without dead workers.
+    steps are numbered, so there are no tokens. The run continues without dead workers.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 1 to 4; `sync` with
         backups is m-synchronous SGD, Begunov and Tyurin 2026, arXiv:2602.03802; for `bounded`

@@ -15,12 +15,12 @@ class WorkerClaims:
     """Hands out batch numbers: global numbers over all epochs, `epoch * batches.epoch_numbers + place`.
 
     Args:
-        batches: the loader's; the epoch that was last begun is the one claimed from.
+        batches: the loader's; batches are claimed from the epoch that began last.
         worker_id: this worker.
         num_workers: workers of the run.
         lockstep: whether batches are dealt in rounds.
         counts: of claimed batches.
-        first: number of the first batch: a resumed run goes on there.
+        first: number of the first batch: a resumed run continues there.
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
         done: batches that are left out: a resumed run begins with their updates.

@@ -192,7 +192,7 @@ class _Terminated:
         """Whether a batch is missing as the run is being stopped; that a process has died may be known later than this.
 
         Raises:
-            RuntimeError: a process has got a SIGTERM, and the run goes on; PyTorch's error.
+            RuntimeError: a process has got a SIGTERM, and the run continues; PyTorch's error.
         """
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + (_STOP_DEADLINE_S if self._error is not None else _DEATH_DEADLINE_S):

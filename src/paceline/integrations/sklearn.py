@@ -9,7 +9,7 @@ What differs from those:
 * Penalties are proximal steps, and L1 is exact: all that is due is applied to each weight.
 * `learning_rate` may also be "decay" (times `decay` after every pass, as in the Hogwild! paper) and "adagrad"; `loss`
   may also be a `paceline.sparse.Loss` of one's own. There is no `average`.
-* `fit` takes no `coef_init` and `intercept_init`: `warm_start=True` and `partial_fit` go on from coefficients.
+* `fit` takes no `coef_init` and `intercept_init`: `warm_start=True` and `partial_fit` continue from coefficients.
 
 Differences from the Hogwild! paper (Niu et al., 2011, arXiv:1106.5730): there, all threads write one vector of weights.
 That is `discipline="shared"`. The default, `discipline="copies"`, is not Hogwild! as published: each thread updates its own
@@ -69,7 +69,7 @@ class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):
         validation_fraction: how large that part is.
         n_iter_no_change: how many passes without progress end the fit.
         class_weight: dictionary, or "balanced".
-        warm_start: go on from the last fit's coefficients.
+        warm_start: continue from the last fit's coefficients.
         deterministic: the same bits for a seed and any `n_jobs`, without a speed-up.
         discipline: how threads share the weights: "copies", merged now and then; or "shared", one vector that all write, which
             is the Hogwild! paper's.

@@ -17,7 +17,7 @@ _COUNTED_EPOCHS = 1 << 15  # the join point's store takes twice as many keys
 class JoinedClaims(EpochClaims):
     """Implements `EpochClaims` with counts at the join point, or by worker ids if that is gone.
 
-    Without the join point, every worker goes on after the last batch that it has seen claimed: batch n of the epoch then
+    Without the join point, every worker continues after the last batch that it has seen claimed: batch n of the epoch then
     belongs to worker n mod N, and the reachable workers share the batches of an unreachable one in the same way. A few
     batches per worker may be seen twice, because others had claimed them in the meantime. As always, a dying worker's claimed
     batches are lost; around a later death, workers may also skip a few batches that each left to another.

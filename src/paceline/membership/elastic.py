@@ -37,7 +37,7 @@ _joined = False  # places are taken by processes
 
 
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
-    """Refuses algorithms that cannot go on without a worker, or that need shared memory or servers."""
+    """Refuses algorithms that cannot continue without a worker, or that need shared memory or servers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     needs_servers = needs.servers > 0 and num_workers > 1
     if "kill" in algorithm.tolerates and needs.mailbox and not needs_servers:
@@ -156,7 +156,7 @@ class JoinedRun:
         return JoinedClaims(self._join_point, mailbox, self.worker_id, self.num_workers, self.notes)
 
     def heed_signals(self, stop: Callable[[], object]) -> None:
-        """Makes Ctrl-C and SIGTERM end this worker's training cleanly, by `stop`; the others go on without it."""
+        """Makes Ctrl-C and SIGTERM end this worker's training cleanly, by `stop`; the others continue without it."""
         self._signals.enter_context(ended_by_system())
         self._interruption = self._signals.enter_context(noted(patient=True))
         self._signals.enter_context(self._interruption.calls(stop))

@@ -102,7 +102,7 @@ class OneVector(SegmentPart[PartPlan]):
         self._version = self._word("version")
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Sets the initial vector (P,) and version (a resumed run goes on counting), before any worker starts."""
+        """Sets the initial vector (P,) and version (a resumed run continues counting), before any worker starts."""
         self.x.copy_(x)
         store(self._version, version)
 

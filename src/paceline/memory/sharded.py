@@ -53,7 +53,7 @@ class ShardedVectors(ReplicatedVector):
         return [one for one in every if there.issuperset(range(one, one + parts))] or list(every)
 
     def model(self, worker: int, out: torch.Tensor) -> int:
-        """Assembles the model of which `worker` is the first from all its shards, in `out` (W,); returns its version.
+        """Assembles the model that begins at `worker` from all its shards, in `out` (W,); returns its version.
 
         All are of one version, unless the run was stopped between two workers' updates of a round.
         """

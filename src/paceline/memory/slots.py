@@ -156,7 +156,7 @@ class SlotPool(SegmentPart[SlotPlan]):
         }
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        """Publishes a first vector (P,) as this version (a resumed run goes on counting), before anyone starts."""
+        """Publishes a first vector (P,) as this version (a resumed run continues counting), before anyone starts."""
         self._vectors[0].copy_(x)
         store(self._head, version << _SLOT_BITS)
         store(self._touched, 1)

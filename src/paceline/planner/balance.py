@@ -56,7 +56,7 @@ class Layer:
         return _OPERATIONS * points * self.weights * self.out_size
 
     def weight_bytes(self, overlap: float) -> float:
-        """Bytes of data parallelism: gradients sent and weights received, of which the share `overlap` is concurrent."""
+        """Bytes of data parallelism: gradients sent and weights received; the share `overlap` of them is concurrent."""
         return _ELEMENT_BYTES * self.weights * (2 - overlap)
 
     def activation_bytes(self, points: float) -> float:

@@ -18,7 +18,7 @@ MOST = 1 << 53  # above any count of updates; floats are exact up to here
 
 
 class MalformedMessageError(PacelineError):
-    """A message that no worker of this version sends here. Its receiver counts it, discards it, and goes on.
+    """A message that no worker of this version sends here. Its receiver counts it, discards it, and continues.
 
     Attributes:
         sender: the worker that sent it.

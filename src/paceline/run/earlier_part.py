@@ -166,7 +166,7 @@ class EarlierPart:
         return self.run.config.get("run_id", "")
 
     def is_in(self, folder: Path | None) -> bool:
-        """Whether the run goes on in its own folder."""
+        """Whether the run continues in its own folder."""
         return folder is not None and self.folder is not None and folder.resolve() == self.folder.resolve()
 
     def keep(self, folder: Path) -> None:

@@ -54,7 +54,7 @@ def launch(
     """Calls `train()` in every worker; inside, `attach` makes them one run.
 
     Worker processes come from a fork server that has PyTorch and the kernels loaded; the first launch of a program starts it.
-    The launcher notices a dead worker at once, and the others go on if the algorithm can.
+    The launcher notices a dead worker at once, and the others continue if the algorithm can.
 
     Args:
         train: a function at the top level of a module (any callable with `backend="threads"`). It sets its own seeds: all
@@ -96,7 +96,7 @@ def launch(
     Raises:
         UsageError: the arguments cannot be launched, or another process writes the folder.
         NotWrittenError: a file could not be written; the error's `run` has the measurements, if the run has ended.
-        WorkerLostError: a worker died without which the algorithm cannot go on.
+        WorkerLostError: a worker died without which the algorithm cannot continue.
         PacelineError: a worker's function raised an exception, whose traceback is in the message; all workers have died; or
             none has made an update.
     """

@@ -1,7 +1,8 @@
 """`paceline launch`: starts workers on this machine that join a run, and watches each to its end.
 
 The workers are the run; the agent only watches. It ends no worker because another died, and may itself be killed: its workers
-go on, even if it held the join point. Each worker writes its records into the run's folder; the agent makes a result of them.
+continue, even if it held the join point. Each worker writes its records into the run's folder, and the agent makes the
+result from them.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _held_folder(self) -> Iterator[None]:
-        """Locks the folder; the workers hold the lock, too, so that they can go on if the agent is killed."""
+        """Locks the folder; the workers hold the lock, too, so that they can continue if the agent is killed."""
         if not self.trains:
             yield
             return

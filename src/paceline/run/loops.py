@@ -24,7 +24,7 @@ class TaskParts:
 
     Args:
         evaluator: evaluates it in the supervisor's process.
-        dataset: shared memory that has the training set, of which every worker receives a descriptor; None: it is sent along.
+        dataset: shared memory that has the training set; every worker receives a descriptor. None: the set is sent along.
     """
 
     plan: BatchPlan

@@ -28,7 +28,7 @@ class Recording(RunRecord):
     """Running totals of a run, and its records on the run's own time.
 
     Args:
-        previous: what an earlier part of the run recorded; a resumed run goes on counting from it.
+        previous: what an earlier part of the run recorded; a resumed run continues counting from it.
 
     Attributes:
         batches_missed: batches that resuming skips: handed out before the checkpoint, with updates after it.

@@ -89,7 +89,7 @@ def simulate(
 
     Raises:
         UsageError: the arguments cannot be simulated.
-        WorkerLostError: an algorithm that cannot go on without a worker has lost one: by a fault, or because its loop ended
+        WorkerLostError: an algorithm that cannot continue without a worker has lost one: by a fault, or because its loop ended
             early.
             Or all workers were killed.
         PacelineError: the workers wait for each other, or all have ended without an update.

@@ -94,7 +94,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         self._after_backward.call(returned)
 
     def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
-        """Hands out the buckets that were held back, one by one as the backward pass goes on."""
+        """Hands out the buckets that were held back, one by one as the backward pass continues."""
         buckets, self._held_back[:] = self._held_back[:], []
         last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None
         self._compute()

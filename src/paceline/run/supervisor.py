@@ -51,7 +51,7 @@ _START_DEADLINE_S = 300.0  # importing the user's modules and loading data; a ha
 class Supervisor:
     """Runs a loop in every worker and sees it through to the end.
 
-    It notices a death at once (a process's sentinel), repairs what the dead worker held, and goes on with the others if the
+    It notices a death at once (a process's sentinel), repairs what the dead worker held, and continues with the others if the
     algorithm can; it may restart the dead one. It never computes gradients.
 
     Args:

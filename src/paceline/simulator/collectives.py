@@ -49,7 +49,7 @@ class AllReduceState:
         self._steps[worker_id] = steps
 
     def barrier(self, worker_id: int, what: str) -> None:
-        """Waits for all workers; the last to arrive does not wait. Others go on `wake_s` later, or at once if still spinning.
+        """Waits for all workers; the last to arrive does not wait. Others continue `wake_s` later, or at once if they spin.
 
         Raises:
             WorkerLostError: a worker has left.

@@ -304,7 +304,7 @@ class SimulatedMachine:
         self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
 
     def trains_no_more(self, worker_id: int) -> None:
-        """A worker computes no further gradients, though its program may go on: no round waits for it."""
+        """A worker computes no further gradients, though its program can continue: no round waits for it."""
         if self._all_reduce is not None:
             self._all_reduce.lose(worker_id, "its loop has ended")
 

@@ -13,7 +13,7 @@ __all__ = ["vgg_small"]
 
 
 def vgg_small() -> Task:
-    """A small VGG with 682,282 parameters on CIFAR-10, of which 655,360 are weights of its first two linear layers.
+    """A small VGG on CIFAR-10 with 682,282 parameters; 655,360 of them are weights of its first two linear layers.
 
     It is what layouts are tried on: `--layout "hybrid(groups=2)"` cuts these two.
     """

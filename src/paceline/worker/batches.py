@@ -322,7 +322,7 @@ class WorkerBatches:
         self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
 
     def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
-        """Counts the batches given, as long as the loop leaves no epoch early and goes on, and epochs are equally long."""
+        """Counts the batches given, as long as the loop leaves no epoch early and continues, and epochs are equally long."""
         num_batches = batches.epoch_numbers
         if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
             self._given = BatchesTaken(-1)

@@ -1,4 +1,4 @@
-"""Evaluates a run on a copy of its parameters, while the workers go on."""
+"""Evaluates a run on a copy of its parameters, while the workers continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Evaluator:
 
     Args:
         model: with the parameters and buffers of the trained model; used only here.
-        figures: maps it to `{"loss": ..., "accuracy": ...}`, each of which may be None.
+        figures: maps it to `{"loss": ..., "accuracy": ...}`; each may be None.
     """
 
     def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:

@@ -77,7 +77,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class NotSaved:
-    """A part of a checkpoint cannot be written (the worker, or server, goes on), or a server's snapshot.
+    """A part of a checkpoint cannot be written (the worker, or server, continues), or a server's snapshot.
 
     Args:
         why: a sentence.

@@ -33,7 +33,7 @@ class WorkerStorage:
         worker_id: this worker.
         resume: the checkpoint from which the run resumes, or None.
         folder: of the run's checkpoints, or None.
-        tell: reports what cannot be written; training goes on.
+        tell: reports what cannot be written; training continues.
     """
 
     def __init__(

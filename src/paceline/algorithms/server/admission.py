@@ -100,7 +100,7 @@ class Admission:
 
 
 class Recent(Admission):
-    """Applies gradients that are fewer than R updates late, drops the others; workers go on with the newest parameters.
+    """Applies gradients that are fewer than R updates late, drops the others; workers continue with the newest parameters.
 
     Args:
         threshold: R; 1 admits only gradients of the current version. Or a meter, whose current number is used.

@@ -1,4 +1,4 @@
-"""Gradients that a shard gathers before an update, possibly several of one worker, which goes on meanwhile."""
+"""Gradients that a shard gathers before an update, possibly several of one worker, which continues meanwhile."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Meetings:
     """Counts the meetings that each worker has reached; a worker tells the server before it waits at one.
 
     A waiting worker sends no gradient until the last has arrived, and the last may need an update without this worker's
-    gradient, or parameters without its next update. As soon as one sends anything else, all have met and go on: from that
+    gradient, or parameters without its next update. As soon as one sends anything else, all have met and continue: from that
     message on the server waits for all of them again, so that no update leaves out a worker whose message is slower.
 
     A worker that joins counts as having reached all meetings that are over. If a dead server's count is lost, the others wait

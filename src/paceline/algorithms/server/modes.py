@@ -1,4 +1,4 @@
-"""The modes of a parameter server: when gradients become updates, and when workers may go on.
+"""The modes of a parameter server: when gradients become updates, and when workers can continue.
 
 A mode gives each shard an `Admission`, and tells workers whether all shards are in step.
 """
@@ -22,7 +22,7 @@ __all__ = ["Async", "Bounded", "Mode", "Rennala", "Ringleader", "Ringmaster", "S
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """When a parameter server turns gradients into updates, and when workers may go on."""
+    """When a parameter server turns gradients into updates, and when workers can continue."""
 
     #: Whether several workers' gradients make one update: they then share its version, and none is stale.
     together: ClassVar[bool] = False
@@ -211,7 +211,7 @@ class Bounded(Mode):
 
 @dataclass(frozen=True, kw_only=True)
 class Ringmaster(Mode):
-    """Every gradient becomes an update as it arrives unless it is too late; a late one is dropped, and its worker goes on.
+    """Every gradient becomes an update as it arrives unless it is too late; a late one is dropped, and its worker continues.
 
     Use when: some workers are many times slower than others, and the step is large: their late gradients would undo it.
     Not: `bounded`, where fast workers wait for slow ones and nothing is lost.
@@ -247,9 +247,9 @@ class Ringmaster(Mode):
 class Rennala(Mode):
     """One update of every B gradients of the current parameters, from any workers; those of earlier parameters are dropped.
 
-    A worker whose gradient counts goes on at once with the parameters that it has: a fast one contributes several, a slow one
-    perhaps none. So a step takes B over the sum of the workers' speeds, however unequal they are. Gradients under way when a
-    step ends are lost, up to n - 1: with B = n nearly half of all, with 8 n a ninth.
+    A worker whose gradient counts continues at once with its current parameters: a fast one contributes several, a slow one
+    perhaps none. So a step takes B over the sum of the workers' speeds, however unequal they are. Gradients under way when
+    a step ends are lost, up to n - 1: with B = n nearly half of all, with 8 n a ninth.
 
     Use when: results must be those of a batch of B gradients, and workers have any speeds.
     When N doubles: only the time changes; a larger B makes fewer, larger steps.

@@ -58,7 +58,7 @@ class CopyLink:
         self._here = self._follows = self._named = False
 
     def begin(self, deadline_s: float) -> None:
-        """Waits until the copy has the state; goes on without it after `deadline_s`."""
+        """Waits until the copy has the state; continues without it after `deadline_s`."""
         came = self._peer in self._mailbox.peers()  # asked first: an event about it is queued by now
         while (event := self._mailbox.receive(0.0, sender=self._peer)) is not None:
             self.hear(event)

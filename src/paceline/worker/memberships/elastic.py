@@ -1,4 +1,4 @@
-"""A worker in a run whose workers come and go: it has its own memory, sends messages, and the others go on without it."""
+"""A worker in a run whose workers come and go: it has its own memory, sends messages, and the others continue without it."""
 
 from __future__ import annotations
 

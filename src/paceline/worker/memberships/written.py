@@ -37,7 +37,7 @@ def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Modul
 
 @contextlib.contextmanager
 def _or_warning() -> Iterator[None]:
-    """Turns a failed write into a warning, so that the user's program goes on: it may have a model to save."""
+    """Turns a failed write into a warning, so that the user's program continues: it may have a model to save."""
     try:
         yield
     except NotWrittenError as error:
