@@ -19,7 +19,7 @@ BAD = [
     ("--target-loss 1 --target-accuracy 0.5", "--target-loss and --target-accuracy exclude each other"),
     ("--data missing", "--data missing is not a folder"),
     ("--out full", "--out full is not empty; choose another folder."),
-    ("--out old", "--out old is not empty; choose another folder, or go on with that run: --resume old"),
+    ("--out old", "--out old is not empty; choose another folder, or continue that run: --resume old"),
     ("--out file", "--out file is a file"),
     ("--task missing.py:make", "missing.py does not exist"),
     ("--task digits", "Did you mean 'digits-mlp'?"),

@@ -37,7 +37,7 @@ def outcome(algorithm, what):
         warnings.simplefilter("ignore", UserWarning)
         found = simulated(case)
     if isinstance(found, Lost):
-        return "The run ends; go on from its newest checkpoint."
+        return "The run ends; resume from its newest checkpoint."
     if isinstance(found, Refused):
         return found.sentence
     check(case, found)

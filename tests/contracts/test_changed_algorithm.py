@@ -51,7 +51,7 @@ def resume_as(earlier, algorithm, folder):
         return True
     assert run.result["outcome"] == "stopped"
     assert run.result["algorithm"] == algorithm
-    assert any(f"The run goes on with {algorithm}; until" in one for one in run.result["notes"]) == (
+    assert any(f"The run continues with {algorithm}; until" in one for one in run.result["notes"]) == (
         algorithm != earlier
     )
     records = np.concatenate(list(run.records.values()))

@@ -94,7 +94,7 @@ def test_sigterm_to_all_of_a_job(algorithm, tmp_path):
         assert len(leftovers.descendants(process.pid)) >= 3
         _, errors = ended(process, signal.SIGTERM, whole_group=True)
     assert process.returncode == 143
-    assert errors.endswith("Go on from the last checkpoint: paceline train --resume run\npaceline: Stopped.\n")
+    assert errors.endswith("Resume from the last checkpoint: paceline train --resume run\npaceline: Stopped.\n")
     run = check_interrupted(tmp_path / "run", has_checkpoint=algorithm != "ad-psgd")
     if algorithm == "leashed":
         versions = sorted(
@@ -192,7 +192,7 @@ def test_study(tmp_path):
         leftovers.wait_until(lambda: len(list(trials.glob("[0-9a-f]*"))) >= 2, "two trials")
         _, errors = ended(process, signal.SIGTERM)
     assert process.returncode == 143
-    assert "the same command goes on from there" in errors
+    assert "the same command continues from there" in errors
     assert len(load_table(tmp_path / "study")) == len(list(trials.glob("[0-9a-f]*"))) >= 2
     assert (tmp_path / "study" / "table.parquet").exists()
     assert not list(trials.glob(".*"))

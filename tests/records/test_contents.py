@@ -135,7 +135,7 @@ def test_an_older_one_that_is_whole_is_named(tmp_path):
         save(tmp_path, number)
         checkpoint_files.complete(tmp_path, number, [0, 1], {}, keep=tmp_path / "10")
     (tmp_path / "20" / "worker-1.pt").write_bytes(b"torn")
-    with pytest.raises(pl.UsageError, match=r"an older one, .*/10, is whole: remove .*/20 to go on from there"):
+    with pytest.raises(pl.UsageError, match=r"an older one, .*/10, is whole: remove .*/20 to resume from there"):
         checkpoint_files.newest(tmp_path)
     (tmp_path / "10" / "parameters.pt").unlink()
     with pytest.raises(pl.UsageError, match="start the run again without it"):

@@ -216,7 +216,7 @@ def test_a_checkpoint_is_read_by_its_own_algorithm(run):
     folder = run("all-reduce")
     rewrite_json(folder / "config.json", algorithm="hogwild")
     result = resumed(folder, "hogwild").result
-    assert "The run goes on with hogwild; until version 20 it was all-reduce." in result["notes"]
+    assert "The run continues with hogwild; until version 20 it was all-reduce." in result["notes"]
     assert result["records_lost"] == 0
 
 

@@ -17,7 +17,7 @@ __all__ = ["algorithms"]
 
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Print this one's card.")] = None,
-    tolerates: Annotated[str | None, typer.Option(help="Only those that go on after this, as kill.")] = None,
+    tolerates: Annotated[str | None, typer.Option(help="Only those that continue after this, such as kill.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False,
 ) -> None:
     """List every algorithm: its spec with all defaults, what it does, and which faults it tolerates.

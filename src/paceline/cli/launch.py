@@ -217,7 +217,7 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
                 run, not_written = finished(start)
         except KeyboardInterrupt:
             if (folder / "checkpoint").is_dir():
-                say(f"Go on from the last checkpoint: paceline launch {reference} --resume {folder}")
+                say(f"Resume from the last checkpoint: paceline launch {reference} --resume {folder}")
             raise
         except (UsageError, NotWrittenError):
             raise

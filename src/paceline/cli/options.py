@@ -206,7 +206,7 @@ def check_out(out: Path | None) -> None:
         return
     check_new_folder(out, f"--out {out}")
     if out.is_dir() and not is_empty(out):
-        go_on = f", or go on with that run: --resume {out}" if (out / "config.json").is_file() else ""
+        go_on = f", or continue that run: --resume {out}" if (out / "config.json").is_file() else ""
         raise UsageError(f"--out {out} is not empty; choose another folder{go_on}.")
 
 

@@ -88,7 +88,7 @@ def run(
     try:
         end = run_study(study, study_folder, on_progress=_Lines(f"{study.name}: into {study_folder}"))
     except KeyboardInterrupt:
-        say(f"What has been run is kept in {study_folder}; the same command goes on from there.")
+        say(f"Finished trials are kept in {study_folder}; the same command continues from there.")
         raise
     from paceline.study.report import write_report
 

@@ -113,7 +113,7 @@ def execute(
             return run, not_written
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
-            say(f"Go on from the last checkpoint: paceline train --resume {folder}")
+            say(f"Resume from the last checkpoint: paceline train --resume {folder}")
         raise
 
 

@@ -262,7 +262,7 @@ def _remedy(checkpoint: Path) -> str:
         if number < own and is_complete(folder, number):
             with contextlib.suppress(UsageError):
                 check(older)
-                return f"an older one, {older}, is whole: remove {checkpoint} to go on from there"
+                return f"an older one, {older}, is whole: remove {checkpoint} to resume from there"
     return "start the run again without it"
 
 

@@ -140,7 +140,7 @@ class EarlierPart:
             why = "let workers take different numbers of batches"
         else:
             assert self.saved is not None
-            note = f"The run goes on with {new}; until version {self.saved.version:,} it was {old}."
+            note = f"The run continues with {new}; until version {self.saved.version:,} it was {old}."
             return replace(self, since=self.saved.version, notes=(*self.notes, note))
         raise UsageError(
             f"The run was started with {old}, which {why}: it cannot be resumed with {new}. Leave the algorithm out "

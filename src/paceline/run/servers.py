@@ -139,7 +139,7 @@ class Servers:
         if self._folder is None:
             return "start a new run with an out folder, which keeps checkpoints to resume from."
         return (
-            f"go on from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
+            f"resume from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
         )
 
     def _restart(self, state: WorkerState) -> None:

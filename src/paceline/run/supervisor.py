@@ -368,7 +368,7 @@ class Supervisor:
         assert self.algorithm is not None
         if "kill" not in self.algorithm.tolerates:
             if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
-                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot go on without it."))
+                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot continue without it."))
         elif self._restarts_left > 0:
             self._restarts_left -= 1
             self.outcome.restarts += 1
