@@ -171,9 +171,9 @@ def test_all_workers_are_equal_bit_for_bit_after_112_steps(codec):
 
 @pytest.mark.parametrize(("spec", "said"), [
     ("all-reduce(sharded=true, codec=qsgd)", r"sharded=true\) cannot have a codec.*Leave out one"),
-    ("all-reduce(codec=top-k)", r"all-reduce cannot have codec=top-k.*take parameter-server\(codec=top-k\)"),
-    ("parameter-server(codec=power)", r"parameter-server cannot have codec=power.*take all-reduce"),
-    ("downpour(codec=power)", r"downpour cannot have codec=power.*take all-reduce"),
+    ("all-reduce(codec=top-k)", r"all-reduce cannot have codec=top-k.*use parameter-server\(codec=top-k\)"),
+    ("parameter-server(codec=power)", r"parameter-server cannot have codec=power.*use all-reduce"),
+    ("downpour(codec=power)", r"downpour cannot have codec=power.*use all-reduce"),
     ("d-psgd(codec=qsgd)", "gossip averages models"), ("ad-psgd(codec=sign)", "gossip averages models"),
 ])  # fmt: skip
 def test_a_codec_on_a_carrier_that_cannot_is_one_sentence(spec, said):

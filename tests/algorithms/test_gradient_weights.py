@@ -218,9 +218,9 @@ def test_the_built_in_loop_refuses_them_too_and_takes_them_without_the_option(na
     size = "mode=async(rate=rescaled)" if name == "parameter-server" else f"step_size={STEP_SIZES[name]}"
     plain = "mode=async" if name == "parameter-server" else ""
     settings = {"workers": 2, "steps": 4, "backend": "threads", "optimizer": "adamw"}
-    with pytest.raises(pl.UsageError, match=r"multiplies every gradient .* of AdamW are not"):
+    with pytest.raises(pl.UsageError, match=r"scales every gradient .* of AdamW do not"):
         pl.train(pl.TrainConfig(algorithm=f"{name}({size})", **settings))
-    with pytest.raises(pl.UsageError, match=r"multiplies every gradient .* of AdamW are not"):
+    with pytest.raises(pl.UsageError, match=r"scales every gradient .* of AdamW do not"):
         pl.simulate_task(pl.TrainConfig(algorithm=f"{name}({size})", **settings), cluster=Cluster(workers=2))
     assert pl.train(pl.TrainConfig(algorithm=f"{name}({plain})", **settings)).result["outcome"] == "stopped"
 

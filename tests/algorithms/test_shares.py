@@ -186,5 +186,5 @@ def test_sizes_change_every_few_meetings_from_a_round_that_nobody_has_claimed():
 
 def test_a_loop_with_batches_of_its_own_is_refused():
     ports = SimpleNamespace(worker_id=0, num_workers=2, collectives=None)
-    with pytest.raises(pl.UsageError, match=r"this loop fetches its batches by itself.*worker\.batches"):
+    with pytest.raises(pl.UsageError, match=r"this loop fetches its own batches.*worker\.batches"):
         SharesBySpeed(SimpleNamespace(shares=None), ports).meet()

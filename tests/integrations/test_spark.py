@@ -246,7 +246,7 @@ def test_a_gradient_that_fails_is_named_with_its_line(spark):
     ("update", "what"),
     [
         ({"wieght": 1}, "gradient returned 'wieght', but the model's parameters are weight"),
-        soak({"weight": torch.zeros(1)}, r"gradient returned 'weight' of shape \(1,\), and the parameter has \(1, 1\)"),
+        soak({"weight": torch.zeros(1)}, r"gradient returned 'weight' of shape \(1,\), but the parameter has \(1, 1\)"),
         soak([1, 2], "gradient returned 2 arrays for a model of 1 parameters"),
         soak("weight", "gradient returned str: return a dict of arrays .* or None"),
     ],

@@ -163,7 +163,7 @@ def test_unequal_evaluations_are_refused_on_all_workers(algorithm, in_step):
                     optimizer.times = 2 + (worker.worker_id == 1 and step == in_step)
                     train(model, optimizer, [batch])
         except pl.UsageError as error:
-            refused.append("decide by what the closure returns" in str(error))
+            refused.append("decide by the closure's return value" in str(error))
 
     pl.simulate(body, workers=2, algorithm=algorithm)
     assert refused == [True, True]

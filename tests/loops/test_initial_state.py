@@ -256,7 +256,7 @@ def test_optimizer_state_that_differs_is_refused_in_lockstep(loads, algorithm, s
     if loads == "everywhere":
         assert start(loop, algorithm).result["outcome"] == "stopped"
         return
-    with pytest.raises(pl.UsageError, match="optimizer of workers 1 and 2 begins with another state") as raised:
+    with pytest.raises(pl.UsageError, match="optimizer of workers 1 and 2 begins with a different state") as raised:
         start(loop, algorithm)
     raised.value.__traceback__ = None
 

@@ -14,7 +14,7 @@ from loops.habits import plain_attach
 
 BOUND = 0.1
 LOST = "would be lost: load weights before attach"
-NOT_ALIKE = "changed them outside optimizer.step.., and not all alike"
+NOT_ALIKE = "changed them outside optimizer.step.. in different ways"
 PLAIN_ALONE = [None, *(one for one in families.ALL if one not in families.OWN_RULE)]
 
 

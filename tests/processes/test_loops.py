@@ -38,7 +38,7 @@ def test_evaluations_of_a_closure_are_rounds_of_all_workers(algorithm, backend):
 
 
 def test_unequal_evaluations_of_a_closure_end_the_run():
-    with pytest.raises(pl.UsageError, match="decide by what the closure returns") as raised:
+    with pytest.raises(pl.UsageError, match="decide by the closure's return value") as raised:
         pl.launch(programs.minimizes_unequally, workers=3, algorithm="all-reduce")
     raised.value.__traceback__ = None
 

@@ -104,7 +104,7 @@ def test_what_another_run_has_written_is_refused(algorithm, run, tmp_path):
         (shutil.rmtree if name == "checkpoint" else lambda path: path.unlink())(mixed / name)
         (shutil.copytree if name == "checkpoint" else shutil.copy)(other / name, mixed / name)
         with pytest.raises(
-            pl.UsageError, match=r"are of two runs: put|has other events of worker [01] than its run wrote"
+            pl.UsageError, match=r"belong to two runs: put|has other events of worker [01] than its run wrote"
         ):
             resumed(mixed, algorithm)
 

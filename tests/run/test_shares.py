@@ -228,7 +228,7 @@ def test_a_loop_that_fetches_its_own_batches_is_refused(algorithm):
                 model(torch.randn(8, 4)).sum().backward()
                 optimizer.step()
 
-    with pytest.raises(pl.UsageError, match="this loop fetches its batches by itself"):
+    with pytest.raises(pl.UsageError, match="this loop fetches its own batches"):
         pl.simulate(train, workers=2, algorithm=algorithm)
 
 

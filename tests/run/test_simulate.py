@@ -78,7 +78,7 @@ def test_a_function_attaches_once():
         train()
         train()
 
-    with pytest.raises(pl.UsageError, match="attaches once"):
+    with pytest.raises(pl.UsageError, match="can attach only once"):
         pl.simulate(twice, workers=WORKERS, algorithm="ad-psgd")
 
 

@@ -107,7 +107,7 @@ def test_a_temporary_folder_that_another_user_has_made_is_one_sentence(folders, 
         else:
             os.chown(own, 65534, 65534)
     with pytest.raises(
-        UsageError, match=r"Others than you own .*Set XDG_RUNTIME_DIR to .*or give all workers a key file"
+        UsageError, match=r"Another user owns .*Set XDG_RUNTIME_DIR to .*or give all workers a key file"
     ):
         own_keys()
 

@@ -470,5 +470,5 @@ def test_a_mailbox_whose_thread_has_failed_raises_its_error(mailboxes, monkeypat
     monkeypatch.setattr(mailbox, "_redial", fails)
     if not waits:
         mailbox._keeper.join(DEADLINE_S)
-    with pytest.raises(PacelineError, match=r"no more messages, as .* failed \(OSError: too many open files\)"):
+    with pytest.raises(PacelineError, match=r"no more messages, because .* failed \(OSError: too many open files\)"):
         mailbox.receive(DEADLINE_S)

@@ -336,9 +336,9 @@ class _Advising:
             said.append(f"{gone} of {len(best.simulated_s)} simulations of the first did not arrive.")
         if self.circumstances.kills_per_s:
             said.append(
-                f"Kills are counted by formulas, with {restart_s:.1f} s until a worker is back; a method that does not continue"
-                f" without it is taken to be resumed from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s: where an epoch"
-                " takes longer, it loses more."
+                f"Kills are counted by formulas, with {restart_s:.1f} s until a worker is back; a method that does not"
+                f" continue without it is taken to be resumed from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s: if an"
+                " epoch takes longer, it loses more."
             )
             if self.target.deadline_s is not None:
                 said.append("What is reached by the deadline is as without kills: only times to the target count them.")

@@ -97,7 +97,7 @@ def test_snapshots_live_as_long_as_an_answer_may_come():
         applier.read(1, version)
     assert [version for version in range(6) if applier.accepts(info(1, version, 6))] == [4, 5]
     assert len(applier._G_at) == 3  # 4 and 5 of worker 1; 1 of worker 0
-    with pytest.raises(ValueError, match="worker 1 has not read version 2"):
+    with pytest.raises(ValueError, match="worker 1 has never read version 2"):
         applier.apply(x, g, info(1, 2, 6), RATE)
     applier.load(applier.state())
     assert not applier.accepts(info(1, 5, 6)), "after a restart workers read again"
@@ -105,5 +105,5 @@ def test_snapshots_live_as_long_as_an_answer_may_come():
 
 def test_the_echo_must_come_back():
     applier = AdaptiveRevision().start(P, torch.float64)
-    with pytest.raises(ValueError, match="needs back"):
+    with pytest.raises(ValueError, match="needs the state that the worker read"):
         applier.apply(torch.zeros(P, dtype=torch.float64), torch.ones(P, dtype=torch.float64), info(0, 0, 0), RATE)

@@ -61,7 +61,7 @@ def test_it_goes_on_from_a_checkpoint_of_another_mesh(tmp_path, alone, nothing_l
 
 
 def test_a_wrong_mesh_is_one_sentence(nothing_left):
-    for words, says in ((["--mesh", "2x2"], "needs 4 workers, and there are 1"), (["--mesh", "2x3"], "is no mesh")):
+    for words, says in ((["--mesh", "2x2"], "needs 4 workers, and there are 1"), (["--mesh", "2x3"], "is not a mesh")):
         code, printed, errors = run(*words)
         assert (code, printed) == (2, "")
         assert says in errors
