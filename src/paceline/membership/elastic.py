@@ -98,7 +98,7 @@ class JoinedRun:
     def __init__(self, invitation: Invitation, algorithm: Algorithm, model_words: str) -> None:
         global _joined
         if _joined:
-            raise UsageError("A process joins a run once: start a new one, with another --join, for every training.")
+            raise UsageError("A process can join only one run: start a new process, with another --join, for each run.")
         _joined = True
         check_joinable(algorithm)
         self.deadline_s = invitation.deadline_s

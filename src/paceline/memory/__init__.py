@@ -17,7 +17,7 @@ __all__ = ["warm_up"]
 def warm_up() -> None:
     """Loads everything in this package, so that a process forked afterwards compiles and imports nothing.
 
-    Takes about a second, and some ten once after an installation, when the kernels are compiled.
+    Takes about a second; the first call after an installation also compiles the kernels, which takes about ten.
     """
     for module in (
         "atomics",

@@ -39,8 +39,8 @@ def blocks_of(
     """Groups that follow from the graph alone, as names in the graph's order, and sets of groups that must be on one device.
 
     An operation joins the one with which it shares memory, as a view does; an operation whose value is no tensor, such as a
-    tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must just be on one
-    device, like operations that share a parameter or a buffer, or memory that one of them changes in place.
+    tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must only be on one
+    device, like operations that share a parameter, a buffer, or memory that one of them changes in place.
 
     Args:
         traced: the graph.
