@@ -39,6 +39,40 @@ def loop(model, optimizer, loader, algorithm=None, epochs=1, report=False):
     return model
 
 
+class LosesWorker1:
+    """A loop with momentum in which worker 1 dies or fails at a step, unless there is a file that says it has.
+
+    Args:
+        algorithm: spec.
+        folder: for that file.
+        how: `kill`, `raise`, or `go on`.
+    """
+
+    def __init__(self, algorithm, folder, how):
+        self.algorithm, self.done, self.how = algorithm, folder / "has been lost", how
+
+    def __call__(self):
+        torch.manual_seed(0)
+        model, _, loader = pieces()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        with pl.attach(model, optimizer, algorithm=self.algorithm) as worker:
+            for epoch in range(2):
+                for number, (x, y) in enumerate(worker.batches(loader)):
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(x), y).backward()
+                    if (worker.worker_id, epoch, number) == (1, 1, 4) and not self.done.exists():
+                        self._lose()
+                    optimizer.step()
+
+    def _lose(self):
+        if self.how != "go on":
+            self.done.touch()
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "raise":
+            raise KeyError("label 17")
+
+
 def plain():
     return loop(*pieces())
 

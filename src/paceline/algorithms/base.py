@@ -102,6 +102,11 @@ class Algorithm:
         return self.lockstep or self.same_batches
 
     @property
+    def survivors_have_all(self) -> bool:
+        """Whether every worker has the whole model and optimizer, all after the same round even if one of them is lost."""
+        return self.together and self.needs.kind == "replicated" and not self.splits_update
+
+    @property
     def together(self) -> bool:
         """Whether several workers' gradients make one update of one model: they then share its version, and none is stale."""
         return self.lockstep and not self.gossip

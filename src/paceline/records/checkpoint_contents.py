@@ -32,6 +32,7 @@ __all__ = [
     "same_round",
     "save_parameters",
     "save_server",
+    "save_successors",
     "save_worker",
     "versions",
 ]
@@ -90,6 +91,21 @@ def save_worker(
     if program is not None:
         state["program"] = program
     write_part(folder, number, f"worker-{worker_id}.pt", state)
+
+
+def save_successors(checkpoint: Path, lost: list[int], survivor: int) -> bool:
+    """Writes parts for the successors of lost workers, from that of a worker that had the same state.
+
+    Their random states are new ones. Returns False, and writes nothing, if the workers' programs keep state of their own.
+    """
+    state = _peek(checkpoint / f"worker-{survivor}.pt")
+    if "program" in state:
+        return False
+    for worker in lost:
+        random = torch.Generator().manual_seed(int.from_bytes(f"{checkpoint.name}/{worker}".encode()[-7:]))
+        successor = {**state, "random": random.get_state()}
+        write_part(checkpoint.parent, int(checkpoint.name), f"worker-{worker}.pt", successor)
+    return True
 
 
 def end(folder: Path, parameters: Parameters) -> int:

@@ -11,8 +11,11 @@ from paceline.errors import NotWrittenError
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.run.supervisor import Supervisor
+from paceline.worker.supervised import survivors
 
 __all__ = ["NO_LAST_STEP", "Checkpointer"]
+
+LAST_STEP = "The other workers have written a checkpoint of the last step: a resumed run goes on from there."
 
 NO_LAST_STEP = (
     "The last step has no checkpoint because a worker did not end it in time. A resumed run starts from the previous"
@@ -91,7 +94,8 @@ class Checkpointer:
     def end(self, supervisor: Supervisor, parameters: checkpoint.Parameters, about: About) -> None:
         """Writes the last checkpoint from what the workers saved when they ended.
 
-        If it needs all workers' parts, it stays incomplete when a worker did not end the last round in time.
+        If it needs all workers' parts, it stays incomplete when a worker did not end the last round in time. A lost worker's
+        part is made from a survivor's, if these have all of it.
 
         Raises:
             NotWrittenError: the checkpoint, or a part of it, cannot be written; the last complete one is unchanged.
@@ -105,11 +109,18 @@ class Checkpointer:
             supervisor.outcome.leave_out(None, str(error))
             checkpoint_files.remove(self._folder, None)
             raise
-        ended = [worker.worker_id for worker in supervisor.workers if worker.ended]
-        if _needs_all(supervisor) and not checkpoint.same_round(self._folder / str(number), ended):
-            supervisor.outcome.notes.append(NO_LAST_STEP)
-            return
-        self._complete(supervisor, number, ended, about(number, ended))
+        inside = self._folder / str(number)
+        workers = survivors(supervisor.workers)
+        if _needs_all(supervisor):
+            lost = sorted({one.worker_id for one in supervisor.workers} - set(workers))
+            if not checkpoint.same_round(inside, workers):
+                supervisor.outcome.notes += [] if lost else [NO_LAST_STEP]
+                return
+            if lost and not checkpoint.save_successors(inside, lost, workers[0]):
+                return
+            supervisor.outcome.notes += [LAST_STEP] if lost else []
+            workers = sorted(workers + lost)
+        self._complete(supervisor, number, workers, about(number, workers))
         if number in left_out:
             raise NotWrittenError(left_out[number])
 

@@ -21,7 +21,7 @@ from paceline.run.loops import Loop
 from paceline.run.recording import Recording
 from paceline.run.supervisor import Supervisor
 from paceline.system.interrupts import noted
-from paceline.worker.supervised import ended_in_order
+from paceline.worker.supervised import ended_in_order, survivors
 
 __all__ = ["Driver"]
 
@@ -158,7 +158,7 @@ class Driver:
         recording.take()  # the workers' last records
         recorded = recording.records()
         records = recording.decided(recorded)
-        not_written = self._save_end(records)
+        not_written = self._save_end(recorded)
         about = loop.about(supervisor.algorithm)
         result = recording.result(
             records,
@@ -182,19 +182,35 @@ class Driver:
         return run
 
     def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
-        """Writes the last checkpoint of a run that has ended cleanly; returns the error if that fails."""
+        """Writes the last checkpoint of a run that has ended cleanly or lost a worker; returns the error if that fails."""
         supervisor, outcome = self.supervisor, self.supervisor.outcome
-        if self._checkpointer is None or supervisor.arena is None or outcome.name != "stopped":
+        if self._checkpointer is None or supervisor.arena is None:
             return None
-        if not ended_in_order(supervisor.workers, outcome):
+        survivor = self._survivor()
+        if survivor is None and outcome.name != "stopped":
+            return None
+        if survivor is None and not ended_in_order(supervisor.workers, outcome):
             outcome.notes.append(NO_LAST_STEP)
             return None
-        parameters = supervisor.parameters(self._recording.next_batch(supervisor.arena, records))
+        parameters = supervisor.parameters(self._recording.next_batch(supervisor.arena, records), survivor)
+        lost = self._recording.unrecorded_rounds(records)
+
+        def about(number: int, workers: list[int]) -> dict[str, Any]:
+            known = self._about_checkpoint(number, workers)
+            return {**known, "records_lost": known["records_lost"] + lost}
+
         try:
-            self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
+            self._checkpointer.end(supervisor, parameters, about)
         except NotWrittenError as error:
             return error
         return None
+
+    def _survivor(self) -> int | None:
+        """A worker that has all of a run that ended as another one died or failed; None: it did not end so, or none has."""
+        algorithm, outcome = self.supervisor.algorithm, self.supervisor.outcome
+        if algorithm is None or not algorithm.survivors_have_all or outcome.kind not in ("worker-lost", "error"):
+            return None
+        return next(iter(survivors(self.supervisor.workers)), None)
 
 
 def _raise_crash(supervisor: Supervisor) -> None:

@@ -85,7 +85,8 @@ class Recording(RunRecord):
     def next_batch(self, arena: Arena, records: Mapping[int, np.ndarray]) -> int:
         """The first batch of a run that resumes from the end of this one."""
         kept = arena.epoch_claims().least_kept()  # the first that was claimed but not trained on
-        if self._task is None:
+        algorithm = self.supervisor.algorithm
+        if self._task is None or (algorithm is not None and algorithm.lockstep):  # rounds claim nothing
             end = 1 + max((int(rows["batch"].max()) for rows in records.values() if len(rows)), default=-1)
         else:
             end = arena.load("next_batch")
@@ -213,7 +214,7 @@ class Recording(RunRecord):
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
             delay=arena.load("delay") if arena is not None else 0,
             updates_lost=before.get("updates_lost", 0) + lost,
-            records_lost=before.get("records_lost", 0) + lost,
+            records_lost=before.get("records_lost", 0) + lost + self.unrecorded_rounds(recorded),
             has_ended_itself=arena is not None and not arena.is_stopped,
         )
         return {
@@ -253,6 +254,14 @@ class Recording(RunRecord):
             return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
         first, undone = arena.load("initial_version"), [lost[1:] for lost in supervisor.servers.lost if lost[0] == 0]
         return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
+
+    def unrecorded_rounds(self, records: Mapping[int, np.ndarray]) -> int:
+        """Records of lost workers for a round that the others know they ended: one each at most."""
+        algorithm = self.supervisor.algorithm
+        if algorithm is None or not algorithm.survivors_have_all:
+            return 0
+        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
+        return sum(max(last.values()) > last.get(worker, 0) for worker in self.supervisor.outcome.workers_lost)
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:

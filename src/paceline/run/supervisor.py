@@ -187,11 +187,15 @@ class Supervisor:
         self._end_servers()
         self._end_all(grace_s=0.0)
 
-    def parameters(self, next_batch: int) -> Parameters:
-        """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
+    def parameters(self, next_batch: int, of: int | None = None) -> Parameters:
+        """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`.
+
+        With `of`, the parameters are those of this worker's copy of the model.
+        """
         assert self.arena is not None
         x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
-        version = self.arena.shared.snapshot(x)
+        shared = self.arena.shared
+        version = shared.snapshot(x) if of is None else shared.model(of, x)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
         return Parameters(x, version, next_batch, buffers)
 

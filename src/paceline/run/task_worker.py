@@ -13,7 +13,7 @@ from paceline.algorithms import Algorithm
 from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
-from paceline.errors import RunStopped
+from paceline.errors import RunStopped, WorkerLostError
 from paceline.loop.base_replica import TaskReplica
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.model_parallel.layouts import division_of, layout_of
@@ -100,6 +100,9 @@ class TaskWorker:
             try:
                 with torch.no_grad():
                     algorithm.work(replica, run.ports)
+            except WorkerLostError:
+                run.save_after_loss(replica.optimizer, claims.taken - 1)
+                raise
             except RunStopped:  # while waiting for others: the current batch was not trained on
                 claims.taken -= 1
                 if not algorithm.in_rounds and replica.batch >= 0:

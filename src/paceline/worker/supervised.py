@@ -33,6 +33,7 @@ __all__ = [
     "refuse_inside_worker",
     "start_process",
     "start_thread",
+    "survivors",
 ]
 
 NO_WORKER_0 = (
@@ -125,6 +126,13 @@ def how_ended(code: int | None) -> str:
     if code is None:
         return "ended without a word"
     return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+
+
+def survivors(workers: Iterable[WorkerState]) -> list[int]:
+    """Workers that ended by themselves, or because they missed another one."""
+    return [
+        one.worker_id for one in workers if one.ended and (one.failure is None or one.failure.kind == "worker-lost")
+    ]
 
 
 def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, RunStopped, UsageError, exits_in_order
+from paceline.errors import DivergedError, RunStopped, UsageError, WorkerLostError, exits_in_order
 from paceline.loop.grad_scaler import ask_for_every_step
 from paceline.loop.gradient_watch import watch_gradients
 from paceline.loop.held_by_one import hold
@@ -168,6 +168,8 @@ class Worker(WholeRun):
             except UsageError:
                 self._leave(failed=True)
                 raise
+        if kind is not None and issubclass(kind, WorkerLostError):
+            self._membership.save_after_loss(self._optimizer, self._batches.taken_at_end(is_cut=True))
         self._leave(failed=failed, is_cut=is_cut)
         return is_cut
 

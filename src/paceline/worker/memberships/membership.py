@@ -120,6 +120,9 @@ class Membership(Protocol):
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
 
+    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
+        """Saves the worker's part when another one is lost, if survivors have all that a resumed run needs."""
+
     def has_updates(self) -> bool:
         """Whether any worker is known to have made an update, given that this one has made none."""
         ...

@@ -257,6 +257,11 @@ class SupervisedMembership(Membership):
         if self._environment.checkpoint is not None:
             self._storage.save(None, optimizer, taken, self._own_model)
 
+    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
+        """As in `Membership`."""
+        if self._algorithm.survivors_have_all and self.part is None:
+            self.save_end(optimizer, taken)
+
     @property
     def _own_model(self) -> Any:
         return self.arena.shared if self._algorithm.gossip else None
