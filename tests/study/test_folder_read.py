@@ -24,9 +24,7 @@ def first(folder, name):
 def test_a_digit_of_a_trial_that_has_changed(folder):
     path = first(folder, "result.json")
     path.write_text(re.sub(r'"steps": (\d)', lambda found: f'"steps": {9 - int(found[1])}', path.read_text(), count=1))
-    with pytest.raises(
-        UsageError, match=r"result\.json is damaged \(its checksum is not the one in SHA256SUMS\); remove"
-    ):
+    with pytest.raises(UsageError, match=r"result\.json is damaged \(its checksum does not match SHA256SUMS\); remove"):
         load_table(folder)
 
 

@@ -52,14 +52,14 @@ class TrainConfig:
         target_loss: stop once the training loss averaged over the last 100 applied batches is at most this.
         target_accuracy: stop once the test accuracy is at least this.
         target_fraction: instead of a target loss: this share of the loss before the first update.
-        limit_s: stop after this many seconds of training, in a simulation virtual ones.
-        partition: spec: who trains on which samples.
-        placement: spec: where the parameters lie, and pinning.
+        limit_s: stop after this many seconds of training (virtual seconds in a simulation).
+        partition: spec: which worker trains on which samples.
+        placement: spec: where the parameters lie, and whether workers are pinned.
         seed: of parameters, order of samples, and everything random in an algorithm.
         data: folder with data sets; None: the one in PACELINE_DATA.
         restarts: how many dead workers are replaced.
         intra_op_threads: threads per worker inside one PyTorch operation.
-        slow: by worker, how many times as long its gradients take, as on a slow machine; None: no slowdown.
+        slow: by worker, the factor on the time of its gradients, as on a slow machine; None: no slowdown.
         inject_staleness: delay of gradients before they are applied, as a number of updates or a delay's spec; None: no delay.
         staleness_ramp_epochs: number of epochs over which that delay grows from 0 to its full length.
         checkpoint_every_s: at most one checkpoint in this time, at the next epoch's beginning (0: at every epoch); one is

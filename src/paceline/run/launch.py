@@ -152,7 +152,7 @@ def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> 
         UsageError: the plan does not fit the launch.
     """
     if not isinstance(plan, Plan):
-        raise UsageError(f"plan must be what paceline.place returns, not {shown(plan)}.")
+        raise UsageError(f"plan must be a plan from paceline.place, not {shown(plan)}.")
     if named is not None:
         raise UsageError("With a plan, each worker trains its own part of the model: leave the algorithm out.")
     if workers != plan.workers:

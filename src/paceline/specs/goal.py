@@ -22,7 +22,7 @@ class Goal:
     Args:
         target_loss: stop once the mean of the last 100 losses of applied gradients, as reported, is at most this.
         target_accuracy: instead: stop once `evaluate` finds at least this.
-        limit_s: stop after this many seconds of training, in a simulation virtual ones.
+        limit_s: stop after this many seconds of training (virtual seconds in a simulation).
         limit_samples: stop after this many samples of applied gradients.
         evaluate_every_samples: evaluate this often; None: every quarter of an epoch with a target accuracy, else every epoch.
     """

@@ -106,7 +106,7 @@ class Registry:
         except UsageError:
             raise
         except ValueError as error:
-            raise UsageError(f"'{spec}' is not possible: {error}") from error
+            raise UsageError(f"'{spec}' is invalid: {error}") from error
 
     def spec(self, instance: Any, *, defaults: bool = False) -> str:
         """The canonical text of an instance; arguments equal to their default are left out unless `defaults`."""
@@ -262,7 +262,7 @@ def build_optimizer(
     try:
         return classes[name](parameters, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise UsageError(f"Optimizer '{spec}' is not possible: {error}") from error
+        raise UsageError(f"Optimizer '{spec}' is invalid: {error}") from error
 
 
 def _optimizer_arguments(spec: Spec, signature: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _read(path: Path) -> Any:
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
         sums = dict(line.split("  ")[::-1] for line in lines)
         if sums and sums.get(path.name) != files.digest_of(path):
-            raise ValueError(f"its checksum is not the one in {_SUMS}")
+            raise ValueError(f"its checksum does not match {_SUMS}")
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it holds no names and values")

@@ -134,7 +134,7 @@ def _best_at_edges(trials: Trials, leader: str) -> list[str]:
 
 
 def _pairs_needed(overall: list[Comparison]) -> list[tuple[str, str, str]]:
-    """How many pairs the closest open comparison would take, from the width of its interval."""
+    """How many pairs the closest open comparison needs, judged by the width of its interval."""
     unsettled = [
         one
         for one in overall

@@ -100,7 +100,7 @@ def _pack_header(sort: Sort, message: Message, sender: int, incarnation: int) ->
             incarnation,
         )
     except struct.error as error:
-        raise ValueError(f"A message's numbers and sender must fit into 64 and 32 bits: {error}.") from None
+        raise ValueError(f"A message's numbers must fit into 64 bits and its sender into 32: {error}.") from None
 
 
 def sort_of(head: bytes) -> int:

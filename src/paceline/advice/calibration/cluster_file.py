@@ -161,14 +161,14 @@ class MeasuredCluster:
             *(f"  {self._machine(ids)}" for ids in self._by_machine()),
             f"compute_s, update_vectors and slow are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
             " thread per worker, all",
-            "workers at the same time. compute_s is the median worker's; in slow is who differs from it by more than"
+            "workers at the same time. compute_s is the median worker's; slow lists workers that differ from it by more than"
             f" {CLEARLY_SLOW_WORKER - 1:.0%}.",
             f"Links: {len(self.round_trips_s)} of {num_pairs} pairs, no machine with two at once. latency_s and"
-            " bandwidth_bytes_per_s are medians, without the sender's copy; in slow_link is",
-            f"where a message of the parameters' {self.vector_bytes:,} bytes takes over"
+            " bandwidth_bytes_per_s are medians, without the sender's copy; slow_link lists",
+            f"links on which a message of the parameters' {self.vector_bytes:,} bytes takes over"
             f" {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
             "Workers on one machine share its cores and its network here; in the simulator each has its own.",
-            "Under [codecs], what one core codes and decodes in a second, in bytes of a float32 vector: medians over"
+            "[codecs] has the bytes of a float32 vector that one core encodes and decodes per second: medians over"
             " machines.",
             "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         ]

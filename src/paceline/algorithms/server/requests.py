@@ -27,7 +27,7 @@ class Requests:
         decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
         fetches: worker -> number of its request, and the version that it waits for.
         ends: workers that wait until no worker trains any more.
-        without_x: workers whose last request was not for parameters, or who have the newest.
+        without_x: workers whose last request was not for parameters, or that have the newest.
     """
 
     def __init__(self) -> None:

@@ -203,8 +203,8 @@ def choose_mesh(
     ]
     if not possible:
         raise UsageError(
-            f"No mesh of {workers} workers divides a batch of {batch}, {hidden} features and the rest: make them "
-            "multiples of the number of workers, or allow each worker a larger share of the parameters."
+            f"No mesh of {workers} workers divides a batch of {batch}, {hidden} features and the other sizes evenly: "
+            "make them multiples of the number of workers, or allow each worker a larger share of the parameters."
         )
     return min(possible, key=lambda mesh: mesh.layer_elements(batch, sequence, hidden))
 
