@@ -241,7 +241,7 @@ class Dropout(nn.Module):
     def __init__(self, probability: float, mesh: Mesh, *, axis: str | None = None, cut_dim: int = -1) -> None:
         super().__init__()
         if not 0 <= probability < 1:
-            raise UsageError(f"Dropout's probability must be at least 0 and below 1, not {probability}.")
+            raise UsageError(f"Dropout's probability is {probability}: give a number that is at least 0 and below 1.")
         self.probability, self.mesh, self.axis, self.cut_dim = probability, mesh, axis, cut_dim
         self._stream = mesh.new_stream()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
