@@ -1,8 +1,8 @@
 """`paceline launch`: starts workers on this machine that join a run, and watches each to its end.
 
-The workers are the run; the agent only watches. It ends no worker because another died, and may itself be killed: its workers
-continue, even if it held the join point. Each worker writes its records into the run's folder, and the agent makes the
-result from them.
+The workers are the run; the agent only watches. It never ends a worker because another died, and can itself be killed: its
+workers continue, even if it held the join point. Each worker writes its records into the run's folder, and the agent makes
+the result from them.
 """
 
 from __future__ import annotations

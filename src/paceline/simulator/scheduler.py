@@ -142,7 +142,7 @@ class Scheduler:
         self._cut = self._ended = True
 
     def stop_at(self, at_s: float) -> None:
-        """Ends the simulation at `at_s` if events remain; programs that already wait forever by then still are a deadlock."""
+        """Ends the simulation at `at_s` if events remain; earlier deadlocks still count."""
         self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
 
     # What runs them

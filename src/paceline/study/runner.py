@@ -93,7 +93,7 @@ def run_study(
         on_progress: called after trials, a few times a second at most.
 
     Raises:
-        UsageError: the study cannot be run; nothing was.
+        UsageError: the study cannot run; no trial has started.
     """
     return _Running(study, StudyFolder(Path(folder)), on_progress).run()
 

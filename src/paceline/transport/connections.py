@@ -55,7 +55,7 @@ class Peer:
 
     @property
     def here(self) -> bool:
-        """Whether it can be reached."""
+        """Whether the peer can be reached."""
         return self.welcomed and bool(self.identity)
 
     @property

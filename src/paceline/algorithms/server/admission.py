@@ -353,7 +353,7 @@ class Follower(Quorum):
         self.step = 0
 
     def past(self, worker_id: int) -> None:
-        """The worker waits for the next step: if its gradient of this step is missing, it died with the earlier process."""
+        """The worker waits for the next step: a missing gradient of this step died with the earlier process."""
         self._past.add(worker_id)
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
