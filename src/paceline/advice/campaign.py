@@ -138,7 +138,7 @@ class Campaign:
         return float(np.median(times)) if times else math.inf
 
     def runs(self, candidate: Candidate) -> tuple[Observed, ...]:
-        """Its simulations, in seconds of the machine as measured so far."""
+        """The candidate's simulations, in seconds of the machine as measured so far."""
         return tuple(one.run.stretched(self._stretch(candidate)) for one in self.found.get(candidate, []))
 
     def simulated_rates(self, candidate: Candidate) -> list[float]:

@@ -65,7 +65,7 @@ class Fragment(NamedTuple):
     ranges: Ranges
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its elements of `x` (P,): a view if they are contiguous, else a copy."""
+        """The fragment's elements of `x` (P,): a view if they are contiguous, else a copy."""
         parts = [x[begin:end] for begin, end in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

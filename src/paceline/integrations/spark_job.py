@@ -51,7 +51,7 @@ def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) 
         deadline_s: how long to wait for executors.
 
     Raises:
-        UsageError: there are fewer slots, or their number is unknown.
+        UsageError: Spark has fewer slots than asked for, or their number is unknown.
     """
     settings, context = dataframe.sparkSession.conf, _context_of(dataframe)
     if asked is not None and settings.get("spark.dynamicAllocation.enabled", "false") == "true":

@@ -59,7 +59,7 @@ class WorkerEnvironment:
 
     @property
     def local_rank(self) -> int:
-        """Its number among its machine's workers, if the launcher sets that; else `worker_id`."""
+        """The worker's number on its machine, if the launcher sets that; else `worker_id`."""
         told = (local for rank, _, local in _LAUNCHERS if os.environ.get(rank) == str(self.worker_id))
         return next((_number(local) for local in told if local in os.environ), self.worker_id)
 

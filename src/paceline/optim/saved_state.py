@@ -105,7 +105,7 @@ def check_length(state: Mapping[str, Any], length: int) -> None:
 
 
 def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Its `state_dict()`, without a warning, for the run's own checkpoints, which get the rest from its place."""
+    """The optimizer's `state_dict()` for the run's own checkpoints, without a warning that a part is missing."""
     before = asked_by_run.set(True)
     try:
         return optimizer.state_dict()

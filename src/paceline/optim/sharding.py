@@ -35,7 +35,7 @@ class AxisShape(NamedTuple):
         return range(first, first + self.size * self.stride, self.stride)
 
     def lists(self, num_workers: int) -> list[range]:
-        """All of them, in the order of their first workers."""
+        """All groups of workers along the axis, in the order of their first workers."""
         return [self.members(worker) for worker in range(num_workers) if not self.place(worker)]
 
 

@@ -77,12 +77,12 @@ class Curve:
             raise UsageError("A curve's iterations must ascend from 1 or more, and its losses must be finite.")
 
     def until(self, iteration: float) -> Curve:
-        """Its beginning, with at least 4 points."""
+        """The beginning of the curve, with at least 4 points."""
         kept = max(4, int(np.searchsorted(self.iterations, iteration, side="right")))
         return Curve(workers=self.workers, iterations=self.iterations[:kept], losses=self.losses[:kept])
 
     def falling(self) -> Curve:
-        """Its running minimum, thinned to at most 120 points, half of them denser at the beginning."""
+        """The curve's running minimum, thinned to at most 120 points, half of them denser at the beginning."""
         last, half = len(self.iterations) - 1, _MAX_POINTS // 2
         kept = np.arange(last + 1)
         if last >= _MAX_POINTS:

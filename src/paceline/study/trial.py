@@ -77,7 +77,7 @@ class Trial:
 
     @property
     def setting(self) -> tuple[tuple[str, Level | None], ...]:
-        """Its factors but the seed: what its repetitions share."""
+        """The trial's factors except the seed: its repetitions share them."""
         return tuple((name, level) for name, level in self.factors.items() if name != "seed")
 
 

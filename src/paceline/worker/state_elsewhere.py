@@ -18,8 +18,8 @@ __all__ = ["watch_state"]
 def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> list[Any]:
     """Warns when a loop asks its optimizer for state that servers keep, or that the worker has only in part.
 
-    After the `with`, the optimizer still lacks the servers' state, until the loop loads some. Loading inside the `with` is
-    refused, since it would not reach the servers.
+    After the `with`, the optimizer still lacks the servers' state until the loop loads a saved one. Loading inside the
+    `with` is refused, since it would not reach the servers.
 
     Returns:
         handles, to remove when the worker leaves.

@@ -133,7 +133,7 @@ class PlacedPart(nn.Module):
         return name.removeprefix(f"{prefix}." if prefix else "") in self._owned
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Its own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
+        """The part's own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
         return {name: one.detach() for name, one in (*self.named_parameters(), *self.named_buffers())}
 
     def train(self, mode: bool = True) -> PlacedPart:

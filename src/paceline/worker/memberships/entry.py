@@ -88,7 +88,7 @@ def enter(environment: WorkerEnvironment | None, model: nn.Module, algorithm: Al
             attach_once()
             join = environment.join
         case _:
-            raise TypeError(f"{type(environment).__name__} is no environment that a worker can join a run from")
+            raise TypeError(f"{type(environment).__name__} is not an environment from which a worker can join a run")
     return Entry(environment.worker_id, environment.num_workers, join)
 
 
