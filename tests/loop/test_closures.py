@@ -345,7 +345,7 @@ def test_lbfgs_is_refused_before_training_where_workers_choose_by_their_own_loss
         pl.attach(*made("lbfgs"))
         pytest.fail("attach took it")
 
-    with pytest.raises(pl.UsageError, match=r"lockstep or all-reduce, not sharded"):
+    with pytest.raises(pl.UsageError, match=r"lockstep or all-reduce \(not sharded"):
         pl.simulate(body, workers=2, algorithm=algorithm)
 
 
