@@ -89,22 +89,8 @@ class BaseReplica:
         self._private: torch.Tensor | None = None
         self.closure: bool | None = None
         self.evaluations: Any = None
-        self._buckets: GradientBuckets | None = None
-        self._hands_out, self._read_version = False, 0  # whether in buckets
-        self._missing: Ranges | None = None
+        self._read_version = 0
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
-
-    @property
-    def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
-        if self._missing is None:
-            buckets = self._buckets if self._hands_out else None
-            self._missing = buckets.missing if buckets is not None else self.binding.missing_gradients()
-        return self._missing
-
-    @missing.setter
-    def missing(self, agreed: Ranges) -> None:
-        self._missing = agreed
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
@@ -250,8 +236,21 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
+        self._buckets: GradientBuckets | None = None
+        self._missing: Ranges | None = None
         # The place of each parameter among the owned pieces.
         self._owned: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
+        if self._missing is None:
+            self._missing = self._buckets.missing if self._buckets else self.binding.missing_gradients()
+        return self._missing
+
+    @missing.setter
+    def missing(self, agreed: Ranges) -> None:
+        self._missing = agreed
 
     @property
     def g(self) -> torch.Tensor:
@@ -296,7 +295,7 @@ class TaskReplica(BaseReplica):
         self.binding.bind(at)
         self._gradient_started_s = self._now_s()
         self._in_own = self._takes_own and ready is None
-        self._hands_out, self._missing = ready is not None, None
+        self._missing = None
         if self._in_own or ready is not None:
             for parameter in self.binding.parameters:
                 parameter.grad = None

@@ -1,18 +1,18 @@
-"""Closures that a loop passes to `step`, which the optimizer evaluates once or several times."""
+"""The hooks around `optimizer.step()`, and closures that a loop passes to it, evaluated once or several times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 
 from paceline.algorithms.base import Closures
-from paceline.errors import RunStopped, UsageError, WorkerLostError
-from paceline.loop.gradient import AttachedGradient
+from paceline.errors import UsageError, WorkerLostError
+from paceline.optim.flat import FlatBinding
 from paceline.system.torch_internals import graph_task
 
-__all__ = ["ClosureGradient"]
+__all__ = ["StepHooks"]
 
 _SEVERAL_TIMES = (
     "This optimizer evaluates its closure several times in a step, or after it has moved the parameters, and this algorithm"
@@ -25,8 +25,46 @@ _RAISED = (
 )
 
 
-class ClosureGradient(AttachedGradient):
-    """A gradient that a closure computes when the optimizer asks for it.
+class Stepped(Protocol):
+    """What the hooks ask of the replica."""
+
+    binding: FlatBinding
+    awaited: Any  # the watch for the loop's first step, which ends with it
+    closure: bool | None
+    evaluations: Any
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def repeats(self) -> bool: ...
+
+    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradient is ready: lets the program choose the parameters to apply it to."""
+        ...
+
+    def finish_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has stepped."""
+        ...
+
+    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
+        """Computes another gradient of the step under way; returns the loss."""
+        ...
+
+    def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
+        """Lets the program apply the `difference` (P,) that a step on a copy has made."""
+        ...
+
+    def settle_outside(self) -> None:
+        """Lets the loop's own parameter changes take effect."""
+        ...
+
+    def raise_if_stopped(self, cause: Exception | None = None) -> None:
+        """Raises `RunStopped` where the run is over."""
+        ...
+
+
+class StepHooks:
+    """Passes each step of the loop's optimizers to the replica: once, or for each evaluation of its closure.
 
     The optimizers of `torch.optim`, except LBFGS, evaluate their closure once, at the start of a step. Other optimizers may
     evaluate it at any time and as often as they like:
@@ -39,56 +77,43 @@ class ClosureGradient(AttachedGradient):
     - *Once*: a second evaluation raises an error, and so does one after the optimizer has moved the parameters.
 
     Args:
-        optimizer: the loop's.
-        base: as for `BaseReplica`.
+        replica: the worker's.
 
     Attributes:
         evaluates: one of these.
         look: called with the optimizer after a closure has computed a gradient, before workers average it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, **base: Any) -> None:
-        super().__init__(**base)
-        self._optimizer = optimizer
-        self._inside = False  # the replica itself is stepping: its hooks keep still
+    def __init__(self, replica: Stepped) -> None:
+        self._replica = replica
         self.evaluates: Closures = "once"
         self.look: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self._closure: _Closure | None = None  # of the step under way
         # A class may call its base's `step`, which has hooks of its own.
         self._stepping: torch.optim.Optimizer | None = None
         self._nested = 0
-        self._difference: torch.Tensor | None = None  # that a step on a copy has made
 
-    def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
-        """Lets the program apply the `difference` (P,) that a step on a copy has made."""
-        self._difference = difference
-        self.prepare_step(optimizer)
-        self._difference = None
-
-    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hands the gradient to the program, which chooses the parameters to apply it to."""
-        raise NotImplementedError
-
-    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepares a step, or its closure; returns other arguments for `step`, or None."""
-        if self._inside or optimizer is self._stepping:
-            self._nested += not self._inside
+        replica = self._replica
+        if optimizer is self._stepping:
+            self._nested += 1
             return None
         if graph_task() >= 0:
             raise UsageError(
                 "The loop calls step() inside backward, as hooks that step each parameter by itself do; attach needs the whole"
                 " gradient before a step: call step() after backward(), of one optimizer with all parameters."
             )
-        if self.evaluations is not None and self.evaluations.under_way:
+        if replica.evaluations is not None and replica.evaluations.under_way:
             raise UsageError(_RAISED)
-        self.awaited = self._closure = None
+        replica.awaited = self._closure = None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self.closure = callable(closure) if self.evaluates == "in rounds" else None
+        replica.closure = callable(closure) if self.evaluates == "in rounds" else None
         if callable(closure):
             kind = _Once if self.evaluates == "once" or _evaluates_once(optimizer) else _KINDS[self.evaluates]
-            self._closure = kind(self, optimizer, closure)
+            self._closure = kind(replica, self, optimizer, closure)
         else:
-            self.prepare_step(optimizer)
+            replica.prepare_step(optimizer)
         self._stepping = optimizer
         if self._closure is None:
             return None
@@ -96,53 +121,25 @@ class ClosureGradient(AttachedGradient):
             return args, {**kwargs, "closure": self._closure}
         return (optimizer, self._closure, *args[2:]), kwargs
 
+    def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer has stepped."""
+        if self._nested:
+            self._nested -= 1
+            return
+        closure, self._closure = self._closure, None
+        if closure is not None:
+            closure.end()
+        self._stepping = None
+        self._replica.finish_step(optimizer)
+
     def forget_step(self) -> None:
         """The last step is over, also if it has raised an error that the loop has caught."""
         self._stepping, self._nested = None, 0
 
-    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
-        """Computes another gradient of the step under way; returns the loss.
-
-        Args:
-            closure: computes it.
-            average: averages it over all workers, unless `backward` has done so.
-        """
-        before, self._state = self._state, "gradient"
-        self._handed_out = self._g_is_mine = False
-        self._missing = self.ranges if self.repeats else None
-        if self._own is not None:
-            self._own.forget()
-        loss = closure()
-        self._weigh()
-        self.look(self._optimizer)
-        if self._ready is not None and not self._handed_out:
-            self._hand_out_all()
-        average()
-        if self._g_is_mine:
-            self.binding.scatter_gradients(self.g, self.missing)
-        self._state = before
-        return loss
-
-    def mean_loss(self, loss: Any) -> Any:
-        """Averages the losses of all workers' closures, where evaluations are rounds."""
-        if self.evaluates != "in rounds":
-            return loss
-        assert self.evaluations is not None
-        if isinstance(loss, torch.Tensor):
-            value = loss.item() if loss.numel() == 1 else None
-        else:
-            value = float(loss) if isinstance(loss, SupportsFloat) else None
-        mean = self.evaluations.mean(value, self.samples)
-        if mean is None:
-            return loss
-        if isinstance(loss, torch.Tensor):
-            return torch.full_like(loss, mean)
-        return torch.tensor(mean, dtype=self.binding.dtype, device=self.binding.device) if value is None else mean
-
-    def raise_if_stopped(self, cause: Exception | None = None) -> None:
-        """Raises `RunStopped` where the run is over."""
-        if self._stopped():
-            raise RunStopped("the run was stopped") from cause
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether a closure of the loop is running."""
+        return self._closure is not None and self._closure.is_running
 
 
 class _Closure:
@@ -150,12 +147,19 @@ class _Closure:
 
     Args:
         replica: the worker's.
+        hooks: that made it.
         optimizer: evaluates it.
         closure: the loop's.
     """
 
-    def __init__(self, replica: ClosureGradient, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
-        self._replica, self._optimizer, self._closure = replica, optimizer, closure
+    def __init__(
+        self,
+        replica: Stepped,
+        hooks: StepHooks,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+    ) -> None:
+        self._replica, self._hooks, self._optimizer, self._closure = replica, hooks, optimizer, closure
         self.is_running = False
         self._begin()
 
@@ -167,7 +171,7 @@ class _Closure:
         try:
             return self._evaluate()
         except BaseException as error:
-            self._replica.forget_step()
+            self._hooks.forget_step()
             if isinstance(error, WorkerLostError):  # others saw first that the run is over, and left
                 self._replica.raise_if_stopped(error)
             raise
@@ -175,7 +179,12 @@ class _Closure:
             self.is_running = False
 
     def _evaluate(self) -> Any:
-        return self._replica.evaluate(self._closure, lambda: None)
+        return self._replica.evaluate(self._compute, lambda: None)
+
+    def _compute(self) -> Any:
+        loss = self._closure()
+        self._hooks.look(self._optimizer)
+        return loss
 
     def end(self) -> None:
         """Ends the optimizer's step."""
@@ -194,10 +203,9 @@ class _Once(_Closure):
         if self._is_evaluated or not all(torch.equal(*pair) for pair in self._at):
             raise UsageError(_SEVERAL_TIMES)
         self._is_evaluated = True
-        loss = self._closure()
-        self._replica.look(self._optimizer)
+        loss = self._compute()
         self._replica.prepare_step(self._optimizer)
-        return self._replica.mean_loss(loss)
+        return _mean_loss(self._replica, loss) if self._hooks.evaluates == "in rounds" else loss
 
     def end(self) -> None:
         if not self._is_evaluated:
@@ -211,7 +219,7 @@ class _InRounds(_Closure):
     def _evaluate(self) -> Any:
         replica, evaluations = self._replica, self._replica.evaluations
         evaluations.begin()
-        return replica.mean_loss(replica.evaluate(self._closure, evaluations.average))
+        return _mean_loss(replica, replica.evaluate(self._compute, evaluations.average))
 
     def end(self) -> None:
         self._replica.evaluations.end()
@@ -239,3 +247,17 @@ _KINDS: dict[Closures, type[_Closure]] = {"in place": _Closure, "in rounds": _In
 def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer is known to evaluate its closure once, at the start of its step."""
     return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _mean_loss(replica: Stepped, loss: Any) -> Any:
+    """Averages the losses of all workers' closures, where evaluations are rounds."""
+    if isinstance(loss, torch.Tensor):
+        value = loss.item() if loss.numel() == 1 else None
+    else:
+        value = float(loss) if isinstance(loss, SupportsFloat) else None
+    mean = replica.evaluations.mean(value, replica.samples)
+    if mean is None:
+        return loss
+    if isinstance(loss, torch.Tensor):
+        return torch.full_like(loss, mean)
+    return torch.tensor(mean, dtype=replica.binding.dtype, device=replica.binding.device) if value is None else mean

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from paceline.system.torch_internals import SCALES_IN_STEP
 
-__all__ = ["ask_for_every_step", "take_over_scaling"]
+__all__ = ["HiddenGradients", "ask_for_every_step", "take_over_scaling"]
 
 
 def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -44,3 +44,30 @@ def take_over_scaling(optimizer: torch.optim.Optimizer) -> bool:
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = None  # type: ignore[attr-defined]
     return overflowed
+
+
+class HiddenGradients:
+    """Gradients that a step must not find, so that the optimizer changes nothing."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.Tensor, torch.Tensor | None] = {}
+
+    def hide(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Takes the gradients of these parameters away."""
+        self._kept = {p: p.grad for p in parameters}
+        for parameter in self._kept:
+            parameter.grad = None
+
+    def show(self, of: Iterable[torch.Tensor] | None) -> bool:
+        """After the step: restores them; returns whether there were any.
+
+        Args:
+            of: only those of the optimizer that has stepped, if others have yet to; None: all.
+        """
+        for parameter in self._kept if of is None else self._kept.keys() & set(of):
+            parameter.grad = self._kept[parameter]
+        return bool(self._kept)
+
+    def forget(self) -> None:
+        """The step is over."""
+        self._kept = {}

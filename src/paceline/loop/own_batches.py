@@ -13,7 +13,31 @@ from paceline.loop.hidden_hooks import HiddenHook, hookable
 from paceline.loop.same_inputs import SameInputs
 from paceline.system.torch_internals import graph_task
 
-__all__ = ["OwnBatches"]
+__all__ = ["DealtBatches", "OwnBatches"]
+
+
+class DealtBatches:
+    """The batches of a loop that takes them from `worker.batches`: each step begins with one, whose samples are known."""
+
+    are_dealt = True
+    touched = False
+    num_passes = 0
+
+    def begin_step(self) -> None:
+        """The next step begins."""
+
+    def see_pass(self) -> None:
+        """A backward pass is under way before any call."""
+
+    def weighed(self, told: int) -> int | None:
+        """The samples of the step so far, of which the loop has `told` so many; None: they are known."""
+        return None
+
+    def forget(self) -> None:
+        """The passes so far are accounted for."""
+
+    def close(self) -> None:
+        """Stops observing."""
 
 
 class OwnBatches:
@@ -30,6 +54,8 @@ class OwnBatches:
         on_call: called before a call that begins a step, or a pass; its exceptions propagate.
         inputs: inspects the inputs of those calls; None: they are not inspected.
     """
+
+    are_dealt = False
 
     def __init__(
         self,
@@ -89,6 +115,10 @@ class OwnBatches:
     def samples(self) -> int:
         """Samples of this step so far; a pass of unknown size counts as one."""
         return self._before + (self._pass or int(self._backward.came))
+
+    def weighed(self, told: int) -> int:
+        """The samples of the step so far, of which the loop has `told` so many: a gradient never weighs 0."""
+        return told or max(1, self.samples)
 
     def forget(self) -> None:
         """The passes so far are accounted for."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped, UsageError
-from paceline.loop.replica import SEES_A_PART
+from paceline.loop.program_side import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, checked_layout, counted_s
@@ -112,8 +112,8 @@ class ShardedWorker(Worker):
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         replica = self._replica
-        has_changed = self._part_of(self._membership).has_changed_gradients() and not replica.has_handed_out
-        if hasattr(optimizer, "found_inf") or replica.has_changed_gradients or has_changed:
+        has_changed = self._part_of(self._membership).has_changed_gradients() and not replica.step_gradient.has_returned
+        if hasattr(optimizer, "found_inf") or replica.step_gradient.has_changed or has_changed:
             raise UsageError(_CHANGED)
 
     @contextlib.contextmanager
@@ -124,10 +124,10 @@ class ShardedWorker(Worker):
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As in `Worker`: every parameter of the model counts once, whichever worker holds it."""
-        if self.algorithm.splits_update and self._replica.has_handed_out:
+        if self.algorithm.splits_update and self._replica.step_gradient.has_returned:
             raise UsageError(SEES_A_PART)
         norm = self._part_of(self._membership).clip(max_norm)
-        self._replica.accept_gradients()
+        self._replica.step_gradient.accept_changes()
         return norm
 
     def _saves_model_as_left(self) -> bool:

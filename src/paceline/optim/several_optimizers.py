@@ -11,7 +11,28 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.optim.settings import raw_step
 
-__all__ = ["SeveralOptimizers", "members_of"]
+__all__ = ["OneOptimizer", "SeveralOptimizers", "members_of"]
+
+
+class OneOptimizer:
+    """The steps of a loop with one optimizer: each is a step of the run."""
+
+    in_turn = False
+
+    def parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """All of the loop's."""
+
+    def begins(self, optimizer: torch.optim.Optimizer) -> bool:
+        return True
+
+    def ends(self, optimizer: torch.optim.Optimizer) -> bool:
+        return True
+
+    def check_turn(self) -> None:
+        """It is always its turn."""
+
+    def check_whole(self) -> None:
+        """A step is always whole."""
 
 
 class SeveralOptimizers(torch.optim.Optimizer):

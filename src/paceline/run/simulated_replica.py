@@ -40,7 +40,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
     def begin(self, started_s: float, batch_number: int, samples: int) -> None:
         """Begins a step, or another batch of the step under way."""
-        if self._state == "idle":
+        if self.idle:
             self._goes_on = False
             self._uncomputed.clear()
         if samples:
@@ -85,10 +85,10 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
             super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
         self._compute()
 
-    def _call_after_backward(self, end_of_backward: Callable[[], None]) -> None:
+    def call_after_backward(self, end: Callable[[], None]) -> None:
         def returned() -> None:
             self._in_backward = True
-            end_of_backward()
+            end()
             self._in_backward = False
 
         self._after_backward.call(returned)

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.data.plan import BatchSource
 from paceline.loop.base_replica import BaseReplica, TaskReplica
 from paceline.loop.buckets import bucket_ranges
+from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import OptimizerSettings, SettingsGroup
 from paceline.ports.replica import Piece
@@ -224,7 +225,7 @@ class TimedReplica(_Overlapping):
         self._num_blocks = num_blocks
         self._is_plain_sgd = is_plain_sgd
         self.g = torch.empty(0)
-        self._missing = ()
+        self.missing: Ranges = ()
         self._leave_in([NoVector(size) for size in bucket_sizes], bucket_sizes)
 
     def steps(self) -> Iterator[int]:

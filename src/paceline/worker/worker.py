@@ -111,30 +111,32 @@ class Worker(WholeRun):
         taken = self._restore(run)
         check_states(run, self.algorithm, self._optimizer, self._held)
         self._replica = replica = run.replica(self._optimizer)
+        self._loads = Loads(self._model)
+        self._undo.append(self._loads.close)
+        replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
         if run.part is None and len(members) == 1:
-            replica.evaluates = self.algorithm.closures(self.num_workers)
+            replica.step_hooks.evaluates = self.algorithm.closures(self.num_workers)
         if self.worker_id == 0 and not run.incarnation:
             self.algorithm.warn(self.num_workers, stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                replica.look, undo = watch_gradients(parameters, members)
+                replica.step_hooks.look, undo = watch_gradients(parameters, members)
                 self._undo.append(undo)
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
         self._undo += [ask_for_every_step(one) for one in members]
         replica.start(lambda: self.algorithm.work(replica, run.ports))
         for one in members:
-            self._undo.append(one.register_step_pre_hook(replica.before_step).remove)
-            self._undo.append(one.register_step_post_hook(replica.after_step).remove)
+            self._undo.append(one.register_step_pre_hook(replica.step_hooks.before).remove)
+            self._undo.append(one.register_step_post_hook(replica.step_hooks.after).remove)
         inputs = None
         if self.num_workers > 1 and not self._same_random and run.dealt[1] == self.num_workers:
             inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
-        self._places, self._loads = Places(self._model, parameters, members), Loads(self._model)
+        self._places = Places(self._model, parameters, members)
         if self.algorithm.needs.kind == "slots" and self.num_workers > 1:
             replica.rest, self._loads.before = self._bind_newest, replica.leave_published
-        replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
-        self._undo += [self._loads.close, self._places.close, leave_out_of_copies(self._model)]
+        self._undo += [self._places.close, leave_out_of_copies(self._model)]
         self._batches = WorkerBatches(
             membership=run,
             algorithm=self.algorithm,
@@ -279,14 +281,13 @@ class Worker(WholeRun):
     def _bind_newest(self) -> None:
         self._replica.settle_outside()
         self._membership.binding.bind(self._newest())
-        if self._replica.outside is not None:
-            self._replica.outside.take(idle=True, whole=True)
+        self._replica.outside.take(idle=True, whole=True)
 
     def _left_by_loop(self) -> LeftWeights | None:
         """The weights that worker 0's loop has loaded into its model after its last step; None: none."""
         if self.worker_id or self._replica is None:
             return None
-        has_changed = self.num_workers == 1 or self._replica.outside is None or self._replica.outside.found()
+        has_changed = self.num_workers == 1 or self._replica.outside.found()
         return left_weights(self._membership.binding, self._places, self._loads, has_changed=has_changed)
 
     def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:

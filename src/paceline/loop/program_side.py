@@ -1,0 +1,385 @@
+"""The program's side of a worker in a user's loop: its gradients are the loop's, its steps those of the loop's optimizer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from paceline.errors import DivergedError, UsageError
+from paceline.loop.base_replica import BaseReplica
+from paceline.loop.buckets import PendingGradients
+from paceline.loop.never_stepped import StepsAwaited
+from paceline.loop.outside_changes import OutsideChanges
+from paceline.loop.own_batches import DealtBatches, OwnBatches
+from paceline.loop.program import Program
+from paceline.loop.run_progress import RunProgress
+from paceline.loop.sharded import OwnedPieces
+from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
+from paceline.optim.flat import Ranges
+from paceline.optim.half_types import is_finite
+from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
+from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers
+from paceline.ports.ports import Collectives
+from paceline.ports.replica import Piece
+from paceline.records.accruals import Accruals, LateLosses
+from paceline.system.torch_internals import call_after_backward
+
+__all__ = ["SEES_A_PART", "Phase", "ProgramSide"]
+
+_CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
+SEES_A_PART = (
+    "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or change"
+    " gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
+)
+
+
+class Phase(Enum):
+    """What the program waits for."""
+
+    IDLE = auto()  # the loop's next step
+    AHEAD = auto()  # likewise, and it has asked for that step's gradient already
+    GRADIENT = auto()
+    APPLY = auto()  # the optimizer's step
+
+
+class ProgramSide(BaseReplica):
+    """What the program asks for: the loop runs until it is there.
+
+    Three parts are chosen once: `ParameterGradient` or `BucketedGradient`, by whether the program takes gradients in buckets;
+    `DealtBatches` or `OwnBatches`, by who fetches batches; and `OneOptimizer` or `SeveralOptimizers`.
+
+    Args:
+        optimizer: the user's, or several as one.
+        alone: this is the run's only worker.
+        base: as for `BaseReplica`.
+
+    Attributes:
+        awaited: watches the loop until its first step; None: it has made one.
+        outside: what the loop does to its parameters by itself; set before the program starts.
+        rest: gives the loop a copy of the newest parameters between two steps; None: it keeps those it has.
+        repeats: the loop has an earlier batch again, whose gradient weighs nothing.
+        accumulates: backward passes only add up; a later one hands out the sum.
+        rates_may_differ: learning rates follow this worker's own view of the progress.
+    """
+
+    outside: OutsideChanges
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool, **base: Any) -> None:
+        super().__init__(**base)
+        self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
+        self.repeats = self.accumulates = self.rates_may_differ = False
+        self.rest: Callable[[], None] | None = None
+        self.awaited: StepsAwaited | None = None
+        self._optimizer = optimizer
+        self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
+        self._phase = Phase.IDLE
+        self._at: torch.Tensor | None = None  # where the program has asked ahead for a gradient
+        self._program = Program()
+        self._gradient = ParameterGradient(self.binding)
+        self._batches: OwnBatches | DealtBatches = DealtBatches()
+        self._pending: PendingGradients | None = None
+        self._progress: RunProgress | None = None
+        self._records = LateLosses(self._append or (lambda *fields: None))
+        if self._append is not None:
+            self._append = self._records.append
+        elif alone:
+            self._waits = []  # which no record reads
+        self._told_samples = 0  # by the loop, of this step
+        self._weighed = 0  # samples of this step's backward passes that have been handed out before the present one
+        self._waited_within_s = 0.0  # before the last backward pass ended
+        self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
+        self._difference: torch.Tensor | None = None  # that a step on a copy has made
+        self._ended = False
+        self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
+        self._owned: OwnedPieces | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last step has ended and the next has not begun."""
+        return self._phase in (Phase.IDLE, Phase.AHEAD)
+
+    def steps(self) -> Iterator[int]:
+        """This worker's steps, from 1; the loop decides how many."""
+        while not self._ended:
+            self._phase = Phase.IDLE
+            self._program.wait()
+            if not self._ended:
+                yield self.step
+
+    # The gradient
+
+    def gradient(
+        self,
+        at: torch.Tensor,
+        version: int,
+        ready: Callable[[torch.Tensor], None] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Lets the loop run its forward and backward pass on `at` (P,).
+
+        With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
+        `backward`: the loop then clips or inspects the returned gradients. A second backward pass before the step adds to
+        these, and all is handed out again, which is right for linear operations; `accumulates` saves the communication.
+
+        Raises:
+            NoGradient: the loop has ended.
+        """
+        self._read_version = version
+        if ready is not None:
+            self._buckets().hand_to(ready, finish)
+        if self._phase is Phase.AHEAD:
+            self._at = at
+        else:
+            self._begin_gradient(at)
+        self._program.wait()
+
+    def _buckets(self) -> BucketedGradient:
+        if not isinstance(self._gradient, BucketedGradient):
+            self._gradient = BucketedGradient(self.binding, self._bucket_bytes, self, self._pending)
+        return self._gradient
+
+    def wait_for_sums(self, pending: PendingGradients) -> None:
+        """Hands out gradients only after other workers have added theirs."""
+        self._pending = pending
+        if isinstance(self._gradient, BucketedGradient):
+            self._gradient.wait_for(pending)
+
+    def _begin_gradient(self, at: torch.Tensor) -> None:
+        """Begins the step whose gradient is asked for at `at` (P,)."""
+        self._waited_within_s = 0.0
+        if at is not self.binding.rests_on:
+            self.binding.bind(at)
+        self._gradient.begin()
+        self._gradient_started_s = self._now_s()
+        if self.outside.lasting is not self.binding.bound_to:
+            self.outside.take()
+        if self.awaited is not None:
+            self.awaited.begin(is_shared=self.outside.is_shared)
+        self._phase = Phase.GRADIENT
+
+    @property
+    def g(self) -> torch.Tensor:
+        """The gradient as one vector (P,), gathered when first asked for in a step."""
+        return self._gradient.read(weighs_nothing=self.repeats)
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
+        return self._gradient.missing
+
+    @missing.setter
+    def missing(self, agreed: Ranges) -> None:
+        self._gradient.missing = agreed
+
+    @property
+    def step_gradient(self) -> ParameterGradient:
+        """The gradient of the step under way."""
+        return self._gradient
+
+    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """`after - before` (P,), in memory of its own: the gradients belong to the loop."""
+        return torch.sub(after, before, out=self._gradient.vector)
+
+    # During backward, for `BucketedGradient`
+
+    def call_after_backward(self, end: Callable[[], None]) -> None:
+        """Calls `end` at the end of the present backward pass."""
+        call_after_backward(end)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether passes only add to the gradient: as the loop says, or as an optimizer's step tells whose it is."""
+        return self.accumulates or self._optimizers.in_turn
+
+    @property
+    def waits_for_end(self) -> bool:
+        """Whether buckets leave at the end of the pass: of no weight, or of a slow worker's time."""
+        return self.repeats or self._slowness is not None
+
+    def wants_gradient(self) -> bool:
+        """Whether the program waits for the gradient that backward has just added to."""
+        if (
+            self._phase is Phase.AHEAD and not self._batches.are_dealt
+        ):  # the loop has called nothing of the model so far
+            self._batches.see_pass()
+            self._begin_without_batch()
+        return self._phase is Phase.GRADIENT
+
+    def begin_pass(self, *, is_scaled: bool) -> None:
+        """A pass has computed its first gradient; `is_scaled`: GradScaler scaled its loss.
+
+        Raises:
+            UsageError: GradScaler cannot unscale such gradients.
+        """
+        self._weigh()
+        if is_scaled:
+            self.scaled = True
+            if self.binding.dtype == torch.float16:
+                raise UsageError(
+                    "GradScaler cannot unscale gradients in float16: keep the parameters in float32 and compute under"
+                    " torch.autocast, or leave GradScaler out."
+                )
+
+    def end_pass(self) -> None:
+        """The gradients are computed; what follows are waits."""
+        self._end_computing()
+        if self.shares is not None:  # and between several passes
+            self._waited_within_s = sum(one.waited_s for one in self._waits)
+
+    def _end_computing(self) -> None:
+        if self._slowness is not None:
+            self._slowness.sleep(self._gradient_started_s)
+        self._gradient_ended_s = self._now_s()
+
+    def _begin_without_batch(self, samples: int = 0) -> None:
+        """The loop has begun a step by itself."""
+        raise NotImplementedError
+
+    def _weigh(self) -> int:
+        """Counts the samples of batches that the loop has fetched by itself; returns how many are new."""
+        before, weighed = self.samples, self._batches.weighed(self._told_samples)
+        if weighed is None:
+            return 0
+        self.samples = weighed
+        return weighed - before
+
+    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
+        """Computes another gradient of the step under way; returns the loss.
+
+        Args:
+            closure: computes it.
+            average: averages it over all workers, unless `backward` has done so.
+        """
+        before, self._phase = self._phase, Phase.GRADIENT
+        self._gradient.begin(self.ranges if self.repeats else None)
+        self._batches.forget()
+        loss = closure()
+        self._weigh()
+        self._gradient.hand_out_rest()
+        average()
+        self._gradient.write_back()
+        self._phase = before
+        return loss
+
+    # The step
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
+        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given: the loop's own call of `step`.
+
+        Raises:
+            UsageError: it has been taken already.
+        """
+        if self._phase is Phase.IDLE:
+            raise UsageError(
+                "With this delay several gradients can be due at once, and a loop of your own steps once: take a constant"
+                " delay, or paceline train, whose loop is Paceline's."
+            )
+        begun_s = self._now_s()
+        to = to if of is None else to.copy_(of)
+        if to is not self.binding.rests_on:
+            self.binding.bind(to)
+        if self._difference is not None:
+            to.add_(self._difference, alpha=scale * weight)
+        else:
+            self.skipped = self.scaled and self._is_left_out()
+            if not self.skipped:
+                self._step(scale, weight)
+        self._end_apply(to, begun_s)
+
+    def _step(self, scale: float, weight: float) -> None:
+        self._gradient.write_back()
+        self.binding.weight_gradients(weight)
+        if scale == 1.0:
+            self._wait_for_step()
+        else:
+            scaled_step(self._wait_for_step, self._optimizer, scale)
+
+    def _is_left_out(self) -> bool:
+        """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
+
+        Where workers average gradients, one infinity is in the mean of all: they decide alike.
+        """
+        return not is_finite(self.g) if self._gradient.is_read else self._overflowed
+
+    def _wait_for_step(self) -> None:
+        self._phase = Phase.APPLY
+        self._program.wait()
+
+    def _end_apply(self, x: torch.Tensor, begun_s: float) -> None:
+        self._phase = Phase.IDLE
+        self._count_apply(begun_s)
+        if self.step % _CHECK_EVERY_STEPS == 0 and not is_finite(x):
+            raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
+
+    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
+
+        Raises:
+            UsageError: the loop has changed its gradients, of which the workers see different parts.
+        """
+        begun_s = self._now_s()
+        if self._gradient.has_changed or self.scaled:
+            raise UsageError(SEES_A_PART)
+        if self._owned is None:
+            self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
+        self._owned.bind(to, g, self.missing)
+        try:
+            self._wait_for_step()
+        finally:
+            self._owned.release()
+        self._end_apply(to, begun_s)
+
+    def make_state_whole(self, collectives: Collectives | None) -> None:
+        """At the end: collects sharded optimizer state from all workers."""
+        if self._owned is not None and collectives is not None:
+            self._owned.make_whole(collectives)
+
+    def settle_outside(self) -> None:
+        """Lets the loop's own parameter changes take effect before the program continues."""
+        self.changed_outside |= self.outside.settle()
+        self.moves = self.outside.moves
+
+    # The record, and the optimizer as data
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        self.samples += 0 if self._told_samples else self._weighed
+        self._weighed = 0
+        if self._progress is not None:
+            self._progress.add(self.samples, self.round_samples)
+        self.round_samples = 0
+        if self._append is not None:
+            super()._record(applied_version, gradient_version, failed_publishes)
+
+    @property
+    def _work_s(self) -> float:
+        """What the step has taken without its waits."""
+        return super()._work_s - self._waited_within_s
+
+    def _make_accruals(self) -> Accruals:
+        accruals = Accruals(self._records.write)
+        self._records.write = accruals.append
+        return accruals
+
+    @property
+    def rates(self) -> int:
+        """A digest of the learning rates to 6 digits, as processors may differ in the last ones."""
+        if self.rates_may_differ:
+            return 0
+        rates = [f"{float(group['lr']):.6g}" for group in self._optimizer.param_groups if "lr" in group]
+        return zlib.crc32(repr(rates).encode())
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The user's optimizer as data."""
+        return settings_of(self._optimizer, self._range_of)._replace(missing=self.missing)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Its momentum and the like."""
+        return state_of(self._optimizer, self._range_of, self.binding.num_elements)
+
+    def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
+        self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))
+        return self._ranges.get(parameter)

@@ -1,0 +1,247 @@
+"""Where the gradient of a loop's step is: in the parameters, or in buckets that leave while backward computes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from paceline.loop.buckets import GradientBuckets, PendingGradients
+from paceline.loop.loss_scales import scale_of_pass
+from paceline.optim.flat import FlatBinding, Ranges
+
+__all__ = ["Backward", "BucketedGradient", "ParameterGradient"]
+
+
+class ParameterGradient:
+    """The gradient that backward leaves in the parameters; a program that reads it gets one vector.
+
+    Args:
+        binding: the parameters.
+
+    Attributes:
+        is_read: whether the program has read it in this step: it may have changed the vector.
+        has_returned: whether the gradient is what came back from the other workers.
+    """
+
+    def __init__(self, binding: FlatBinding) -> None:
+        self._binding = binding
+        self._vector: torch.Tensor | None = None
+        self._missing: Ranges | None = None
+        self.is_read = self.has_returned = False
+
+    def begin(self, missing: Ranges | None = None) -> None:
+        """Begins another gradient; `missing`: the parameters that will have none, if that is known."""
+        self.is_read = self.has_returned = False
+        self._missing = missing
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The memory (P,) of the gradient as one vector, made when first asked for."""
+        if self._vector is None:
+            self._vector = self._binding.zeros()
+        return self._vector
+
+    def read(self, *, weighs_nothing: bool) -> torch.Tensor:
+        """The gradient as one vector (P,), gathered when first read in a step."""
+        if not self.is_read:
+            self.is_read = True
+            if weighs_nothing:
+                self.vector.zero_()
+            else:
+                self._missing = self._binding.gather_gradients(self.vector)
+        return self.vector
+
+    def write_back(self) -> None:
+        """Gives the parameters the gradient that the program has read, and perhaps changed."""
+        if self.is_read:
+            self._binding.scatter_gradients(self.vector, self.missing)
+
+    @property
+    def missing(self) -> Ranges:
+        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
+        if self._missing is None:
+            self._missing = self._find_missing()
+        return self._missing
+
+    @missing.setter
+    def missing(self, ranges: Ranges | None) -> None:
+        self._missing = ranges
+
+    def _find_missing(self) -> Ranges:
+        return self._binding.missing_gradients()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the loop has changed, replaced or removed the gradient since the others returned it."""
+        return False
+
+    def hand_out_rest(self) -> bool:
+        """Before the optimizer steps: hands out what no backward pass has; returns whether there was anything."""
+        return False
+
+    def accept_changes(self) -> None:
+        """All workers have changed the gradient alike."""
+
+    def forget_program(self) -> None:
+        """Drops the program's callbacks."""
+
+    def close(self) -> None:
+        """Stops watching the parameters."""
+
+
+class Backward(Protocol):
+    """What `BucketedGradient` asks of the replica while the loop's backward passes run.
+
+    Attributes:
+        adds_up: passes only add to the gradient, which is handed out later.
+        waits_for_end: buckets leave at the end of the pass, not during it.
+        repeats: the loop has an earlier batch again, whose gradient weighs nothing.
+    """
+
+    @property
+    def adds_up(self) -> bool: ...
+    @property
+    def waits_for_end(self) -> bool: ...
+    @property
+    def repeats(self) -> bool: ...
+
+    def wants_gradient(self) -> bool:
+        """Whether the program waits for the gradient that backward has just added to."""
+        ...
+
+    def begin_pass(self, *, is_scaled: bool) -> None:
+        """A pass has computed its first gradient; `is_scaled`: GradScaler scaled its loss."""
+        ...
+
+    def end_pass(self) -> None:
+        """The gradients are computed; what follows are waits."""
+        ...
+
+    def call_after_backward(self, end: Callable[[], None]) -> None:
+        """Calls `end` at the end of the present backward pass."""
+        ...
+
+
+class BucketedGradient(ParameterGradient):
+    """A gradient whose buckets are handed out during backward, and whose parameters then hold what came back.
+
+    Args:
+        binding: the parameters.
+        bucket_bytes: least size of a bucket.
+        backward: the replica.
+        pending: gradients that other workers complete; None: there are none.
+    """
+
+    def __init__(
+        self, binding: FlatBinding, bucket_bytes: int, backward: Backward, pending: PendingGradients | None
+    ) -> None:
+        super().__init__(binding)
+        self._backward = backward
+        self._ready: Callable[[torch.Tensor], None] | None = None
+        self._finish: Callable[[], None] | None = None
+        self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
+        self._end_of_pass: Callable[[], Any] = _over  # a weak reference: what it refers to dies if the pass raises
+        self._returned_version = 0  # PyTorch's count of changes of the vector when it came back
+        self._returned_missing: Ranges = ()
+        self._buckets = GradientBuckets(binding, self.vector, self._on_gradient, bucket_bytes)
+        self._pending: PendingGradients | None = None
+        if pending is not None:
+            self.wait_for(pending)
+
+    def wait_for(self, pending: PendingGradients) -> None:
+        """Hands out gradients only after other workers have added theirs."""
+        numbers = {parameter: index for index, parameter in enumerate(self._binding.parameters)}
+        self._pending = pending
+        pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
+
+    def hand_to(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
+        """Sets what gets the buckets, and what is called after the last one."""
+        self._ready, self._finish = ready, finish
+
+    def forget_program(self) -> None:
+        """Drops the program's callbacks."""
+        self._ready = self._finish = None
+
+    def close(self) -> None:
+        """Stops watching the parameters, whose gradients get their own memory again."""
+        self._buckets.remove()
+        self._binding.release_gradients()
+
+    def _find_missing(self) -> Ranges:
+        return self._buckets.missing
+
+    @property
+    def has_changed(self) -> bool:
+        if not self.has_returned:
+            return False
+        gradients = [None if p.grad is None else p.grad.data_ptr() for p in self._binding.parameters]
+        views = zip(self._binding.views(self.vector), self._binding.ranges, strict=True)
+        returned = [None if own in self._returned_missing else view.data_ptr() for view, own in views]
+        return self.vector._version != self._returned_version or gradients != returned
+
+    def accept_changes(self) -> None:
+        """All workers have changed the gradient alike."""
+        self._returned_version = self.vector._version
+
+    def hand_out_rest(self) -> bool:
+        if self._ready is None or self.has_returned:
+            return False
+        self._missing = self._loss_scale = None  # GradScaler has unscaled the gradients by now
+        self._buckets.begin(self._pass_on)
+        self._end_pass()
+        return True
+
+    def _on_gradient(self, index: int) -> None:
+        """Backward has added to a parameter's gradient."""
+        if not self._backward.wants_gradient() or self._ready is None:
+            return
+        if self._backward.adds_up:
+            self.has_returned = False
+            return
+        if self._end_of_pass() is None:
+            end = partial(self._end_pass)
+            self._end_of_pass = weakref.ref(end)
+            self._missing = None
+            self._loss_scale = scale_of_pass()
+            self._backward.begin_pass(is_scaled=self._loss_scale is not None)
+            self._buckets.begin(self._pass_on)
+            self._backward.call_after_backward(end)
+        if self._pending is None or not self._pending.is_pending(self._binding.parameters[index]):
+            self._complete(index)
+
+    def _complete(self, index: int) -> None:
+        """A parameter's gradient is what it will be when this backward pass has ended."""
+        if self._end_of_pass() is not None and self._buckets.under_way and not self._backward.waits_for_end:
+            self._buckets.complete(index)
+
+    def _pass_on(self, bucket: torch.Tensor) -> None:
+        """Hands out a bucket in the loss's own units: the workers' scales may differ, and change from step to step."""
+        assert self._ready is not None
+        if self._loss_scale is not None:
+            bucket.div_(self._loss_scale)
+        self._ready(bucket)
+
+    def _end_pass(self) -> None:
+        binding = self._binding
+        if self._pending is not None:
+            self._pending.finish()
+        self._end_of_pass = _over
+        self._backward.end_pass()
+        if self._backward.repeats:  # but shards have gradients of other workers' rows
+            binding.leave_out(tuple(own for own in binding.ranges if own[0] < binding.cut_from))
+        self._buckets.complete_all()
+        if self._finish is not None:
+            self._finish()
+        if self._loss_scale is not None:
+            self.vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
+        binding.bind_gradients(self.vector, self.missing)
+        self._returned_version, self._returned_missing = self.vector._version, self.missing
+        self.has_returned = True
+
+
+def _over() -> Any:
+    """No backward pass is under way."""
