@@ -147,7 +147,7 @@ class Algorithm:
         return False
 
     def closures(self, num_workers: int) -> Closures:
-        """How an optimizer's closure is evaluated, as `ClosureGradient` lists it."""
+        """How an optimizer's closure is evaluated, as `StepHooks` lists it."""
         if self.needs.kind == "served" or self.same_batches or self.lets_gradients_wait:
             return "once"
         return "on a copy" if num_workers > 1 else "in place"

@@ -9,6 +9,7 @@ import torch
 
 from paceline.algorithms.base import Closures
 from paceline.errors import UsageError, WorkerLostError
+from paceline.loop.guards.guard import Guards
 from paceline.optim.flat import FlatBinding
 from paceline.system.torch_internals import graph_task
 
@@ -29,7 +30,7 @@ class Stepped(Protocol):
     """What the hooks ask of the replica."""
 
     binding: FlatBinding
-    awaited: Any  # the watch for the loop's first step, which ends with it
+    awaited: Any
     closure: bool | None
     evaluations: Any
 
@@ -38,29 +39,12 @@ class Stepped(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradient is ready: lets the program choose the parameters to apply it to."""
-        ...
-
-    def finish_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has stepped."""
-        ...
-
-    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
-        """Computes another gradient of the step under way; returns the loss."""
-        ...
-
-    def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
-        """Lets the program apply the `difference` (P,) that a step on a copy has made."""
-        ...
-
-    def settle_outside(self) -> None:
-        """Lets the loop's own parameter changes take effect."""
-        ...
-
-    def raise_if_stopped(self, cause: Exception | None = None) -> None:
-        """Raises `RunStopped` where the run is over."""
-        ...
+    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def finish_step(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any: ...
+    def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None: ...
+    def settle_outside(self) -> None: ...
+    def raise_if_stopped(self, cause: Exception | None = None) -> None: ...
 
 
 class StepHooks:
@@ -81,13 +65,13 @@ class StepHooks:
 
     Attributes:
         evaluates: one of these.
-        look: called with the optimizer after a closure has computed a gradient, before workers average it.
+        guards: called before a step, once its gradient is computed, and after it.
     """
 
     def __init__(self, replica: Stepped) -> None:
         self._replica = replica
+        self.guards = Guards()
         self.evaluates: Closures = "once"
-        self.look: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self._closure: _Closure | None = None  # of the step under way
         # A class may call its base's `step`, which has hooks of its own.
         self._stepping: torch.optim.Optimizer | None = None
@@ -113,6 +97,7 @@ class StepHooks:
             kind = _Once if self.evaluates == "once" or _evaluates_once(optimizer) else _KINDS[self.evaluates]
             self._closure = kind(replica, self, optimizer, closure)
         else:
+            self.gradient_is_computed(optimizer)
             replica.prepare_step(optimizer)
         self._stepping = optimizer
         if self._closure is None:
@@ -131,6 +116,13 @@ class StepHooks:
             closure.end()
         self._stepping = None
         self._replica.finish_step(optimizer)
+        for call in self.guards.after_step:
+            call(optimizer)
+
+    def gradient_is_computed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets the guards look, before workers average it."""
+        for call in self.guards.before_step:
+            call(optimizer)
 
     def forget_step(self) -> None:
         """The last step is over, also if it has raised an error that the loop has caught."""
@@ -183,7 +175,7 @@ class _Closure:
 
     def _compute(self) -> Any:
         loss = self._closure()
-        self._hooks.look(self._optimizer)
+        self._hooks.gradient_is_computed(self._optimizer)
         return loss
 
     def end(self) -> None:

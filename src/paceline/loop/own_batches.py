@@ -9,25 +9,31 @@ import torch
 from torch import nn
 
 from paceline.data.plan import length_of
-from paceline.loop.hidden_hooks import HiddenHook, hookable
-from paceline.loop.same_inputs import SameInputs
+from paceline.loop.guards.hidden_hooks import HiddenHook, hookable
+from paceline.loop.guards.same_inputs import SameInputs
 from paceline.system.torch_internals import graph_task
 
 __all__ = ["DealtBatches", "OwnBatches"]
 
 
 class DealtBatches:
-    """The batches of a loop that takes them from `worker.batches`: each step begins with one, whose samples are known."""
+    """The batches of a loop that takes them from `worker.batches`: each step begins with one, whose samples are known.
+
+    Attributes:
+        are_dealt: whether `worker.batches` begins the steps.
+        touched: whether the loop has begun to compute in this step, otherwise.
+        num_passes: backward passes that are over, as far as the loop has gone on since.
+    """
 
     are_dealt = True
-    touched = False
-    num_passes = 0
+    touched: bool = False
+    num_passes: int = 0
 
     def begin_step(self) -> None:
         """The next step begins."""
 
     def see_pass(self) -> None:
-        """A backward pass is under way before any call."""
+        """A backward pass is under way before any call: its gradients are the first step's."""
 
     def weighed(self, told: int) -> int | None:
         """The samples of the step so far, of which the loop has `told` so many; None: they are known."""
@@ -40,7 +46,7 @@ class DealtBatches:
         """Stops observing."""
 
 
-class OwnBatches:
+class OwnBatches(DealtBatches):
     """Counts the samples of a step of such a loop, and reports its calls of the model or its parts with gradients enabled.
 
     For each backward pass it counts the length of the first tensor passed to the last call of the whole model before it; if
@@ -75,10 +81,9 @@ class OwnBatches:
         self._sees_passes = False
         self._before = self._pass = 0  # samples of the passes before, and of the present one
         self._was_called = False
-        self.num_passes = 0  # backward passes that are over, as far as the loop has gone on since
+        self.num_passes = 0
 
     def close(self) -> None:
-        """Stops observing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -86,7 +91,6 @@ class OwnBatches:
             self._inputs.look()
 
     def begin_step(self) -> None:
-        """The next step begins."""
         if self._inputs is not None:
             self._inputs.end_step()
         self._before = self._pass = 0
@@ -102,13 +106,11 @@ class OwnBatches:
             ]
 
     def see_pass(self) -> None:
-        """A backward pass is under way before any call: its gradients are the first step's."""
         self._see_passes()
         self._backward.came = True
 
     @property
-    def touched(self) -> bool:
-        """Whether the loop has begun to compute in this step."""
+    def touched(self) -> bool:  # type: ignore[override]
         return self._was_called or self._backward.came
 
     @property
@@ -117,11 +119,9 @@ class OwnBatches:
         return self._before + (self._pass or int(self._backward.came))
 
     def weighed(self, told: int) -> int:
-        """The samples of the step so far, of which the loop has `told` so many: a gradient never weighs 0."""
-        return told or max(1, self.samples)
+        return told or max(1, self.samples)  # a gradient never weighs 0
 
     def forget(self) -> None:
-        """The passes so far are accounted for."""
         self._before = self._pass = 0
         self._backward.came = False
 

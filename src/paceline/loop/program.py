@@ -27,7 +27,6 @@ class Program:
         self.wait: Callable[[], Any] = self._greenlet.switch
 
     def start(self, run: Callable[[], None]) -> None:
-        """Starts the program."""
         loop = getcurrent()
         self._greenlet = greenlet(run, parent=loop)
         self.resume, self.wait = self._greenlet.switch, loop.switch
@@ -42,5 +41,4 @@ class Program:
         self._greenlet.throw(error)
 
     def kill(self) -> None:
-        """Ends the program where it waits."""
         self._greenlet.throw(GreenletExit)

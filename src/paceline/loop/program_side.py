@@ -12,9 +12,9 @@ import torch
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import PendingGradients
-from paceline.loop.never_stepped import StepsAwaited
-from paceline.loop.outside_changes import OutsideChanges
-from paceline.loop.own_batches import DealtBatches, OwnBatches
+from paceline.loop.guards.never_stepped import StepsAwaited
+from paceline.loop.guards.outside_changes import OutsideChanges
+from paceline.loop.own_batches import DealtBatches
 from paceline.loop.program import Program
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.sharded import OwnedPieces
@@ -80,7 +80,7 @@ class ProgramSide(BaseReplica):
         self._at: torch.Tensor | None = None  # where the program has asked ahead for a gradient
         self._program = Program()
         self._gradient = ParameterGradient(self.binding)
-        self._batches: OwnBatches | DealtBatches = DealtBatches()
+        self._batches = DealtBatches()
         self._pending: PendingGradients | None = None
         self._progress: RunProgress | None = None
         self._records = LateLosses(self._append or (lambda *fields: None))

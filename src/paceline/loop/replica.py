@@ -18,11 +18,11 @@ from torch import nn
 from paceline.errors import NoGradient, RunStopped, WorkerLostError
 from paceline.loop.closures import StepHooks
 from paceline.loop.grad_scaler import HiddenGradients, take_over_scaling
+from paceline.loop.guards.same_inputs import SameInputs
 from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import DealtBatches, OwnBatches
 from paceline.loop.program_side import Phase, ProgramSide
 from paceline.loop.run_progress import RunProgress
-from paceline.loop.same_inputs import SameInputs
 from paceline.optim.half_types import is_finite
 
 __all__ = ["AttachedReplica"]

@@ -79,12 +79,12 @@ class ParameterGradient:
         """Whether the loop has changed, replaced or removed the gradient since the others returned it."""
         return False
 
+    def accept_changes(self) -> None:
+        """All workers have changed the gradient alike."""
+
     def hand_out_rest(self) -> bool:
         """Before the optimizer steps: hands out what no backward pass has; returns whether there was anything."""
         return False
-
-    def accept_changes(self) -> None:
-        """All workers have changed the gradient alike."""
 
     def forget_program(self) -> None:
         """Drops the program's callbacks."""
@@ -94,13 +94,7 @@ class ParameterGradient:
 
 
 class Backward(Protocol):
-    """What `BucketedGradient` asks of the replica while the loop's backward passes run.
-
-    Attributes:
-        adds_up: passes only add to the gradient, which is handed out later.
-        waits_for_end: buckets leave at the end of the pass, not during it.
-        repeats: the loop has an earlier batch again, whose gradient weighs nothing.
-    """
+    """What `BucketedGradient` asks of the replica while the loop's backward passes run."""
 
     @property
     def adds_up(self) -> bool: ...
@@ -109,21 +103,10 @@ class Backward(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def wants_gradient(self) -> bool:
-        """Whether the program waits for the gradient that backward has just added to."""
-        ...
-
-    def begin_pass(self, *, is_scaled: bool) -> None:
-        """A pass has computed its first gradient; `is_scaled`: GradScaler scaled its loss."""
-        ...
-
-    def end_pass(self) -> None:
-        """The gradients are computed; what follows are waits."""
-        ...
-
-    def call_after_backward(self, end: Callable[[], None]) -> None:
-        """Calls `end` at the end of the present backward pass."""
-        ...
+    def wants_gradient(self) -> bool: ...
+    def begin_pass(self, *, is_scaled: bool) -> None: ...
+    def end_pass(self) -> None: ...
+    def call_after_backward(self, end: Callable[[], None]) -> None: ...
 
 
 class BucketedGradient(ParameterGradient):
@@ -163,11 +146,9 @@ class BucketedGradient(ParameterGradient):
         self._ready, self._finish = ready, finish
 
     def forget_program(self) -> None:
-        """Drops the program's callbacks."""
         self._ready = self._finish = None
 
     def close(self) -> None:
-        """Stops watching the parameters, whose gradients get their own memory again."""
         self._buckets.remove()
         self._binding.release_gradients()
 
@@ -184,7 +165,6 @@ class BucketedGradient(ParameterGradient):
         return self.vector._version != self._returned_version or gradients != returned
 
     def accept_changes(self) -> None:
-        """All workers have changed the gradient alike."""
         self._returned_version = self.vector._version
 
     def hand_out_rest(self) -> bool:

@@ -20,7 +20,7 @@ class OneOptimizer:
     in_turn = False
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        """All of the loop's."""
+        return None
 
     def begins(self, optimizer: torch.optim.Optimizer) -> bool:
         return True
@@ -29,10 +29,10 @@ class OneOptimizer:
         return True
 
     def check_turn(self) -> None:
-        """It is always its turn."""
+        pass
 
     def check_whole(self) -> None:
-        """A step is always whole."""
+        pass
 
 
 class SeveralOptimizers(torch.optim.Optimizer):

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from paceline.data.plan import length_of
 from paceline.data.wrappers import unwrapped_optimizer
 from paceline.errors import UsageError
-from paceline.loop.hidden_hooks import leave_out_of_copies
+from paceline.loop.guards.hidden_hooks import leave_out_of_copies
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.several_optimizers import members_of

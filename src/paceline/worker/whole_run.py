@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
+from paceline.loop.guards.guard import Guards
+from paceline.loop.guards.state_elsewhere import StateElsewhere
+from paceline.loop.guards.unfollowed_schedules import UnfollowedSchedules
 from paceline.loop.run_progress import RunProgress
-from paceline.loop.schedules import FollowedScheduler, UnfollowedSchedules
+from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker.gathering import total_of
 from paceline.worker.memberships.membership import Membership
-from paceline.worker.state_elsewhere import watch_state
 
 __all__ = ["WholeRun"]
 
@@ -30,7 +31,7 @@ class WholeRun:
     _optimizer: torch.optim.Optimizer
     _membership: Membership
     _replica: Any
-    _undo: list[Callable[[], None]]
+    _guards: Guards
 
     _progress: RunProgress | None = None
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
@@ -48,12 +49,11 @@ class WholeRun:
         )
         self._replica.count_in(self._progress)
         if self.num_workers > 1 and not self.algorithm.same_batches:
-            self._undo += [hook.remove for hook in watch_state(members_of(self._optimizer), self.algorithm)]
+            self._guards.add(StateElsewhere(members_of(self._optimizer), self.algorithm))
         if num_sharing > 1 and self.worker_id == 0:
-            members = members_of(self._optimizer)
-            self._unfollowed = tuple(UnfollowedSchedules(one, num_sharing) for one in members)
-            for one, schedules in zip(members, self._unfollowed, strict=True):
-                self._undo.append(one.register_step_post_hook(schedules.after_step).remove)
+            self._unfollowed = tuple(UnfollowedSchedules(one, num_sharing) for one in members_of(self._optimizer))
+            for one in self._unfollowed:
+                self._guards.add(one)
         return self._progress
 
     def clip_grad_norm_(self, max_norm: float) -> float:

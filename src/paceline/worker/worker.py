@@ -15,14 +15,16 @@ from torch import nn
 from paceline.algorithms import Algorithm
 from paceline.errors import DivergedError, RunStopped, UsageError, WorkerLostError, exits_in_order
 from paceline.loop.grad_scaler import ask_for_every_step
-from paceline.loop.gradient_watch import watch_gradients
-from paceline.loop.held_by_one import hold
-from paceline.loop.hidden_hooks import leave_out_of_copies
-from paceline.loop.loaded_weights import Loads, Places, left_weights
-from paceline.loop.never_stepped import StepsAwaited
-from paceline.loop.outside_changes import watch_outside
+from paceline.loop.guards.gradient_watch import GradientWatch
+from paceline.loop.guards.guard import Guards
+from paceline.loop.guards.held_by_one import hold
+from paceline.loop.guards.hidden_hooks import leave_out_of_copies
+from paceline.loop.guards.loaded_weights import Loads, Places, left_weights
+from paceline.loop.guards.never_stepped import StepsAwaited
+from paceline.loop.guards.outside_changes import watch_outside
+from paceline.loop.guards.same_inputs import SameInputs
+from paceline.loop.guards.trained_parameters import TrainedParameters
 from paceline.loop.random_numbers import alike, common_randomness, digests_of_states, go_apart
-from paceline.loop.same_inputs import SameInputs
 from paceline.membership.environment import WorkerEnvironment
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
@@ -69,7 +71,8 @@ class Worker(WholeRun):
         self._environment = environment
         self._evaluate = evaluate
         self._same_random = same_random
-        self._undo: list[Callable[[], None]] = []
+        self._guards = Guards()
+        self._undo: list[Callable[[], None]] = [self._guards.close]
         self._copy: torch.Tensor | None = None
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
         self._consensus_distance: float | None = None
@@ -81,9 +84,12 @@ class Worker(WholeRun):
         states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
         self._undo.append(hold(self._held, members_of(self._optimizer), self.worker_id, self.num_workers))
         try:
+            if self.num_workers > 1:
+                self._guards.add(TrainedParameters(self._held, members_of(self._optimizer)))
             self._membership = self._join(entry, states)
         except BaseException:
             self._undo.pop()()
+            self._guards.close()
             raise
         try:
             self._draw_apart(device)
@@ -111,16 +117,16 @@ class Worker(WholeRun):
         taken = self._restore(run)
         check_states(run, self.algorithm, self._optimizer, self._held)
         self._replica = replica = run.replica(self._optimizer)
+        replica.step_hooks.guards = self._guards
         self._loads = Loads(self._model)
-        self._undo.append(self._loads.close)
+        self._guards.add(self._loads)
         replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
         if run.part is None and len(members) == 1:
             replica.step_hooks.evaluates = self.algorithm.closures(self.num_workers)
         if self.worker_id == 0 and not run.incarnation:
             self.algorithm.warn(self.num_workers, stacklevel=4)
             if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                replica.step_hooks.look, undo = watch_gradients(parameters, members)
-                self._undo.append(undo)
+                self._guards.add(GradientWatch(parameters))
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
         self._undo += [ask_for_every_step(one) for one in members]
@@ -133,10 +139,11 @@ class Worker(WholeRun):
             inputs = SameInputs(run.tables.inputs, self.worker_id, self.num_workers)
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
-        self._places = Places(self._model, parameters, members)
+        self._places = Places(self._model, parameters)
+        self._guards.add(self._places)
         if self.algorithm.needs.kind == "slots" and self.num_workers > 1:
             replica.rest, self._loads.before = self._bind_newest, replica.leave_published
-        self._undo += [self._places.close, leave_out_of_copies(self._model)]
+        self._undo.append(leave_out_of_copies(self._model))
         self._batches = WorkerBatches(
             membership=run,
             algorithm=self.algorithm,

@@ -10,7 +10,7 @@ import torch
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
-from paceline.loop.noted_gradients import NotedGradients
+from paceline.loop.guards.noted_gradients import NotedGradients
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import PlacedPart

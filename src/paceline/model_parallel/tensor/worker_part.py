@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
-from paceline.loop.noted_gradients import NotedGradients
+from paceline.loop.guards.noted_gradients import NotedGradients
 from paceline.model_parallel.axes import LoneCollectives
 from paceline.model_parallel.sharded_part import ShardedPart
 from paceline.model_parallel.tensor.gradients import GradientMeans

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.loop.guards.guard import Guard
 
-__all__ = ["watch_trained"]
+__all__ = ["TrainedParameters"]
 
 
-def watch_trained(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
-    """Refuses, now and before every step, parameters that workers would train separately; returns an undo function.
+class TrainedParameters(Guard):
+    """Refuses, now and before every step, parameters that workers would train separately.
 
     Workers share the parameters that the model trains at attach. Others in an optimizer, unfrozen or added later or in no
     model, would differ between workers; and parameters in no known optimizer are trained by an unknown one, or by none.
@@ -26,33 +26,22 @@ def watch_trained(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer])
         optimizers: those passed to attach.
 
     Raises:
-        UsageError: there are such parameters; so does every step of the optimizers from now on.
+        UsageError: there are such parameters.
     """
-    watch = _Watch(model, optimizers)
-    watch.check(when="")
-    hooks = [one.register_step_pre_hook(watch.look) for one in optimizers]
 
-    def undo() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return undo
-
-
-class _Watch:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._model = model
         self._optimizers = optimizers
         self._shared = {p for p in model.parameters() if p.requires_grad}
         self._others: list[torch.Tensor] = []  # not trained so far
         self._lengths: list[int] = []  # of the optimizers' groups
+        self._check(when="")
 
-    def look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._count() != self._lengths or any(p.requires_grad for p in self._others):
-            self.check(when=" after attach")
+            self._check(when=" after attach")
 
-    def check(self, *, when: str) -> None:
+    def _check(self, *, when: str) -> None:
         names = {p: name for name, p in self._model.named_parameters()}
         owned = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
         if any(p.requires_grad and p not in self._shared for p in owned):

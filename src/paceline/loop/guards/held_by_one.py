@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError
-from paceline.loop.aliases import check_aliases
-from paceline.loop.trained_parameters import watch_trained
+from paceline.loop.guards.aliases import check_aliases
 
 __all__ = ["hold"]
 
@@ -39,7 +38,7 @@ def hold(
     steps on other parameters trains each worker's own: a warning says so at its first step.
 
     Raises:
-        UsageError: another worker of this process has them, or the optimizers have other parameters.
+        UsageError: another worker of this process has them.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     one_each: list[Any] = [*optimizers, *trained]
@@ -54,14 +53,12 @@ def hold(
                 " model and the optimizer inside the function."
             )
         check_aliases(model, warns=worker_id == 0)
-        unwatch = watch_trained(model, optimizers) if num_workers > 1 else _nothing
         _held.update(dict.fromkeys(mine | parts, worker_id))
         _watch_others(_shared | of_several)
     was_inside = _is_inside.get()
     _is_inside.set(True)
 
     def give_back() -> None:
-        unwatch()
         _is_inside.set(was_inside)
         with _lock:
             for one in mine | parts:
@@ -69,10 +66,6 @@ def hold(
             _watch_others(_shared - of_several)
 
     return give_back
-
-
-def _nothing() -> None:
-    pass
 
 
 def _parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

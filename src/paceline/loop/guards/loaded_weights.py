@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.loop.hidden_hooks import HiddenHook, hookable
+from paceline.loop.guards.guard import Guard
+from paceline.loop.guards.hidden_hooks import HiddenHook, hookable
 from paceline.membership.final_mean import LeftWeights
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
@@ -16,7 +17,7 @@ from paceline.optim.model_state import dense_buffers
 __all__ = ["Loads", "Places", "left_weights"]
 
 
-class Places:
+class Places(Guard):
     """The places of trained parameters and buffers in a model, where a loop may put other tensors.
 
     `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the original
@@ -25,15 +26,12 @@ class Places:
     Args:
         model: the loop's.
         parameters: the trained ones.
-        optimizers: their steps trigger restoring the buffers.
 
     Attributes:
         buffers: the original ones.
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         trained = set(parameters)
         self._places = [
             (module._parameters, name, parameter)
@@ -49,15 +47,14 @@ class Places:
             if buffer is not None and id(buffer) in known
         ]
         self.buffers = list(known.values())
-        self._handles = [one.register_step_post_hook(self.put_back) for one in optimizers if known]
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.put_back()
 
     def close(self) -> None:
-        """Restores the buffers and stops watching."""
         self.put_back()
-        for handle in self._handles:
-            handle.remove()
 
-    def put_back(self, *_: object) -> None:
+    def put_back(self) -> None:
         """Copies the values of replaced buffers into the original ones, and restores these."""
         for own, name, buffer in self._buffers:
             other = own.get(name)
@@ -81,7 +78,7 @@ def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.shape, one.dtype, one.device, one.layout) == (other.shape, other.dtype, other.device, other.layout)
 
 
-class Loads:
+class Loads(Guard):
     """Values that `load_state_dict` has put into a model's parameters and buffers since the last step.
 
     Keeps copies, as other workers may overwrite the same memory right after a load.
@@ -111,7 +108,6 @@ class Loads:
         self._loaded.clear()
 
     def close(self) -> None:
-        """Stops watching."""
         for handle in self._handles:
             handle.remove()
         self.before = None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.errors import ClippingWarning
+from paceline.loop.guards.guard import Guard
 
-__all__ = ["watch_gradients"]
+__all__ = ["GradientWatch"]
 
 _WATCHED_STEPS = 64  # afterwards the loop is assumed not to change its behaviour
 _WARNING = (
@@ -22,9 +22,7 @@ _WARNING = (
 )
 
 
-def watch_gradients(
-    parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[Callable[[torch.optim.Optimizer], None], Callable[[], None]]:
+class GradientWatch(Guard):
     """Warns once if a loop changes gradients between the end of backward and the optimizer's step.
 
     A change shows in PyTorch's count of in-place changes, or in a gradient's address. Later backward passes, GradScaler's
@@ -34,51 +32,40 @@ def watch_gradients(
 
     Args:
         parameters: that the loop trains.
-        optimizers: the loop's; a step of one gives the warning.
-
-    Returns:
-        a function to call with the optimizer when a closure has computed a gradient; and an undo function.
     """
-    # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
-    backward_left: dict[int, tuple[int, int]] = {}
-    num_steps = 0
 
-    def note(index: int, parameter: torch.Tensor) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
+        self._backward_left: dict[int, tuple[int, int]] = {}
+        self._num_steps = 0
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(partial(self._note, index)) for index, one in enumerate(parameters)
+        ]
+
+    def _note(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None and gradient.layout == torch.strided:
-            backward_left[index] = gradient.data_ptr(), gradient._version
+            self._backward_left[index] = gradient.data_ptr(), gradient._version
 
-    def look(stepping: torch.optim.Optimizer, args: Sequence[Any] = (), kwargs: Any = None) -> None:
-        nonlocal num_steps
-        if len(args) > 1 or kwargs:  # the gradient comes from a closure
-            return
-        num_steps += 1
-        scaled = _counted_by_scaler(parameters[0].device) if hasattr(stepping, "found_inf") else 0
-        for index, (address, version) in backward_left.items():
-            gradient = parameters[index].grad
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._num_steps += 1
+        scaled = _counted_by_scaler(self._parameters[0].device) if hasattr(optimizer, "found_inf") else 0
+        for index, (address, version) in self._backward_left.items():
+            gradient = self._parameters[index].grad
             if gradient is None or (gradient.data_ptr(), gradient._version) == (address, version + scaled):
                 continue
             if bool(gradient.any()):
                 warnings.warn(_WARNING, ClippingWarning, stacklevel=3)
-                num_steps = _WATCHED_STEPS
+                self._num_steps = _WATCHED_STEPS
                 break
-        backward_left.clear()
-        if num_steps >= _WATCHED_STEPS:
-            stop_noting()
+        self._backward_left.clear()
+        if self._num_steps >= _WATCHED_STEPS:
+            self.close()
 
-    def stop_noting() -> None:
-        for hook in hooks:
-            hook.remove()
-        hooks.clear()
-
-    def undo() -> None:
-        stop_noting()
-        for hook in looking:
-            hook.remove()
-
-    hooks = [one.register_post_accumulate_grad_hook(partial(note, index)) for index, one in enumerate(parameters)]
-    looking = [one.register_step_pre_hook(look) for one in optimizers]
-    return look, undo
+    def close(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 @cache

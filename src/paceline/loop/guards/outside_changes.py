@@ -10,7 +10,7 @@ import torch
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import AlgorithmWarning, UsageError
-from paceline.loop.loaded_weights import Loads
+from paceline.loop.guards.loaded_weights import Loads
 from paceline.optim.flat import FlatBinding
 
 __all__ = ["Effect", "OutsideChanges", "watch_outside"]

@@ -10,26 +10,34 @@ import torch
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
+from paceline.loop.guards.guard import Guard
 from paceline.optim.saved_state import asked_by_run
 
-__all__ = ["watch_state"]
+__all__ = ["StateElsewhere"]
 
 
-def watch_state(optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> list[Any]:
+class StateElsewhere(Guard):
     """Warns when a loop asks its optimizer for state that servers keep, or that the worker has only in part.
 
     After the `with`, the optimizer still lacks the servers' state until the loop loads a saved one. Loading inside the
     `with` is refused, since it would not reach the servers.
 
-    Returns:
-        handles, to remove when the worker leaves.
+    Args:
+        optimizers: the loop's.
+        algorithm: how the workers agree.
     """
-    rule = algorithm.server_rule
-    if rule is not None and not rule.overrides_optimizer:
-        return [handle for one in optimizers for handle in _AtServers(one).handles]
-    if algorithm.splits_update:
-        return [one.register_state_dict_pre_hook(_warn_of_part) for one in optimizers]
-    return []
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> None:
+        self._handles: list[Any] = []
+        rule = algorithm.server_rule
+        if rule is not None and not rule.overrides_optimizer:
+            self._handles = [handle for one in optimizers for handle in _AtServers(one).handles]
+        elif algorithm.splits_update:
+            self._handles = [one.register_state_dict_pre_hook(_warn_of_part) for one in optimizers]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
 
 class _AtServers:

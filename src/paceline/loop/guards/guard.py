@@ -1,0 +1,51 @@
+"""What all guards have in common: they are called around each step of the loop's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["Guard", "Guards"]
+
+
+class Guard:
+    """Watches for one thing that a loop may do; overrides what it needs."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradient is computed, and this optimizer is about to step."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """This optimizer has stepped."""
+
+    def close(self) -> None:
+        """The worker leaves: stops watching."""
+
+
+class Guards:
+    """The guards of one worker.
+
+    Attributes:
+        before_step: of those guards that have one.
+        after_step: likewise.
+    """
+
+    def __init__(self) -> None:
+        self.before_step: list[Callable[[torch.optim.Optimizer], None]] = []
+        self.after_step: list[Callable[[torch.optim.Optimizer], None]] = []
+        self._guards: list[Guard] = []
+
+    def add(self, guard: Guard) -> None:
+        """Switches a guard on."""
+        self._guards.append(guard)
+        if type(guard).before_step is not Guard.before_step:
+            self.before_step.append(guard.before_step)
+        if type(guard).after_step is not Guard.after_step:
+            self.after_step.append(guard.after_step)
+
+    def close(self) -> None:
+        """Switches all off."""
+        self.before_step.clear()
+        self.after_step.clear()
+        while self._guards:
+            self._guards.pop().close()

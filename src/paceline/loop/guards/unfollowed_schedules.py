@@ -1,0 +1,64 @@
+"""Warn of learning-rate schedulers that follow one worker's steps instead of the run's."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import torch
+
+from paceline.loop.guards.guard import Guard
+from paceline.system.torch_internals import is_followed_by_scheduler
+
+__all__ = ["UnfollowedSchedules"]
+
+_FIRST, _LAST = 2, 12  # steps between which it is counted how often a scheduler steps
+
+
+class UnfollowedSchedules(Guard):
+    """Warns of a scheduler that is stepped about once per step of one of several workers.
+
+    Costs: one scan of all objects known to Python's garbage collector, if the optimizer has had a scheduler.
+
+    Args:
+        optimizer: whose schedulers to find.
+        num_workers: of the run.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, num_workers: int) -> None:
+        self._optimizer = optimizer
+        self._num_workers = num_workers
+        self._num_steps = 0
+        self._found: list[tuple[dict[str, Any], int]] = []
+
+    def silence(self) -> None:
+        """The loop goes by the run's progress."""
+        self._num_steps = _LAST
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._num_steps >= _LAST or optimizer is not self._optimizer:
+            return
+        self._num_steps += 1
+        if self._num_steps == _FIRST and is_followed_by_scheduler(self._optimizer):
+            self._found = [(one, one["last_epoch"]) for one in _schedulers_of(self._optimizer)]
+        elif self._num_steps == _LAST:
+            if any(one["last_epoch"] - before >= _LAST - _FIRST for one, before in self._found):
+                warnings.warn(
+                    f"A scheduler of the learning rate is stepped once per step of each of {self._num_workers} workers, and so"
+                    f" ends at 1/{self._num_workers} of its way if it was made for one worker. Use `scheduler ="
+                    " worker.follow(scheduler)`, with samples_per_step=... where steps have fewer samples than alone.",
+                    stacklevel=2,
+                )
+            self._found = []
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The attributes of an optimizer's schedulers, to which PyTorch keeps no reference."""
+    found = []
+    for one in gc.get_referrers(optimizer):
+        attributes = one if isinstance(one, dict) else getattr(one, "__dict__", {})
+        by_a_measure = "patience" in attributes  # ReduceLROnPlateau
+        if attributes.get("optimizer") is optimizer and "last_epoch" in attributes and not by_a_measure:
+            found.append(attributes)
+    return found
