@@ -56,7 +56,7 @@ class GradientWatch(Guard):
             if gradient is None or (gradient.data_ptr(), gradient._version) == (address, version + scaled):
                 continue
             if bool(gradient.any()):
-                warnings.warn(_WARNING, ClippingWarning, stacklevel=3)
+                warnings.warn(_WARNING, ClippingWarning, stacklevel=5)
                 self._num_steps = _WATCHED_STEPS
                 break
         self._backward_left.clear()

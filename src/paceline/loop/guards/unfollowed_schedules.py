@@ -48,7 +48,7 @@ class UnfollowedSchedules(Guard):
                     f"A scheduler of the learning rate is stepped once per step of each of {self._num_workers} workers, and so"
                     f" ends at 1/{self._num_workers} of its way if it was made for one worker. Use `scheduler ="
                     " worker.follow(scheduler)`, with samples_per_step=... where steps have fewer samples than alone.",
-                    stacklevel=2,
+                    stacklevel=4,
                 )
             self._found = []
 
