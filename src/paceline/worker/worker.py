@@ -140,7 +140,8 @@ class Worker(WholeRun):
         replica.watch(self._model, inputs)
         progress = self._begin_progress()
         self._places = Places(self._model, parameters)
-        self._guards.add(self._places)
+        if self._places.buffers:
+            self._guards.add(self._places)
         if self.algorithm.needs.kind == "slots" and self.num_workers > 1:
             replica.rest, self._loads.before = self._bind_newest, replica.leave_published
         self._undo.append(leave_out_of_copies(self._model))
