@@ -37,7 +37,7 @@ OTHER = [
     Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, but attach was given 2"),
     Cell(["sparse_table"], ["lockstep", "all-reduce"], "averages dense gradients, but the model has sparse ones"),
-    Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 left out"),
+    Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 skipped"),
     Cell(["clamped", "lookahead"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),
     Cell(["head_only"], ALL, "No optimizer that attach was given has the parameter"),

@@ -12,7 +12,7 @@ from paceline.algorithms.same_rounds import SameRounds
 
 IN_ROUNDS = [*families.SHARED_LOCKSTEP, *families.OWN_LOCKSTEP, "da-sgd(period=3)"]
 WITHOUT_ROUNDS = [*families.ASYNCHRONOUS, "parameter-server(mode=async)", "downpour(push=3, fetch=2)"]
-SAYS = "left out (step 3|one of steps 1 to [34]) and went on to another batch"
+SAYS = "skipped (step 3|one of steps 1 to [34]) and went on to another batch"
 NUMBER = 24
 
 
@@ -125,7 +125,7 @@ def test_a_step_left_out_once_all_have_accumulated(algorithm):
     if algorithm == "lockstep":
         assert simulated(loop, algorithm)[0].result["outcome"] == "stopped"
     else:
-        with pytest.raises(pl.UsageError, match="Worker 1 left out step 3 "):
+        with pytest.raises(pl.UsageError, match="Worker 1 skipped step 3 "):
             simulated(loop, algorithm)
 
 
@@ -149,7 +149,7 @@ def test_one_worker_breaks_out_of_an_epoch(algorithm):
                     if own_id() == 1 and number == 5:
                         break
 
-    with pytest.raises(pl.UsageError, match="Worker 1 left out"):
+    with pytest.raises(pl.UsageError, match="Worker 1 skipped"):
         simulated(loop, algorithm)
 
 
@@ -169,7 +169,7 @@ def test_a_step_left_out_in_a_round_in_which_another_worker_has_no_batch(algorit
                         continue
                     optimizer.step()
 
-    with pytest.raises(pl.UsageError, match="left out step"):
+    with pytest.raises(pl.UsageError, match="skipped step"):
         simulated(loop, algorithm, workers=3)
 
 
@@ -196,5 +196,5 @@ def test_all_workers_are_told_the_same():
     ]
     total = sum(one.told() for one in rounds)
     for one in rounds:
-        with pytest.raises(pl.UsageError, match="Workers 0 and 3 left out"):
+        with pytest.raises(pl.UsageError, match="Workers 0 and 3 skipped"):
             one.check(total)

@@ -115,7 +115,7 @@ def test_loops_on_data_of_their_own_may_leave_an_epoch_and_step_twice(loop):
 
 def test_a_loop_that_steps_at_the_end_of_its_own_shorter_loader_is_refused():
     for result in run("own_data_accumulated", 2).values():
-        assert "left out step 1 and went on to another batch" in refusal(result)
+        assert "skipped step 1 and went on to another batch" in refusal(result)
 
 
 @pytest.mark.parametrize(

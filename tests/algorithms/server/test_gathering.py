@@ -256,9 +256,7 @@ def test_one_that_comes_again_after_the_last_and_brings_nothing_makes_no_update_
 
 
 @pytest.mark.parametrize("mode", ["rennala", "ringmaster(threshold=2)", "ringleader"])
-@pytest.mark.parametrize(
-    ("options", "remedy"), [("shards=2", "take shards=1"), ("durability=replica", "leave out dur")]
-)
+@pytest.mark.parametrize(("options", "remedy"), [("shards=2", "use shards=1"), ("durability=replica", "leave out dur")])
 def test_what_one_server_must_decide_is_refused_on_several(mode, options, remedy):
     with pytest.raises(pl.UsageError, match=remedy):
         pl.parse(f"parameter-server(mode={mode},{options})")
