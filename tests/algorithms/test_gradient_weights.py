@@ -176,7 +176,7 @@ def test_rescaled_workers_move_the_parameters_equally_far(arguments, apply):
 @pytest.mark.parametrize("rule", ["adam", "rmsprop", "adagrad", "async-adagrad", "adaptive-revision"])
 @pytest.mark.parametrize("text", ["{}", "delayed(delay=constant(updates_late=1), rule={})"])
 def test_a_servers_adaptive_rule_is_refused_where_gradients_are_weighted(rule, text):
-    refused = rf"rate=rescaled multiplies every gradient .* {rule} are not in proportion: take apply=sgd or apply=mom"
+    refused = rf"rate=rescaled scales every gradient .* of {rule} do not scale with its gradients: take apply=sgd or apply=mom"
     with pytest.raises(pl.UsageError, match=refused) as error:
         pl.parse(f"parameter-server(mode=async(rate=rescaled), apply={text.format(rule)})")
     assert "\n" not in str(error.value)
@@ -207,7 +207,7 @@ def test_optimizers_that_are_not_linear_are_refused_before_the_first_step(algori
             started.append(worker)
 
     with pytest.raises(
-        pl.UsageError, match=rf"^{option} multiplies .* of {kind.__name__} are not .* choose SGD.* leave out"
+        pl.UsageError, match=rf"^{option} scales .* of {kind.__name__} do not .* choose SGD.* leave out"
     ):
         pl.simulate(loop, workers=2, algorithm=algorithm)
     assert not started

@@ -91,7 +91,7 @@ def test_top_k_does_not_write_beyond_the_vector(index):
     codec = TopK(fraction=0.02)
     payload = codec.encode(torch.ones(100), codec.start(100, torch.float32)).x
     payload[:4] = torch.tensor([index], dtype=torch.int32).view(torch.uint8)
-    with pytest.raises(ValueError, match="beyond the 100"):
+    with pytest.raises(ValueError, match="beyond its 100"):
         codec.decode(Encoded(payload), 100, torch.float32)
 
 
