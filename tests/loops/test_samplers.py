@@ -187,7 +187,7 @@ def test_a_sampler_that_draws_something_else_on_each_worker_is_named(algorithm):
 def test_a_distributed_sampler_that_was_left_in(algorithm):
     def epochs(worker):
         sampler = DistributedSampler(DATA, num_replicas=2, rank=worker.worker_id, shuffle=True)
-        with pytest.warns(UserWarning, match=r"DistributedSampler .* was ignored"):
+        with pytest.warns(UserWarning, match=r"DistributedSampler was ignored"):
             yield worker.batches(DataLoader(DATA, batch_size=4, sampler=sampler))
 
     seen = seen_by(algorithm, epochs)

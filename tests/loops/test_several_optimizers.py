@@ -97,7 +97,7 @@ def test_one_that_steps_twice_is_told_of_the_other(algorithm):
             optimizers[0].step()
 
     model, _ = made()
-    with pytest.raises(pl.UsageError, match=r"optimizer 0 \(Adam\) has stepped and optimizer 1 \(SGD\) has not"):
+    with pytest.raises(pl.UsageError, match=r"optimizer 0 \(Adam\) has stepped but optimizer 1 \(SGD\) has not"):
         pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 
@@ -112,7 +112,7 @@ def test_one_that_never_steps(where):
                     break
 
     model, _ = made()
-    with pytest.raises(pl.UsageError, match=r"has stepped and optimizer 1"):
+    with pytest.raises(pl.UsageError, match=r"has stepped but optimizer 1"):
         pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 

@@ -213,7 +213,7 @@ def test_a_prepared_loader_s_parts_are_put_together():
         sampler = BatchSampler(SeedableRandomSampler(DATA), 4, False)
         return DataLoader(DATA, batch_sampler=BatchSamplerShard(sampler, own_id()))
 
-    with pytest.warns(UserWarning, match=r"BatchSamplerShard .* was ignored"):
+    with pytest.warns(UserWarning, match=r"BatchSamplerShard was ignored"):
         pl.simulate(loop_with(prepared, seen, loader), workers=2, algorithm="lockstep")
     assert sorted(number for batch in seen[:16] for number in batch) == [*range(64)]
 

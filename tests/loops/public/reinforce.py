@@ -10,7 +10,7 @@ from torch.distributions import Categorical
 SIZES = {"quick": {"episodes": 240}, "soak": {"episodes": 500}}
 TAKES = {
     "range(episodes // worker.num_workers)": "each worker plays its part of the run's episodes",
-    "Balance(543 + worker.worker_id)": "a generator with the same seed on all workers would start all their episodes alike",
+    "Balance(543 + worker.worker_id)": "with one seed, the episodes of all workers would start in the same state",
     "worker.mean(running)": "all workers stop after the same episode, as lockstep methods require",
     "if worker.worker_id == 0:": "every worker runs the loop; one prints",
 }
