@@ -151,7 +151,7 @@ def test_many_workers_with_heavy_tails_want_a_few_backups():
 @pytest.mark.parametrize(
     ("factors", "options", "says"),
     [
-        ([], {}, "1 worker or more"),
+        ([], {}, "at least 1 worker"),
         ([1.0, 0.0], {}, "factors above 0"),
         ([1.0], {"half_efficient": -1.0}, "half_efficient must be 0 or more"),
         ([1.0], {"half_efficient": math.nan}, "half_efficient must be 0 or more"),
