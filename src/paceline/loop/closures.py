@@ -128,6 +128,11 @@ class StepHooks:
         """The last step is over, also if it has raised an error that the loop has caught."""
         self._stepping, self._nested = None, 0
 
+    def close(self) -> None:
+        """No more steps: drops the replica, whose memory would otherwise wait for a garbage collection."""
+        self._closure = None
+        del self._replica
+
     @property
     def is_evaluating(self) -> bool:
         """Whether a closure of the loop is running."""

@@ -89,6 +89,7 @@ class AttachedReplica(ProgramSide):
         self._records.settle(self.loss)
         self._gradient.close()
         self._batches.close()
+        self.step_hooks.close()
         if self._program.is_over:
             return
         if failed:

@@ -151,6 +151,7 @@ class BucketedGradient(ParameterGradient):
     def close(self) -> None:
         self._buckets.remove()
         self._binding.release_gradients()
+        del self._backward  # whose memory would otherwise wait for a garbage collection
 
     def _find_missing(self) -> Ranges:
         return self._buckets.missing
