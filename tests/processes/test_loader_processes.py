@@ -158,7 +158,9 @@ def training(folder, *words):
     (folder / "loop.py").write_text(textwrap.dedent(SCRIPT))
     with started(folder, COMMAND, "launch", "--out", "run", "--workers", 2, *words) as process:
         leftovers.wait_until(lambda: len(list(folder.glob("training-*"))) == 2, "both workers")
-        assert len(loading(folder)) == 4 + 4, "and two in each worker that compare samples"
+        leftovers.wait_until(
+            lambda: len(loading(folder)) == 4 + 4, "loaders, and two in each worker that compare samples"
+        )
         yield process
 
 

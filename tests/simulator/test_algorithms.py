@@ -187,7 +187,7 @@ def test_a_slow_worker_slows_lockstep_as_much_as_itself():
 def test_bad_configurations_are_refused():
     for config, options, says in [
         ({"algorithm": "sequential"}, {}, "runs with 1 worker"),
-        ({"optimizer_state": "shared"}, {}, "not simulated"),
+        ({"optimizer_state": "shared"}, {}, "do not support"),
         ({"target_loss": 0.1}, {"timing_only": True}, "leave out the target"),
         ({}, {"num_parameters": 5}, "--timing-only"),
     ]:

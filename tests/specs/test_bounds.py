@@ -171,7 +171,9 @@ def test_more_workers_than_file_descriptors_are_refused(monkeypatch):
     monkeypatch.setattr(bounds, "available_bytes", lambda **which: 10**15)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (300, 300))
     bounds.check_workers(50, backend="threads")
-    with pytest.raises(UsageError, match=r"500 file descriptors .* may have 300: start 50 at most, or raise ulimit -n"):
+    with pytest.raises(
+        UsageError, match=r"500 file descriptors .* may open only 300: start 50 at most, or raise ulimit -n"
+    ):
         bounds.check_workers(100, backend="threads")
     with pytest.raises(UsageError, match="at most 32,766, not 40000"):
         bounds.check_workers(40_000, backend="threads")

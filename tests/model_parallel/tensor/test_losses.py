@@ -59,7 +59,7 @@ def test_whole_features_are_those_of_one_process_or_refused():
     def program(mesh):
         part = whole.chunk(mesh.hidden.size, 1)[mesh.hidden.index]
         assert mp.whole_features(whole, 6, mesh) is whole
-        with pytest.raises(UsageError, match="5 features are neither all 12 nor this worker's part"):
+        with pytest.raises(UsageError, match="5 features of 12 are neither all nor this worker's part"):
             mp.whole_features(torch.zeros(2, 5), 12, mesh)
         return mp.whole_features(part, 6, mesh)
 

@@ -41,13 +41,16 @@ def attached_by(start):
             model, optimizer = made()
             with pl.attach(model, optimizer, algorithm="hogwild") as worker:
                 found.append(worker._membership)
+                found.append(worker._membership.batches())  # an ended simulation has none
                 for x in worker.batches([torch.ones(4, 3)] * 2):
                     optimizer.zero_grad()
                     model(x).mean().backward()
                     optimizer.step()
 
         start(program)
-        yield found[0]
+        member, batches = found
+        monkeypatch.setattr(member, "batches", lambda: batches)
+        yield member
 
     return member
 
