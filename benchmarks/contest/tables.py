@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 DISTURBED = ", disturbed"  # after the scene of a run that does not count
 SCENES = {
-    "none": "All workers alike",
+    "none": "Equally fast workers",
     "slow": "One worker {factor:g} times as slow",
     "killed": "One worker killed halfway",
 }
