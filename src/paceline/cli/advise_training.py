@@ -105,7 +105,8 @@ def training(
     with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
         from paceline.advice.advise import advise
 
-        with _progress(f"Advice on {program}, with {most} workers at most") as tell:
+        log = place / "prints.log"
+        with _progress(f"Advice on {program}, with {most} workers at most") as tell, _removed_if_refused(log):
             found = advise(
                 program,
                 target=target,
@@ -115,7 +116,7 @@ def training(
                 budget_s=budget_s,
                 data=data,
                 seed=seed,
-                log=place / "prints.log",
+                log=log,
                 writes_elsewhere=yes,
                 on_progress=tell,
             )
@@ -150,6 +151,16 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     from paceline.specs.registry import split_specs
 
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
+
+
+@contextlib.contextmanager
+def _removed_if_refused(file: Path) -> Iterator[None]:
+    """A refused command leaves nothing behind."""
+    try:
+        yield
+    except UsageError:
+        file.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager
