@@ -2,12 +2,13 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.advice.calibration.cluster import _machine_numbers
 from paceline.advice.calibration.cluster_file import MeasuredWorker
 from paceline.advice.calibration.codecs import CodecRate
 from paceline.advice.calibration.measurements import MemoryTimes, Quartiles
@@ -32,6 +33,37 @@ def sent(said):
 @pytest.mark.parametrize("what", SAID)
 def test_what_was_said_is_read(what):
     assert read(KINDS[what], sent(SAID[what])) == MEANT[what]
+
+
+DAMAGES = {
+    "of another machine": {"machine": 1},
+    "no steps": {"steps_s": []},
+    "a step of 0 s": {"steps_s": [0.001, 0.0]},
+    "a batch of 0": {"compute_s": {0: SPREAD}},
+    "an update of negative time": {"update_s": Quartiles(-0.1, 0.1, 0.1, 3)},
+    "an update never measured": {"update_s": Quartiles(0.1, 0.1, 0.1, 0)},
+    "no crowded copies": {"memory": MemoryTimes(SPREAD, [], SPREAD, SPREAD)},
+    "an unknown codec": {"codecs": {"zip": CodecRate(1e9, 1e9)}},
+    "a codec that is never done": {"codecs": {"sign": CodecRate(1e9, 0.0)}},
+    "a link to itself": {"round_trips_s": {0: {100: [1e-4]}}},
+    "a link to nobody": {"round_trips_s": {3: {100: [1e-4]}}},
+    "a message of 0 bytes": {"round_trips_s": {1: {0: [1e-4]}}},
+    "a link without a trip": {"round_trips_s": {1: {100: []}}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_measurements_that_nobody_can_have_made_are_refused(damage):
+    assert WORKER.checked(0, [0, 0, 1]) is WORKER
+    with pytest.raises(ValueError, match="not above 0, or unknown"):
+        replace(WORKER, **DAMAGES[damage]).checked(0, [0, 0, 1])
+
+
+@pytest.mark.parametrize("said", [[0, 0], [0, 0, 3], [0, -1, 1], [0, 0, "1"]])
+def test_machines_that_are_not_those_of_the_workers_are_refused(said):
+    assert _machine_numbers(3, 0, [0, 0, 1]) == [0, 0, 1]
+    with pytest.raises(ValueError, match=r"machines of 3 workers|a number is expected"):
+        _machine_numbers(3, 0, said)
 
 
 ODD = st.sampled_from(

@@ -155,8 +155,8 @@ def measure_together(
     on_progress(f"{task.name}: loading")
     train_set, _ = task.load(data)
     asked = f"{task.name}, batches of {batch_size or task.batch_size}{', --quick' if quick else ''}"
-    hellos = group.gather([machine_of_this(), asked], partial(read, list[str]))
-    machines = group.tell(_machines(hellos), partial(read, list[int]))
+    hellos = group.gather([machine_of_this(), asked], _greeting)
+    machines = group.tell(_machines(hellos), partial(_machine_numbers, group.num_workers))
 
     group.what = "measuring steps"
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
@@ -184,8 +184,20 @@ def measure_together(
         codecs=codecs,
         round_trips_s=_link_trips_s(group, machines, _QUICK_LINK if quick else _LINK, on_progress),
     )
-    workers = group.gather(asdict(mine), partial(read, MeasuredWorker))
+    workers = group.gather(asdict(mine), lambda worker, said: read(MeasuredWorker, said).checked(worker, machines))
     return MeasuredCluster(steps.task, steps.batch_size, steps.vector_bytes, workers) if worker_id == 0 else None
+
+
+def _greeting(_: int, said: Any) -> list[str]:
+    its_machine, asked = read(list[str], said)
+    return [its_machine, asked]
+
+
+def _machine_numbers(num_workers: int, _: int, said: Any) -> list[int]:
+    numbers = read(list[int], said)
+    if len(numbers) != num_workers or not all(0 <= one < num_workers for one in numbers):
+        raise ValueError(f"{numbers} as the machines of {num_workers} workers")
+    return numbers
 
 
 def _machines(hellos: list[list[str]]) -> list[int]:

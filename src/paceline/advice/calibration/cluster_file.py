@@ -27,6 +27,7 @@ from paceline.advice.calibration.measurements import (
     named_quartiles,
     rounded,
 )
+from paceline.compression.registry import probed_codecs
 from paceline.errors import PacelineError, name_workers
 from paceline.simulator import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
@@ -61,6 +62,33 @@ class MeasuredWorker:
 
     def spreads(self) -> dict[str, Quartiles]:
         return named_quartiles(self.compute_s, self.update_s, self.memory)
+
+    def checked(self, worker_id: int, machines: list[int]) -> MeasuredWorker:
+        """Returns itself, as received from this worker of so many whose `machines` are these.
+
+        Raises:
+            ValueError: no worker of this version measures that.
+        """
+        trips = [pair for by_size in self.round_trips_s.values() for pair in by_size.items()]
+        spreads = [*self.compute_s.values(), self.update_s]
+        lists: list[list[Any]] = [self.steps_s, *(times_s for _, times_s in trips)]
+        if self.memory is not None:
+            spreads += [self.memory.copy_s, *self.memory.crowded_copies_s]
+            lists.append(self.memory.crowded_copies_s)
+        numbers = [*self.compute_s, *self.steps_s, *(size for size, _ in trips)]
+        numbers += [one for _, times_s in trips for one in times_s]
+        numbers += [one for spread in spreads for one in vars(spread).values()]
+        numbers += [one for rate in self.codecs.values() for one in rate]
+        is_sound = (
+            self.machine == machines[worker_id]
+            and all(lists)
+            and all(one > 0 for one in numbers)
+            and self.codecs.keys() <= set(probed_codecs())
+            and all(worker_id < peer < len(machines) for peer in self.round_trips_s)
+        )
+        if not is_sound:
+            raise ValueError("times, sizes or rates that are not above 0, or unknown workers, machines or codecs")
+        return self
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class WorkerGroup:
         self._left: dict[int, str] = {}
         self._heard: PacelineError | None = None  # the error of another worker
 
-    def gather(self, mine: Any, read: Callable[[Any], Any] = lambda words: words) -> list[Any]:
+    def gather(self, mine: Any, read: Callable[[int, Any], Any] = lambda _, words: words) -> list[Any]:
         """Returns every worker's value, plain data, in worker order, to worker 0; nothing to the others.
 
         `read` converts each worker's value, including the own one, and raises ValueError if it is invalid.
@@ -54,7 +54,7 @@ class WorkerGroup:
             return []
         for worker, why in self._left.items():
             raise self.lost(worker, why)
-        answers, until_s = {0: read(json.loads(json.dumps(mine)))}, time.monotonic() + self.deadline_s
+        answers, until_s = {0: read(0, json.loads(json.dumps(mine)))}, time.monotonic() + self.deadline_s
         malformed: set[int] = set()
         while len(answers) < self.num_workers:
             arrival = self.mailbox.receive(
@@ -76,7 +76,7 @@ class WorkerGroup:
                 malformed.add(error.sender)
         return [answers[worker] for worker in range(self.num_workers)]
 
-    def tell(self, words: Any = None, read: Callable[[Any], Any] = lambda words: words) -> Any:
+    def tell(self, words: Any = None, read: Callable[[int, Any], Any] = lambda _, words: words) -> Any:
         """Sends worker 0's value, plain data, to all; `read` as for `gather`."""
         self._number += 1
         if self.worker_id == 0:
@@ -154,11 +154,11 @@ class WorkerGroup:
             self._say(to, "failed", failure)
 
 
-def _read(received: Received, read: Callable[[Any], Any] = lambda words: words) -> Any:
+def _read(received: Received, read: Callable[[int, Any], Any] = lambda _, words: words) -> Any:
     x = received.message.x
     try:
         words = json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
-        return read(words)
+        return read(received.sender, words)
     except (ValueError, RecursionError) as error:
         raise MalformedMessageError(received.sender, received.message, f"that makes no sense ({error})") from None
 
