@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+import leftovers
 import paceline as pl
 from loops import coder
 from paceline.membership.environment import current_environment
@@ -159,7 +160,7 @@ def is_interrupted_by_itself():
 
 
 def is_stopped(for_s=None):
-    """Worker 1 is stopped at its fourth batch: for `for_s` seconds, or for good."""
+    """Worker 1 is stopped at its fourth batch: for `for_s` seconds, or for good, and worker 0 waits until the run ends."""
     model, optimizer, loader = pieces()
     waker = None
     with pl.attach(model, optimizer) as worker:
@@ -168,6 +169,8 @@ def is_stopped(for_s=None):
                 if for_s is not None:
                     waker = subprocess.Popen(["sh", "-c", f"sleep {for_s}; kill -CONT {os.getpid()}"])
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if number == 4 and worker.worker_id == 0 and for_s is None:
+                leftovers.wait_until(worker._membership.stopped, "the run's end")
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()

@@ -230,7 +230,11 @@ class Arena:
 
     def all_ended(self) -> bool:
         """Whether no worker makes further updates."""
-        return all(atomics.load(self._ended(worker)) for worker in range(self.plan.num_workers))
+        return all(map(self.has_ended, range(self.plan.num_workers)))
+
+    def has_ended(self, worker_id: int) -> bool:
+        """Whether this worker makes no further updates; it may still wait for the others."""
+        return atomics.load(self._ended(worker_id)) != 0
 
     def _ended(self, worker_id: int) -> int:
         return self.segment.address + self.plan.ended + LINE_BYTES * worker_id

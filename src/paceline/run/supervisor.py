@@ -135,7 +135,7 @@ class Supervisor:
                 if self.ready_after_s is None and self.started_s is not None:
                     self.ready_after_s = self.started_s - begun_s
                 if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
-                    self.outcome.name_hung([one.worker_id for one in self.workers if one.running])
+                    self.outcome.name_hung(self._hung())
                     self._end_all(grace_s=0.0)
                 self.spool.drain()
                 if self._on_tick is not None and self.started_s is not None:
@@ -154,6 +154,11 @@ class Supervisor:
             self.spool.close()
             self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
+
+    def _hung(self) -> list[int]:
+        """Workers that still train, and not those that have ended and wait for them."""
+        running = [one.worker_id for one in self.workers if one.running]
+        return [one for one in running if self.arena is None or not self.arena.has_ended(one)]
 
     @property
     def algorithm(self) -> Algorithm | None:
