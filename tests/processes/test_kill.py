@@ -239,9 +239,9 @@ def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
     assert epochs_done >= 2
     resumed = pl.train(pl.TrainConfig(algorithm=method, epochs=epochs_done + 2, **settings), resume=tmp_path).result
     assert resumed["outcome"] == "stopped", resumed["outcome_reason"]
-    batch_size = 8
-    assert 0 <= (epochs_done + 2) * 1437 - resumed["samples"] <= batch_size * resumed["records_lost"]
-    assert resumed["records_lost"] <= 1  # worker 1 died between the round that the others ended and its record of it
+    # Worker 1 may die between the round that the others ended and its record of it: one batch of 8, or the last one of 5.
+    samples_lost = (epochs_done + 2) * 1437 - resumed["samples"]
+    assert (resumed["records_lost"], samples_lost) in {(0, 0), (1, 8), (1, 5)}
     assert resumed["test_accuracy"] > 0.7
 
 
