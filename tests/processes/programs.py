@@ -47,23 +47,46 @@ class LosesWorker1:
         algorithm: spec.
         folder: for that file.
         how: `kill`, `raise`, or `go on`.
+        accumulates: whether a step has two batches; the worker is lost with the first.
+        searches: whether LBFGS makes the steps; the worker is lost in its third evaluation of the closure.
     """
 
-    def __init__(self, algorithm, folder, how):
+    def __init__(self, algorithm, folder, how, *, accumulates=False, searches=False):
         self.algorithm, self.done, self.how = algorithm, folder / "has been lost", how
+        self.accumulates, self.searches = accumulates, searches
 
     def __call__(self):
         torch.manual_seed(0)
         model, _, loader = pieces()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        if self.searches:
+            optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
         with pl.attach(model, optimizer, algorithm=self.algorithm) as worker:
             for epoch in range(2):
                 for number, (x, y) in enumerate(worker.batches(loader)):
-                    optimizer.zero_grad()
-                    nn.functional.mse_loss(model(x), y).backward()
-                    if (worker.worker_id, epoch, number) == (1, 1, 4) and not self.done.exists():
-                        self._lose()
-                    optimizer.step()
+                    self._step(model, optimizer, x, y, (worker.worker_id, epoch, number))
+
+    def _step(self, model, optimizer, x, y, place):
+        is_first = self.accumulates and place[2] % 2 == 0
+        evaluations = 0
+
+        def closure():
+            nonlocal evaluations
+            evaluations += 1
+            if is_first or not self.accumulates:
+                optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if place == (1, 1, 4) and evaluations == 1 + 2 * self.searches and not self.done.exists():
+                self._lose()
+            return loss
+
+        if self.searches:
+            optimizer.step(closure)
+        else:
+            closure()
+            if not is_first:
+                optimizer.step()
 
     def _lose(self):
         if self.how != "go on":

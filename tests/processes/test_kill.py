@@ -292,6 +292,28 @@ def test_a_loop_whose_worker_dies_or_fails_goes_on_from_the_last_step(method, ho
     assert torch.equal(last_parameters(tmp_path / "run").x, last_parameters(tmp_path / "whole").x)
 
 
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce"])
+def test_batches_of_a_step_that_a_death_cut_short_are_dealt_again(method, tmp_path):
+    settings = {"workers": WORKERS, "algorithm": method}
+    pl.launch(programs.LosesWorker1(method, tmp_path, "go on", accumulates=True), out=tmp_path / "whole", **settings)
+    program = programs.LosesWorker1(method, tmp_path, "kill", accumulates=True)
+    with pytest.raises(pl.WorkerLostError) as raised:
+        pl.launch(program, out=tmp_path / "run", **settings)
+    raised.value.__traceback__ = None
+    pl.launch(program, resume=tmp_path / "run", out=tmp_path / "run", **settings)
+    assert torch.equal(last_parameters(tmp_path / "run").x, last_parameters(tmp_path / "whole").x)
+
+
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce"])
+def test_a_death_in_the_middle_of_a_line_search_leaves_no_checkpoint_of_it(method, tmp_path):
+    """The parameters are where the search has moved them."""
+    program = programs.LosesWorker1(method, tmp_path, "kill", searches=True)
+    with pytest.raises(pl.WorkerLostError) as raised:
+        pl.launch(program, out=tmp_path / "run", workers=WORKERS, algorithm=method)
+    raised.value.__traceback__ = None
+    assert checkpoint_files.newest_or_none(tmp_path / "run" / "checkpoint") is None, "no 10 s are over"
+
+
 @pytest.mark.parametrize("method", ["all-reduce(sharded=true)", "all-reduce(codec=sign)"])
 def test_without_all_of_the_state_the_last_epoch_is_left(method, tmp_path, monkeypatch):
     """A part of the optimizer's state, or what a codec has kept back, died with the worker."""

@@ -103,7 +103,7 @@ class Algorithm:
 
     @property
     def survivors_have_all(self) -> bool:
-        """Whether every worker has the whole model and optimizer, all after the same round even if one of them is lost."""
+        """Whether every worker has the whole model and optimizer, so that survivors can write a checkpoint."""
         return self.together and self.needs.kind == "replicated" and not self.splits_update
 
     @property

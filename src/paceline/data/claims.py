@@ -110,7 +110,7 @@ class WorkerClaims:
             self._counts.unhold(self._worker_id, number)
 
     def take_back(self, number: int) -> None:
-        """Counts the last round or batch as not taken, because the run's end cut its step short; negative: no batch."""
+        """Counts a round or batch as not taken, because the run's end cut its step short; negative: no batch."""
         self.taken = max(0, self.taken - 1)
         if number >= 0:
             self.hold(number)

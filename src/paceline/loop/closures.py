@@ -1,4 +1,4 @@
-"""The hooks around `optimizer.step()`, and closures that a loop passes to it, evaluated once or several times."""
+"""Hooks around `optimizer.step()`, and the closures that a loop passes to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RAISED = (
 
 
 class Stepped(Protocol):
-    """What the hooks ask of the replica."""
+    """The replica as the hooks use it."""
 
     binding: FlatBinding
     awaited: Any
@@ -120,7 +120,7 @@ class StepHooks:
             call(optimizer)
 
     def gradient_is_computed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lets the guards look, before workers average it."""
+        """Calls the guards, before workers average the gradient."""
         for call in self.guards.before_step:
             call(optimizer)
 
@@ -129,7 +129,7 @@ class StepHooks:
         self._stepping, self._nested = None, 0
 
     def close(self) -> None:
-        """No more steps: drops the replica, whose memory would otherwise wait for a garbage collection."""
+        """Drops the replica after the last step: a cycle of references would keep its memory until a garbage collection."""
         self._closure = None
         del self._replica
 
@@ -247,7 +247,7 @@ def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _mean_loss(replica: Stepped, loss: Any) -> Any:
-    """Averages the losses of all workers' closures, where evaluations are rounds."""
+    """Averages the losses of all workers' closures, if every evaluation is a round."""
     if isinstance(loss, torch.Tensor):
         value = loss.item() if loss.numel() == 1 else None
     else:

@@ -47,19 +47,19 @@ def take_over_scaling(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class HiddenGradients:
-    """Gradients that a step must not find, so that the optimizer changes nothing."""
+    """Hides gradients from the optimizer during a step that must change nothing."""
 
     def __init__(self) -> None:
         self._kept: dict[torch.Tensor, torch.Tensor | None] = {}
 
     def hide(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Takes the gradients of these parameters away."""
+        """Removes these parameters' gradients until `show`."""
         self._kept = {p: p.grad for p in parameters}
         for parameter in self._kept:
             parameter.grad = None
 
     def show(self, of: Iterable[torch.Tensor] | None) -> bool:
-        """After the step: restores them; returns whether there were any.
+        """Restores the gradients after the step; returns whether any were hidden.
 
         Args:
             of: only those of the optimizer that has stepped, if others have yet to; None: all.

@@ -17,11 +17,11 @@ __all__ = ["DealtBatches", "OwnBatches"]
 
 
 class DealtBatches:
-    """The batches of a loop that takes them from `worker.batches`: each step begins with one, whose samples are known.
+    """Batches from `worker.batches`: each step begins with one, and its number of samples is known.
 
     Attributes:
         are_dealt: whether `worker.batches` begins the steps.
-        touched: whether the loop has begun to compute in this step, otherwise.
+        touched: whether a loop with its own batches has begun to compute in this step.
         num_passes: backward passes that are over, as far as the loop has gone on since.
     """
 
@@ -36,11 +36,11 @@ class DealtBatches:
         """A backward pass is under way before any call: its gradients are the first step's."""
 
     def weighed(self, told: int) -> int | None:
-        """The samples of the step so far, of which the loop has `told` so many; None: they are known."""
+        """The samples of the step so far, given those that the loop reported (`told`); None: they are known already."""
         return None
 
     def forget(self) -> None:
-        """The passes so far are accounted for."""
+        """Forgets the passes so far, which have been counted."""
 
     def close(self) -> None:
         """Stops observing."""

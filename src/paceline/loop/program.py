@@ -1,4 +1,4 @@
-"""A worker program as a greenlet beside the loop's: one of the two runs at a time."""
+"""A worker program as a greenlet beside the loop: one of the two runs at a time."""
 
 from __future__ import annotations
 

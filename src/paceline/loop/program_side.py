@@ -41,13 +41,13 @@ class Phase(Enum):
     """What the program waits for."""
 
     IDLE = auto()  # the loop's next step
-    AHEAD = auto()  # likewise, and it has asked for that step's gradient already
+    AHEAD = auto()  # the same, and it has requested that step's gradient already
     GRADIENT = auto()
     APPLY = auto()  # the optimizer's step
 
 
 class ProgramSide(BaseReplica):
-    """What the program asks for: the loop runs until it is there.
+    """Serves the program's requests: the loop runs until it has computed what the program waits for.
 
     Three parts are chosen once: `ParameterGradient` or `BucketedGradient`, by whether the program takes gradients in buckets;
     `DealtBatches` or `OwnBatches`, by who fetches batches; and `OneOptimizer` or `SeveralOptimizers`.
@@ -70,14 +70,14 @@ class ProgramSide(BaseReplica):
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool, **base: Any) -> None:
         super().__init__(**base)
-        self.round: int | None = 0  # as long as the loop fetches its batches by itself, there are none
+        self.round: int | None = 0  # None: the loop's steps are never left out; 0 until `worker.batches` deals rounds
         self.repeats = self.accumulates = self.rates_may_differ = False
         self.rest: Callable[[], None] | None = None
         self.awaited: StepsAwaited | None = None
         self._optimizer = optimizer
         self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
         self._phase = Phase.IDLE
-        self._at: torch.Tensor | None = None  # where the program has asked ahead for a gradient
+        self._at: torch.Tensor | None = None  # the vector of a gradient requested ahead
         self._program = Program()
         self._gradient = ParameterGradient(self.binding)
         self._batches = DealtBatches()
@@ -149,7 +149,7 @@ class ProgramSide(BaseReplica):
             self._gradient.wait_for(pending)
 
     def _begin_gradient(self, at: torch.Tensor) -> None:
-        """Begins the step whose gradient is asked for at `at` (P,)."""
+        """Begins the step whose gradient the program requests at `at` (P,)."""
         self._waited_within_s = 0.0
         if at is not self.binding.rests_on:
             self.binding.bind(at)
@@ -163,7 +163,7 @@ class ProgramSide(BaseReplica):
 
     @property
     def g(self) -> torch.Tensor:
-        """The gradient as one vector (P,), gathered when first asked for in a step."""
+        """The gradient as one vector (P,), gathered at the first request in a step."""
         return self._gradient.read(weighs_nothing=self.repeats)
 
     @property
@@ -192,19 +192,17 @@ class ProgramSide(BaseReplica):
 
     @property
     def adds_up(self) -> bool:
-        """Whether passes only add to the gradient: as the loop says, or as an optimizer's step tells whose it is."""
+        """Whether passes only add up: the loop asked for it, or optimizers step in turn, and a step shows whose turn it is."""
         return self.accumulates or self._optimizers.in_turn
 
     @property
     def waits_for_end(self) -> bool:
-        """Whether buckets leave at the end of the pass: of no weight, or of a slow worker's time."""
+        """Whether buckets leave at the end of the pass: their weight is 0, or the worker is slowed down on purpose."""
         return self.repeats or self._slowness is not None
 
     def wants_gradient(self) -> bool:
         """Whether the program waits for the gradient that backward has just added to."""
-        if (
-            self._phase is Phase.AHEAD and not self._batches.are_dealt
-        ):  # the loop has called nothing of the model so far
+        if self._phase is Phase.AHEAD and not self._batches.are_dealt:  # the loop has not called the model so far
             self._batches.see_pass()
             self._begin_without_batch()
         return self._phase is Phase.GRADIENT
@@ -225,7 +223,7 @@ class ProgramSide(BaseReplica):
                 )
 
     def end_pass(self) -> None:
-        """The gradients are computed; what follows are waits."""
+        """The gradients are computed; the rest of the pass is waiting."""
         self._end_computing()
         if self.shares is not None:  # and between several passes
             self._waited_within_s = sum(one.waited_s for one in self._waits)
@@ -236,11 +234,11 @@ class ProgramSide(BaseReplica):
         self._gradient_ended_s = self._now_s()
 
     def _begin_without_batch(self, samples: int = 0) -> None:
-        """The loop has begun a step by itself."""
+        """Begins a step without a batch from `worker.batches`."""
         raise NotImplementedError
 
     def _weigh(self) -> int:
-        """Counts the samples of batches that the loop has fetched by itself; returns how many are new."""
+        """Counts the samples of the loop's own batches; returns how many are new."""
         before, weighed = self.samples, self._batches.weighed(self._told_samples)
         if weighed is None:
             return 0
@@ -257,12 +255,14 @@ class ProgramSide(BaseReplica):
         before, self._phase = self._phase, Phase.GRADIENT
         self._gradient.begin(self.ranges if self.repeats else None)
         self._batches.forget()
-        loss = closure()
-        self._weigh()
-        self._gradient.hand_out_rest()
-        average()
+        try:
+            loss = closure()
+            self._weigh()
+            self._gradient.hand_out_rest()
+            average()
+        finally:
+            self._phase = before
         self._gradient.write_back()
-        self._phase = before
         return loss
 
     # The step
@@ -356,7 +356,7 @@ class ProgramSide(BaseReplica):
 
     @property
     def _work_s(self) -> float:
-        """What the step has taken without its waits."""
+        """The step's time without its waits."""
         return super()._work_s - self._waited_within_s
 
     def _make_accruals(self) -> Accruals:

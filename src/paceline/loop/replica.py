@@ -31,7 +31,7 @@ _NAN = math.nan
 
 
 class AttachedReplica(ProgramSide):
-    """A replica whose gradients come from the user's loop: what the loop does, passed on to the program.
+    """The loop's side of a replica: passes on to the program what the loop does.
 
     Args:
         optimizer: the user's, or several as one.
@@ -43,6 +43,7 @@ class AttachedReplica(ProgramSide):
         on_progress: called before a step and after it.
         step_hooks: to register with the loop's optimizers.
         num_begun: steps begun.
+        batches_of_step: numbers of the batches that the loop has had in this step.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class AttachedReplica(ProgramSide):
         self.on_progress: list[Callable[[], None]] = []
         self.step_hooks = StepHooks(self)
         self.num_begun = 0
+        self.batches_of_step: list[int] = []
         self._in_rounds = lockstep and not alone
         self._hidden = HiddenGradients()
         self._batch_samples = 0  # of the last batch, with which a loop may step once or again
@@ -119,10 +121,13 @@ class AttachedReplica(ProgramSide):
             if self._records.without_loss is not None:
                 self._records.settle(self.loss)
             self._begin(started_s, batch_number, samples)
+            self.batches_of_step = [batch_number]
         elif self._is_untouched:  # begun without a batch
             self._records.settle(_NAN)
             self.batch, self.samples = batch_number, samples
+            self.batches_of_step = [batch_number]
         else:  # the loop did not step: it accumulates, or skipped a step that all had agreed on
+            self.batches_of_step.append(batch_number)
             self.samples = samples + (self._weigh_anew() if self._gradient.has_returned else self.samples)
         self.repeats = not self.samples
         self._gradient.missing = self.ranges if self.repeats else None
@@ -146,7 +151,7 @@ class AttachedReplica(ProgramSide):
             self._program.resume()
 
     def _begin_without_batch(self, samples: int = 0) -> None:
-        """The loop has begun a step by itself."""
+        """Begins a step without a batch from `worker.batches`."""
         self._begin(self._now_s(), -1, samples)
 
     # A loop without `worker.batches`: its next step begins when the last one ends.
@@ -178,14 +183,14 @@ class AttachedReplica(ProgramSide):
         self._records.settle(_NAN)  # of the last step, if its loss was not reported
 
     def _look_for_step(self, num_passes: int = 0) -> None:
-        """The loop is about to compute, after so many backward passes if they are counted."""
+        """The loop is about to compute, after `num_passes` backward passes if they are counted."""
         if self.awaited is not None:
             self.awaited.look(num_passes)
             if self._phase is Phase.GRADIENT and not self.outside.were_loaded:
                 self.awaited.check(has_batches=self._batches.are_dealt)
 
     def _weigh_anew(self) -> int:
-        """After a hand-out: weighs the next pass by its own samples; returns 0."""
+        """Counts the next pass's samples from 0, as those so far have been handed out; returns 0."""
         self._weighed += self.samples
         self.samples = 0
         return 0
@@ -194,6 +199,11 @@ class AttachedReplica(ProgramSide):
     def _is_untouched(self) -> bool:
         """Whether the step under way was begun without a batch, and the loop has done nothing for it so far."""
         return self._phase is Phase.GRADIENT and not (self.samples or self.repeats or self._batches.touched)
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether the optimizer is in the middle of its step."""
+        return self._phase is Phase.APPLY
 
     @property
     def is_under_way(self) -> bool:
@@ -240,7 +250,7 @@ class AttachedReplica(ProgramSide):
         """The gradient is ready: lets the program choose the parameters to apply it to."""
         if not self._optimizers.begins(optimizer):
             return
-        if self.idle:  # nothing of the model was called, or the loop makes several steps with one batch
+        if self.idle:  # the loop did not call the model, or makes several steps with one batch
             self._steps_again = True
             self._begin_without_batch(self._batch_samples if self._batches.are_dealt else 0)
             self.repeats = self._batches.are_dealt and not self.samples

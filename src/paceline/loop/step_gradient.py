@@ -1,4 +1,4 @@
-"""Where the gradient of a loop's step is: in the parameters, or in buckets that leave while backward computes."""
+"""The gradient of a loop's step: in the parameters, or in buckets that are handed out during backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Backward", "BucketedGradient", "ParameterGradient"]
 
 
 class ParameterGradient:
-    """The gradient that backward leaves in the parameters; a program that reads it gets one vector.
+    """A gradient that stays in the parameters; a program that reads it gets a copy as one vector.
 
     Args:
         binding: the parameters.
@@ -34,13 +34,13 @@ class ParameterGradient:
         self.is_read = self.has_returned = False
 
     def begin(self, missing: Ranges | None = None) -> None:
-        """Begins another gradient; `missing`: the parameters that will have none, if that is known."""
+        """Begins another gradient; `missing`: the parameters that get none, if known."""
         self.is_read = self.has_returned = False
         self._missing = missing
 
     @property
     def vector(self) -> torch.Tensor:
-        """The memory (P,) of the gradient as one vector, made when first asked for."""
+        """Memory (P,) for the gradient as one vector, allocated at the first request."""
         if self._vector is None:
             self._vector = self._binding.zeros()
         return self._vector
@@ -56,7 +56,7 @@ class ParameterGradient:
         return self.vector
 
     def write_back(self) -> None:
-        """Gives the parameters the gradient that the program has read, and perhaps changed."""
+        """Copies the vector that the program has read, and may have changed, back to the parameters."""
         if self.is_read:
             self._binding.scatter_gradients(self.vector, self.missing)
 
@@ -80,10 +80,10 @@ class ParameterGradient:
         return False
 
     def accept_changes(self) -> None:
-        """All workers have changed the gradient alike."""
+        """Accepts a change that all workers have made to the gradient."""
 
     def hand_out_rest(self) -> bool:
-        """Before the optimizer steps: hands out what no backward pass has; returns whether there was anything."""
+        """Hands out, before a step, what no backward pass has handed out; returns whether there was anything."""
         return False
 
     def forget_program(self) -> None:
@@ -94,7 +94,7 @@ class ParameterGradient:
 
 
 class Backward(Protocol):
-    """What `BucketedGradient` asks of the replica while the loop's backward passes run."""
+    """The replica as `BucketedGradient` uses it during backward."""
 
     @property
     def adds_up(self) -> bool: ...
@@ -110,7 +110,7 @@ class Backward(Protocol):
 
 
 class BucketedGradient(ParameterGradient):
-    """A gradient whose buckets are handed out during backward, and whose parameters then hold what came back.
+    """A gradient that is handed out in buckets during backward; the parameters then hold the result.
 
     Args:
         binding: the parameters.
@@ -127,7 +127,7 @@ class BucketedGradient(ParameterGradient):
         self._ready: Callable[[torch.Tensor], None] | None = None
         self._finish: Callable[[], None] | None = None
         self._loss_scale: torch.Tensor | None = None  # of the gradient that is handed out; None: it is not scaled
-        self._end_of_pass: Callable[[], Any] = _over  # a weak reference: what it refers to dies if the pass raises
+        self._end_of_pass: Callable[[], Any] = _over  # a weak reference: its target dies if the pass raises an error
         self._returned_version = 0  # PyTorch's count of changes of the vector when it came back
         self._returned_missing: Ranges = ()
         self._buckets = GradientBuckets(binding, self.vector, self._on_gradient, bucket_bytes)
@@ -142,7 +142,7 @@ class BucketedGradient(ParameterGradient):
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
     def hand_to(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
-        """Sets what gets the buckets, and what is called after the last one."""
+        """Sets the functions that receive each bucket, and that run after the last one."""
         self._ready, self._finish = ready, finish
 
     def forget_program(self) -> None:
@@ -195,7 +195,7 @@ class BucketedGradient(ParameterGradient):
             self._complete(index)
 
     def _complete(self, index: int) -> None:
-        """A parameter's gradient is what it will be when this backward pass has ended."""
+        """A parameter's gradient is final for this backward pass."""
         if self._end_of_pass() is not None and self._buckets.under_way and not self._backward.waits_for_end:
             self._buckets.complete(index)
 

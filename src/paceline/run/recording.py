@@ -20,6 +20,7 @@ from paceline.run.earlier_part import shift_times
 from paceline.run.run_record import RunRecord
 from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
+from paceline.worker.supervised import survivors
 
 __all__ = ["Recording", "last_s"]
 
@@ -256,12 +257,13 @@ class Recording(RunRecord):
         return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
 
     def unrecorded_rounds(self, records: Mapping[int, np.ndarray]) -> int:
-        """Records of lost workers for a round that the others know they ended: one each at most."""
-        algorithm = self.supervisor.algorithm
+        """Missing records of workers that died or failed after a round had its mean: at most one each."""
+        algorithm, workers = self.supervisor.algorithm, self.supervisor.workers
         if algorithm is None or not algorithm.survivors_have_all:
             return 0
+        failed = {one.worker_id for one in workers} - set(survivors(workers))
         last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
-        return sum(max(last.values()) > last.get(worker, 0) for worker in self.supervisor.outcome.workers_lost)
+        return sum(max(last.values()) > last.get(worker, 0) for worker in failed)
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:

@@ -101,7 +101,8 @@ class TaskWorker:
                 with torch.no_grad():
                     algorithm.work(replica, run.ports)
             except WorkerLostError:
-                run.save_after_loss(replica.optimizer, claims.taken - 1)
+                if run.saves_after_loss:
+                    run.save_end(replica.optimizer, claims.taken - 1)
                 raise
             except RunStopped:  # while waiting for others: the current batch was not trained on
                 claims.taken -= 1

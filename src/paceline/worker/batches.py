@@ -333,9 +333,10 @@ class WorkerBatches:
             self._given = BatchesTaken(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def taken_at_end(self, *, is_cut: bool) -> int:
-        """Batches taken; a resumed run hands out the last one again if the run's end has cut its step short."""
+        """Batches taken; a resumed run hands out those of a step that the run's end has cut short again."""
         if is_cut and self._claims is not None and self._replica.is_under_way:
-            self._claims.take_back(self._replica.batch)
+            for number in self._replica.batches_of_step:
+                self._claims.take_back(number)
         return self._claims.taken if self._claims is not None else self._taken
 
     def _get_share(self) -> BatchShare:

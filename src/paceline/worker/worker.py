@@ -178,8 +178,8 @@ class Worker(WholeRun):
             except UsageError:
                 self._leave(failed=True)
                 raise
-        if kind is not None and issubclass(kind, WorkerLostError):
-            self._membership.save_after_loss(self._optimizer, self._batches.taken_at_end(is_cut=True))
+        if kind is not None and issubclass(kind, WorkerLostError) and self._membership.saves_after_loss:
+            self._save_end(is_cut=True)
         self._leave(failed=failed, is_cut=is_cut)
         return is_cut
 
@@ -213,6 +213,8 @@ class Worker(WholeRun):
 
     def _save_end(self, *, is_cut: bool) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
+        if is_cut and self._replica.is_applying and self._membership.saves_after_loss:
+            return  # between two evaluations of a closure, which move the parameters
         self._membership.save_end(self._optimizer, self._batches.taken_at_end(is_cut=is_cut))
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:

@@ -64,10 +64,10 @@ class MeasuredWorker:
         return named_quartiles(self.compute_s, self.update_s, self.memory)
 
     def checked(self, worker_id: int, machines: list[int]) -> MeasuredWorker:
-        """Returns itself, as received from this worker of so many whose `machines` are these.
+        """Returns itself if worker `worker_id` can have measured it; `machines` has each worker's machine.
 
         Raises:
-            ValueError: no worker of this version measures that.
+            ValueError: it cannot.
         """
         trips = [pair for by_size in self.round_trips_s.values() for pair in by_size.items()]
         spreads = [*self.compute_s.values(), self.update_s]

@@ -1,1 +1,1 @@
-"""Guards: one file for each thing that a loop may do around the optimizer, made to take effect, warned of or refused."""
+"""Guards: one file for each thing that loops do around the optimizer. A guard makes it take effect, warns or refuses."""

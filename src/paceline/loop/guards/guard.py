@@ -1,4 +1,4 @@
-"""What all guards have in common: they are called around each step of the loop's optimizers."""
+"""The interface of guards: they are called around each step of the loop's optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Guard", "Guards"]
 
 
 class Guard:
-    """Watches for one thing that a loop may do; overrides what it needs."""
+    """Watches for one thing that loops do; a subclass overrides the methods that it needs."""
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradient is computed, and this optimizer is about to step."""
@@ -19,7 +19,7 @@ class Guard:
         """This optimizer has stepped."""
 
     def close(self) -> None:
-        """The worker leaves: stops watching."""
+        """Stops watching, as the worker leaves."""
 
 
 class Guards:

@@ -13,7 +13,7 @@ from paceline.system.torch_internals import is_followed_by_scheduler
 
 __all__ = ["UnfollowedSchedules"]
 
-_FIRST, _LAST = 2, 12  # steps between which it is counted how often a scheduler steps
+_FIRST, _LAST = 2, 12  # a scheduler's steps are counted between these steps of the optimizer
 
 
 class UnfollowedSchedules(Guard):
@@ -33,7 +33,7 @@ class UnfollowedSchedules(Guard):
         self._found: list[tuple[dict[str, Any], int]] = []
 
     def silence(self) -> None:
-        """The loop goes by the run's progress."""
+        """Stops watching: the loop follows the run's progress."""
         self._num_steps = _LAST
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:

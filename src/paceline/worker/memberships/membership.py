@@ -52,6 +52,7 @@ class Membership(Protocol):
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).
+        saves_after_loss: whether workers save their parts when another one is lost, as each has all that it had.
         part: of the model that this worker has, under a layout; None: all of it.
         replica: makes the loop's replica, given its optimizer.
     """
@@ -75,6 +76,7 @@ class Membership(Protocol):
     snapshot: Callable[[torch.Tensor], object]
     replica: Callable[[torch.optim.Optimizer], AttachedReplica]
     part: LayoutPart | None = None
+    saves_after_loss: bool = False
 
     @property
     def dealt(self) -> tuple[int, int]:
@@ -119,9 +121,6 @@ class Membership(Protocol):
 
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any."""
-
-    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
-        """Saves the worker's part when another one is lost, if survivors have all that a resumed run needs."""
 
     def has_updates(self) -> bool:
         """Whether any worker is known to have made an update, given that this one has made none."""

@@ -143,6 +143,7 @@ class SupervisedMembership(Membership):
                     one.counts = memory.ports.counts
             memory.ports = self.part.begin(memory.ports, axes, algorithm)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
+        self.saves_after_loss = algorithm.survivors_have_all and self.part is None
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
         if is_evaluated:
@@ -256,11 +257,6 @@ class SupervisedMembership(Membership):
         """As in `Membership`; the supervisor saves the parameters."""
         if self._environment.checkpoint is not None:
             self._storage.save(None, optimizer, taken, self._own_model)
-
-    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
-        """As in `Membership`."""
-        if self._algorithm.survivors_have_all and self.part is None:
-            self.save_end(optimizer, taken)
 
     @property
     def _own_model(self) -> Any:
