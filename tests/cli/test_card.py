@@ -66,6 +66,6 @@ def test_every_verb_s_help_names_a_page_that_is_there(run):
 
 
 def test_a_card_says_what_an_argument_changes_about_slow_workers():
-    assert "With `shares=auto` a slow worker gets smaller batches" in card("all-reduce").parts["Tolerates"]
+    assert "with `shares=auto` it gets smaller batches" in card("all-reduce").parts["Tolerates"]
     assert "the default, all wait for a slow worker" in card("parameter-server").parts["Tolerates"]
     assert "waited for" not in card("downpour").parts["Tolerates"]

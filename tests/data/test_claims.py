@@ -61,9 +61,16 @@ def test_lockstep_deals_rounds_and_absent_ones_take_part(counts):
 
 
 def test_lockstep_goes_on_where_it_was(counts):
-    assert epoch(claims(counts, lockstep=True, taken=4), 0) == []
-    one = claims(counts, lockstep=True, taken=4)
+    one = claims(counts, lockstep=True, taken=4, first=7)
+    assert epoch(one, 0) == []
     assert epoch(one, 1) == [7, 9]
+
+
+def test_more_or_fewer_workers_go_on_in_the_middle_of_an_epoch(counts):
+    """Two workers had trained on batches 0 to 4, but for the third, which went back as its worker died."""
+    three = [claims(counts, worker, 3, 9, lockstep=True, first=2, done={3, 4}) for worker in range(3)]
+    assert [epoch(one, 0) for one in three] == [[2, 7], [5, 8], [6, ABSENT]]
+    assert [epoch(one, 1) for one in three] == [[9, 12, 15], [10, 13, 16], [11, 14, 17]]
 
 
 def test_a_resumed_run_hands_out_what_is_left(counts):

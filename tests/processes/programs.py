@@ -40,19 +40,19 @@ def loop(model, optimizer, loader, algorithm=None, epochs=1, report=False):
     return model
 
 
-class LosesWorker1:
-    """A loop with momentum in which worker 1 dies or fails at a step, unless there is a file that says it has.
+class FailsInWorker1:
+    """A loop with momentum in which worker 1 raises an error at a step, unless there is a file that says it has.
 
     Args:
         algorithm: spec.
         folder: for that file.
-        how: `kill`, `raise`, or `go on`.
-        accumulates: whether a step has two batches; the worker is lost with the first.
-        searches: whether LBFGS makes the steps; the worker is lost in its third evaluation of the closure.
+        never: it does not.
+        accumulates: whether a step has two batches; the worker fails with the first.
+        searches: whether LBFGS makes the steps; the worker fails in its third evaluation of the closure.
     """
 
-    def __init__(self, algorithm, folder, how, *, accumulates=False, searches=False):
-        self.algorithm, self.done, self.how = algorithm, folder / "has been lost", how
+    def __init__(self, algorithm, folder, *, never=False, accumulates=False, searches=False):
+        self.algorithm, self.done, self.never = algorithm, folder / "has failed", never
         self.accumulates, self.searches = accumulates, searches
 
     def __call__(self):
@@ -77,8 +77,9 @@ class LosesWorker1:
                 optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
-            if place == (1, 1, 4) and evaluations == 1 + 2 * self.searches and not self.done.exists():
-                self._lose()
+            if place == (1, 1, 4) and evaluations == 1 + 2 * self.searches and not (self.never or self.done.exists()):
+                self.done.touch()
+                raise KeyError("label 17")
             return loss
 
         if self.searches:
@@ -87,14 +88,6 @@ class LosesWorker1:
             closure()
             if not is_first:
                 optimizer.step()
-
-    def _lose(self):
-        if self.how != "go on":
-            self.done.touch()
-        if self.how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == "raise":
-            raise KeyError("label 17")
 
 
 def plain():

@@ -35,6 +35,7 @@ class AgreedGradient:
 
     Attributes:
         rounds: checks that all workers are in the same round.
+        is_void: no worker had a batch in this round, so that no step follows: those that had one have died.
     """
 
     def __init__(self, replica: Replica, ports: Ports[ReplicatedParameters], *, by_speed: bool = False) -> None:
@@ -46,6 +47,8 @@ class AgreedGradient:
         self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
         self._told: Ranges = ()
         self._agreed: Ranges = ()
+        self._num_members = ports.num_workers
+        self.is_void = False
 
     def steps(self) -> Iterator[int]:
         """The replica's steps; before each, notes the parameters that must be equal on all workers."""
@@ -61,6 +64,7 @@ class AgreedGradient:
         number = replica.samples * EXACT + self.number()
         samples, rest = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), EXACT)
         replica.round_samples = max(replica.round_samples, round(samples))  # backward passes may have added up
+        self.is_void = not samples
         self.settle(rest)
 
     def number(self) -> float:
@@ -75,6 +79,11 @@ class AgreedGradient:
         Raises:
             UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
+        members = self._collectives.members
+        if len(members) < self._num_members:
+            self._num_members = len(members)
+            self._ports.shared.go_on_with(members)
+        self._replica.meet(members)
         if self.rounds.heard(total):
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False

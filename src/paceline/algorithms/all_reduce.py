@@ -67,6 +67,7 @@ class AllReduce(Algorithm):
     shares: Literal["equal", "auto"] = "equal"
     codec: Codec = field(default_factory=NoCodec)
 
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -82,6 +83,10 @@ class AllReduce(Algorithm):
     def takes_shards(self) -> bool:
         """If whole gradients are averaged uncompressed, in equal shares."""
         return not (self.sharded or self.is_coded or self.by_speed)
+
+    @property
+    def survivors_continue(self) -> bool:
+        return self.takes_shards
 
     @property
     def by_speed(self) -> bool:
@@ -134,6 +139,9 @@ def _work_whole(
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        if gradient.is_void:
+            replica.absent(version)
+            continue
         with shared.writing():
             replica.apply(to=shared.x)
             replica.applied(shared.advance(), gradient_version=version)
@@ -222,6 +230,7 @@ class _OverlappedMean:
         for bucket, vector in shards:
             self._divide(bucket, vector, total or 0.0)
         self._under_way.clear()
+        self._gradient.is_void = total == 0.0  # None: only time is simulated
         total = total or 0.0
         self._num_begun = 0
         self._replica.round_samples += round(total * self._unit)

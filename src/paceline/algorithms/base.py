@@ -107,6 +107,16 @@ class Algorithm:
         return self.together and self.needs.kind == "replicated" and not self.splits_update
 
     @property
+    def survivors_continue(self) -> bool:
+        """Whether rounds go on without dead workers, where a supervisor on one machine tells who is dead."""
+        return False
+
+    @property
+    def takes_any_workers(self) -> bool:
+        """Whether a run can be resumed with more or fewer workers."""
+        return not self.lockstep or self.survivors_continue
+
+    @property
     def together(self) -> bool:
         """Whether several workers' gradients make one update of one model: they then share its version, and none is stale."""
         return self.lockstep and not self.gossip

@@ -35,7 +35,7 @@ class Evaluations:
         average: Callable[[], None],
     ) -> None:
         assert ports.collectives is not None
-        self._collectives, self._num_workers = ports.collectives, ports.num_workers
+        self._collectives = ports.collectives
         self._rounds = rounds
         self.average = average
 
@@ -60,7 +60,7 @@ class Evaluations:
 
     def _tell(self, *, evaluates: bool) -> None:
         (num_evaluating,) = self._sum(float(evaluates))
-        if num_evaluating not in (0, self._num_workers):
+        if num_evaluating not in (0, len(self._collectives.members)):
             raise UsageError(UNEQUAL_EVALUATIONS)
 
     def mean(self, loss: float | None, weight: float) -> float | None:

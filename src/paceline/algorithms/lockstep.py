@@ -51,11 +51,16 @@ class Lockstep(Algorithm):
 
     shares: Literal["equal", "auto"] = "equal"
 
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     @property
     def by_speed(self) -> bool:
         return self.shares == "auto"
+
+    @property
+    def survivors_continue(self) -> bool:
+        return not self.by_speed
 
     def closures(self, num_workers: int) -> Closures:
         """In rounds, as replicas are equal."""
@@ -73,6 +78,9 @@ class Lockstep(Algorithm):
             version = shared.version
             replica.gradient(at=shared.x, version=version)
             gradient.average(weight=replica.samples)
+            if gradient.is_void:
+                replica.absent(version)
+                continue
             with shared.writing():
                 replica.apply(to=shared.x)
                 replica.applied(shared.advance(), gradient_version=version)

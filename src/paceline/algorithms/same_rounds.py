@@ -10,7 +10,7 @@ import torch
 from paceline.errors import AlgorithmWarning, UsageError, name_workers
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
-from paceline.ports.ports import Ports
+from paceline.ports.ports import Collectives, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
 
@@ -35,7 +35,7 @@ _OTHER_RATES = (
 )
 _ONLY_ROUNDED = (
     "At step {step} the workers' parameters differ by rounding, which happens on different processors. All workers"
-    " continue with worker 0's, now and whenever this happens again, without another warning."
+    " continue with the first worker's, now and whenever this happens again, without another warning."
 )
 UNEQUAL_EVALUATIONS = (
     "In one step some workers' optimizers evaluated their closure more often than others, but all must evaluate it equally"
@@ -59,7 +59,7 @@ class SameRounds:
     Vectors that should be equal on all workers (`note`) are compared, too. In the first 10 rounds and then in every 100th,
     the number carries 8 bits of their digest: fewer above 255 workers, and none above 2,895. If the sum shows that another
     worker's digest differs, all report theirs at the next meeting. If the vectors differ by rounding, as between machines
-    with different processors, all continue with worker 0's, with one warning; any other difference ends the run.
+    with different processors, all continue with the first worker's, with one warning; any other difference ends the run.
 
     Workers also report whether their loops pass a closure to `step`: all must, or none.
 
@@ -118,7 +118,7 @@ class SameRounds:
     def heard(self, total: float) -> int:
         """How many workers have something to report, from the `total` of all numbers."""
         digests, num_telling = divmod(round(total), 1 + self._ports.num_workers)
-        self._differs = digests != self._ports.num_workers * self._digest
+        self._differs = digests != len(self._collectives.members) * self._digest
         if self._digest and not self._differs:
             self._equal_at = self._num_notes
         return num_telling
@@ -159,11 +159,12 @@ class SameRounds:
             UsageError: the workers are at different places (names the workers and the steps they left out), or replicas differ
                 by more than rounding.
         """
-        rounds, steps, digests, rates, closures = (row.tolist() for row in places.view(5, -1))
+        members = list(self._collectives.members)
+        rounds, steps, digests, rates, closures = (row[members].tolist() for row in places.view(5, -1))
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
         if min(behind) != max(behind) or min(rounds) != max(rounds):
-            who = [worker for worker, by in enumerate(behind) if by == max(behind)]
-            last = int(steps[who[0]])
+            who = [worker for worker, by in zip(members, behind, strict=True) if by == max(behind)]
+            last = int(steps[behind.index(max(behind))])
             raise left_out(who, last, first=min(max(1, (self._step if since is None else since) + 1), last))
         if {1, 2} <= set(closures):
             raise UsageError(
@@ -185,17 +186,26 @@ class SameRounds:
         if told:
             raise UsageError(UNEQUAL_EVALUATIONS if self.is_evaluating else _NOT_ALIKE.format(step=self._replica.step))
         self._takes_first = True  # not now, as a step is under way
-        if not self._has_warned and not self._ports.worker_id:
+        if not self._has_warned and self._ports.worker_id == self._collectives.members[0]:
             self._has_warned = True
             warnings.warn(_ONLY_ROUNDED.format(step=self._replica.step), AlgorithmWarning, stacklevel=2)
 
     def _of_first(self, vector: torch.Tensor) -> torch.Tensor:
-        return self._add_up(torch.zeros_like(vector) if self._ports.worker_id else vector.clone())
+        """The first worker's vector: if that one dies meanwhile, the next one's."""
+        while True:
+            first = self._collectives.members[0]
+            found = self._add_up(vector.clone() if self._ports.worker_id == first else torch.zeros_like(vector))
+            if first in self._collectives.members:
+                return found
 
     def _add_up(self, vector: torch.Tensor) -> torch.Tensor:
-        assert self._ports.collectives is not None
-        self._ports.collectives.start_all_reduce(vector).wait()
+        self._collectives.start_all_reduce(vector).wait()
         return vector
+
+    @property
+    def _collectives(self) -> Collectives:
+        assert self._ports.collectives is not None
+        return self._ports.collectives
 
     def met(self) -> None:
         """Ends a meeting at which all workers were where expected, or at the same place."""

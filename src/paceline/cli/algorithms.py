@@ -40,7 +40,7 @@ def algorithms(
         known = sorted({fault for row in rows for fault in row["tolerates"]})
         if tolerates not in known:
             raise UsageError(f"No algorithm tolerates '{tolerates}'; choose {' or '.join(known)}.")
-        rows = [row for row in rows if tolerates in row["tolerates"]]
+        rows = [row for row in rows if any(fault.startswith(tolerates) for fault in row["tolerates"])]
     if as_json:
         print_json(rows)
     else:

@@ -27,6 +27,7 @@ _ORDER = (
 )  # fmt: skip
 _TOLERANCE = {
     "kill": "a worker that is killed (the others continue)",
+    "kill on one machine": "a worker that is killed under `launch` or `train` (the others continue; elsewhere the run ends)",
     "straggler": "a slow worker (the others do not wait for it)",
 }
 _NOTHING = (
@@ -34,7 +35,8 @@ _NOTHING = (
 )
 # Arguments that change these statements.
 _BUT = {
-    "shares": " With `shares=auto` a slow worker gets smaller batches.",
+    "shares": " All wait for a slow worker; with `shares=auto` it gets smaller batches, but a death ends the run.",
+    "sharded": " A death ends the run with `sharded`, with a codec and with a layout.",
     "mode": " In `mode=sync`, the default, all wait for a slow worker, unless `backups` leave it out.",
 }
 _LONE = "One worker only: if it dies, the run ends and continues with `--resume`."

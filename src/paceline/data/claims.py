@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches
+from paceline.data.round_deal import RoundDeal
 from paceline.data.sources import ABSENT, END
 
 __all__ = ["WorkerClaims"]
@@ -20,13 +21,14 @@ class WorkerClaims:
         num_workers: workers of the run.
         lockstep: whether batches are dealt in rounds.
         counts: of claimed batches.
-        first: number of the first batch: a resumed run continues there.
+        first: number of the first batch: a resumed run continues there, with any number of workers.
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
         done: batches that are left out: a resumed run begins with their updates.
         is_late: others may be in a later epoch: this worker begins there.
 
     Attributes:
+        deal: of the rounds, in lockstep.
         num_given_back: batches that it had claimed ahead; workers of one machine take them.
     """
 
@@ -40,19 +42,19 @@ class WorkerClaims:
         counts: EpochClaims,
         first: int = 0,
         taken: int = 0,
-        done: Container[int] = (),
+        done: Collection[int] = (),
         is_late: bool = False,
     ) -> None:
         self.batches = batches
         self.taken = taken
+        self.deal = RoundDeal(worker_id, num_workers) if lockstep else None
         self._worker_id = worker_id
         self._num_workers = num_workers
-        self._lockstep = lockstep
         self._counts = counts
         self._first = first
         self._done = done
         self._first_epoch = counts.newest() if is_late else 0
-        self._epoch = 0
+        self._epoch: int | None = None
         self._round = taken
         self._ahead: set[int] = set()
         self.num_given_back = 0
@@ -60,37 +62,49 @@ class WorkerClaims:
     @property
     def is_shared(self) -> bool:
         """Whether any worker may claim each batch."""
-        return not self._lockstep
+        return self.deal is None
 
     @property
-    def _epoch_rounds(self) -> int:
-        return -(-self.batches.epoch_numbers // self._num_workers)
+    def epoch(self) -> int:
+        """The loop's present one."""
+        return self._epoch or 0
 
     def begin(self, epoch: int) -> None:
         """The loop enters its next epoch, wherever it has left the last one."""
-        self._epoch = self.batches.begin(epoch)
-        if self._lockstep:
-            self.taken = self._round = max(self.taken, self._epoch * self._epoch_rounds)
+        before, self._epoch = self._epoch, self.batches.begin(epoch)
+        if self.deal is not None and self._epoch != before:
+            numbers = self.batches.epoch_numbers
+            self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
+            behind = max(0, self._first - self._epoch * numbers)  # batches that a resumed run has behind it
+            done = {self.place(one) for one in self._done if one // numbers == self._epoch}
+            place = max([behind, *(one + 1 for one in done)])
+            again = set(range(behind, place)) - done
+            self.deal.begin(self.taken, place, again, can_repeat=self.batches.can_repeat)
 
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""
-        if not self._lockstep:
+        if self.deal is None:
             return self._claimed()
-        number = self._in_round()
+        number = self._in_round(self.deal, self._round)
         if number != END:
             self._round += 1
         if self.batches.shares is not None:
             self.batches.shares.next_round = self._round
         return number
 
-    @property
-    def first_of_round(self) -> int:
-        """The place in the epoch of the first batch of the loop's last round."""
-        return (self.taken - 1 - self._epoch * self._epoch_rounds) * self._num_workers
+    def dealt(self) -> int:
+        """The batch of the loop's next round, which differs from the claimed one if a worker has died since that."""
+        assert self.deal is not None
+        return self._in_round(self.deal, self.taken)
+
+    def places_of_round(self) -> list[int]:
+        """The places in the epoch of the batches that the workers have in the loop's last round."""
+        assert self.deal is not None
+        return [place for place in self.deal.places(self.taken - 1) if self.batches.has(place)]
 
     def hold(self, number: int) -> None:
         """Holds a batch claimed ahead: if this worker dies, or gives it back, others take it."""
-        if not self._lockstep:
+        if self.is_shared:
             self._ahead.add(number)
             self._counts.hold(self._worker_id, number)
 
@@ -105,6 +119,8 @@ class WorkerClaims:
     def hand_out(self, number: int) -> None:
         """The loop gets the batch, or takes part without one."""
         self.taken += 1
+        if self.deal is not None:
+            self.deal.hand_out(self.taken - 1)
         if number in self._ahead:
             self._ahead.remove(number)
             self._counts.unhold(self._worker_id, number)
@@ -115,25 +131,31 @@ class WorkerClaims:
         if number >= 0:
             self.hold(number)
 
+    def hold_undealt(self) -> None:
+        """In lockstep, holds batches that a resumed run must deal although later ones have been trained on."""
+        if self.deal is not None and self.deal.was_disturbed:
+            for place in filter(self.batches.has, self.deal.again()):
+                self._counts.hold(self._worker_id, self.epoch * self.batches.epoch_numbers + place)
+
     def place(self, number: int) -> int:
         """A batch's place in its epoch."""
         return number % self.batches.epoch_numbers
 
-    def _in_round(self) -> int:
-        place = (self._round - self._epoch * self._epoch_rounds) * self._num_workers
-        if place >= self.batches.epoch_numbers or not self.batches.has(place):
+    def _in_round(self, deal: RoundDeal, round: int) -> int:
+        numbers = self.batches.epoch_numbers
+        first, place = deal.first(round), deal.place(round)
+        if first >= numbers or not self.batches.has(first):
             return END
-        place += self._worker_id
-        return self._epoch * self.batches.epoch_numbers + place if self.batches.has(place) else ABSENT
+        return self.epoch * numbers + place if place < numbers and self.batches.has(place) else ABSENT
 
     def _claimed(self) -> int:
-        first = self._epoch * self.batches.epoch_numbers
+        first = self.epoch * self.batches.epoch_numbers
         behind = max(0, self._first - first)  # batches of this epoch that a resumed run has behind it
-        while self._epoch >= self._first_epoch and behind < self.batches.epoch_numbers:
+        while self.epoch >= self._first_epoch and behind < self.batches.epoch_numbers:
             released = self._counts.take_released(first, first + self.batches.epoch_numbers)
             if released is not None and released not in self._done:
                 return released
-            claimed = self._counts.claim(self._epoch)
+            claimed = self._counts.claim(self.epoch)
             if claimed is None or not self.batches.has(claimed + behind):
                 break
             if first + claimed + behind not in self._done:

@@ -41,6 +41,7 @@ class DrawnBatches:
         self.loader = loader
         self.shares: RoundShares | None = None
         self.device: torch.device | None = None
+        self.can_repeat = True
         self.key: object = "drawn"
         self.length: int | None = None
         self.epoch_numbers = DRAWN_EPOCH

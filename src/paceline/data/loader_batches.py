@@ -44,6 +44,7 @@ class LoaderBatches(Protocol):
         length: batches in an epoch; None: not known before it ends.
         epoch_numbers: from an epoch's first batch number to the next one's.
         device: to which batches are moved; None: they are not moved.
+        can_repeat: whether a batch can be fetched later than in its turn.
         shares: sizes of the batches, if rounds are divided by speed; None: the loader's sizes.
     """
 
@@ -52,6 +53,7 @@ class LoaderBatches(Protocol):
     length: int | None = None
     epoch_numbers: int = DRAWN_EPOCH
     device: torch.device | None = None
+    can_repeat: bool = True
     shares: RoundShares | None = None
 
     def begin(self, epoch: int) -> int:

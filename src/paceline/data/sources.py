@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.data.plan import BatchPlan, Dynamic
+from paceline.data.round_deal import RoundDeal
 from paceline.ports.round_shares import RoundShares
 
 __all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
@@ -40,8 +41,10 @@ class BatchClaims:
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         done: batches that are left out: a resumed run begins with their updates.
+        first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
 
     Attributes:
+        deal: of the rounds, in lockstep, unless each worker has its own part.
         shares: sizes of the batches, where the plan deals them by speed.
     """
 
@@ -56,7 +59,8 @@ class BatchClaims:
         max_epochs: float | None = None,
         max_steps: int | None = None,
         taken: int = 0,
-        done: Container[int] = (),
+        done: Collection[int] = (),
+        first: int = 0,
     ) -> None:
         self.plan = plan
         self.taken = taken
@@ -68,6 +72,10 @@ class BatchClaims:
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
+        self.deal: RoundDeal | None = None
+        if lockstep and not self._own_parts:
+            self.deal = RoundDeal(worker_id, num_workers)
+        self._first, self._epoch = first, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
             self.shares = RoundShares(worker_id, num_workers)
@@ -76,7 +84,11 @@ class BatchClaims:
     def _claims_in(self, epochs: float) -> int:
         """How many claims `epochs` make: batches for all, or rounds or own batches for this worker."""
         if self._lockstep:
-            return math.ceil(round(epochs * self.plan.rounds_per_epoch(self._num_workers), 6))
+            rounds = math.ceil(round(epochs * self.plan.rounds_per_epoch(self._num_workers), 6))
+            if self._own_parts:
+                return rounds
+            whole, rest = divmod(rounds, self.plan.rounds_per_epoch(self._num_workers))
+            return whole * self.plan.batches_per_epoch + rest * self._num_workers
         if self._own_parts:
             return math.ceil(round(epochs * len(self.plan.worker_batches(self._worker_id, 0)), 6))
         return self.plan.num_batches_for(epochs)
@@ -85,7 +97,9 @@ class BatchClaims:
         """The next batch number, ABSENT, or END."""
         if self._max_steps is not None and self.taken >= self._max_steps:
             return END
-        if self._lockstep or self._own_parts:
+        if self.deal is not None:
+            number = self._next_dealt(self.deal)
+        elif self._own_parts:
             while (number := self._next_in_order()) in self._done:
                 self.taken += 1
         else:
@@ -95,6 +109,9 @@ class BatchClaims:
                 return END
         if number != END:
             self.taken += 1
+            if self.deal is not None:
+                self.deal.hand_out(self.taken - 1)
+                self.deal.begun = self.taken
         if self.shares is not None:
             self.shares.next_round = self.taken
         return number
@@ -105,6 +122,25 @@ class BatchClaims:
 
     def size(self, number: int) -> int:
         return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
+
+    def _begin_epoch(self, deal: RoundDeal, epoch: int) -> None:
+        self._epoch, numbers = epoch, self.plan.batches_per_epoch
+        behind = max(0, self._first - epoch * numbers)
+        done = {one - epoch * numbers for one in self._done if one // numbers == epoch}
+        place = max([behind, *(one + 1 for one in done)])
+        deal.begin(self.taken, place, set(range(behind, place)) - done)
+
+    def _next_dealt(self, deal: RoundDeal) -> int:
+        numbers = self.plan.batches_per_epoch
+        if self._epoch < 0:
+            self._begin_epoch(deal, self._first // numbers)
+        while deal.first(self.taken) >= numbers:
+            self._begin_epoch(deal, self._epoch + 1)
+        before = self._epoch * numbers
+        if self._limit is not None and before + deal.first(self.taken) >= self._limit:
+            return END
+        place = deal.place(self.taken)
+        return before + place if place < numbers else ABSENT
 
     def _next_in_order(self) -> int:
         if self._limit is not None and self.taken >= self._limit:

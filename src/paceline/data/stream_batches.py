@@ -46,6 +46,7 @@ class StreamBatches(LoaderBatches):
         readers: MutableMapping[int, Any] | None,
     ) -> None:
         self.loader = loader
+        self.can_repeat = False
         self._open = open_iterator
         self._randomness = randomness
         self._round_size, self._num_compared = round_size, num_compared

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from paceline.data.plan import BatchSource
+from paceline.data.round_deal import RoundDeal
 from paceline.errors import DivergedError
 from paceline.loop.buckets import GradientBuckets
 from paceline.loop.new_counts import NO_COUNTS, NewCounts
@@ -78,6 +79,7 @@ class BaseReplica:
         # Only user loops set these.
         self.changed_outside = self.moves = self.scaled = self.skipped = False
         self.shares: RoundShares | None = None  # batches are dealt alike
+        self.deal: RoundDeal | None = None
         self.before_meeting: Callable[[], None] | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
         self._append = recorder.append if recorder is not None else None
@@ -110,27 +112,26 @@ class BaseReplica:
         return self._private
 
     def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
-        """Records the step: its update became `version`."""
         if self._staleness is not None:
             self._staleness.add(version - 1 - self._read_version)
         self._record(version, gradient_version, failed_publishes)
 
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
-        """Records the step: its gradient was dropped."""
         self._record(-1, gradient_version, failed_publishes)
 
+    def meet(self, members: Sequence[int]) -> None:
+        if self.deal is not None:
+            self.deal.meet(members)
+
     def absent(self, version: int) -> None:
-        """Records a round without a batch for this worker, which has its own model."""
         self._record(_NO_GRADIENT, version, 0)
 
     def accrued(self) -> None:
-        """Records the step: its gradient, and the record, become part of this worker's next update."""
         if self._accruals is None and self._append is not None:
             self._accruals = self._make_accruals()
         self._record(ACCRUED, ACCRUED, 0)
 
     def settled(self, version: int) -> None:
-        """Records the accrued gradients as part of the update `version`; -1: they were dropped."""
         if self._accruals is not None:
             self._accruals.settle(version, max(version - 1, 0))
 

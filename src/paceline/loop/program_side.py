@@ -343,6 +343,11 @@ class ProgramSide(BaseReplica):
         self.changed_outside |= self.outside.settle()
         self.moves = self.outside.moves
 
+    def meet(self, members: Sequence[int]) -> None:
+        super().meet(members)
+        if self._progress is not None:
+            self._progress.go_on_with(len(members))
+
     # The record, and the optimizer as data
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:

@@ -69,6 +69,10 @@ class RunProgress:
             return round(self._samples + self._reached * self._own[1] / self._own_batches)
         return round(self._samples)
 
+    def go_on_with(self, num_workers: int) -> None:
+        """Rounds have this many workers from now on, because others have died."""
+        self._num_workers = num_workers
+
     def begin_at(self, batches: int, samples: int) -> None:
         """Sets the batches and samples before the checkpoint of a resumed run."""
         if not self._steps:

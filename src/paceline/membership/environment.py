@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -98,7 +98,7 @@ class SupervisedEnvironment(WorkerEnvironment):
     intra_op_threads: int = 1
     goal: Goal | None = None
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
-    batches_done: Container[int] = ()
+    batches_done: Collection[int] = ()
     done_before: tuple[int, int] = (0, 0)
     plan: object = None
     streams: dict[int, object] = field(default_factory=dict[int, object])

@@ -214,11 +214,16 @@ class Arena:
         """Marks a worker that makes no further update: its program has ended, or it has died for good."""
         atomics.store(self._ended(worker_id), 1)
 
-    def mark_gone(self, worker_id: int) -> None:
-        """Marks a dead worker as ended, so that no worker waits for it, nor for worker 0's final weights."""
+    def mark_gone(self, worker_id: int, *, others_continue: bool = False) -> None:
+        """Marks a worker that has left as ended, so that no worker waits for it, nor for worker 0's final weights.
+
+        If `others_continue`, it is dead, their rounds go on without it, and another one writes the final weights.
+        """
+        if others_continue and self.collectives is not None:
+            self.collectives.mark_lost(worker_id, is_dead=True)
         self.mark_lost(worker_id)
         self.mark_ended(worker_id)
-        if not worker_id and not self.load("final"):
+        if not self.load("final") and (self.all_ended() if others_continue else not worker_id):
             self.store("final", 1)
 
     def mark_lost(self, worker_id: int) -> None:

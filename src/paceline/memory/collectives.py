@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,10 @@ from paceline.ports.started import CarriedOutTogether, Operation
 
 __all__ = ["SharedMemoryCollectives"]
 
+_BYTES_PER_LINE_LOST = 2**16  # a step's buckets fit into one round if they are this large: each begins a line
 _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
+_LEFT, _DEAD = 1, 2
+_DIED = "has left the run (killed, or its loop ended earlier)"
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
@@ -35,8 +38,12 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
     Per call: two barriers; each worker copies its vector in and the mean out, and reads one vector's worth in all for its
     own part. Memory: `num_workers + 1` vectors.
-    Needs every worker every time; a lost one ends the run with `WorkerLostError`. A run that is being stopped ends between two
-    rounds: waiters leave only once another worker has left, so that all have made the same updates.
+
+    An operation needs every member. A worker that is declared dead counts in a round if it had reached the round's first
+    barrier: its vector is then whole, and the others reduce the part that it owed. All survivors see the same arrivals of a
+    dead worker, so they agree without a message on whose vectors count. Whoever left in another way, or does not arrive in
+    time, ends the run with `WorkerLostError`. A run that is being stopped ends between two rounds: waiters leave only once
+    another worker has left, so that all have made the same updates.
 
     The mean is `sum_k (w_k / w_f) * g_k / sum_k (w_k / w_f)`, where f is the first worker with a weight and sums run
     in the order of worker ids. With equal weights all factors are exactly 1, so it is the plain sum divided by
@@ -52,6 +59,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         names: the participants' ids in the run, if they are only some of its workers.
 
     Attributes:
+        members: the workers whose vectors the last operation contains; those that are alive, as far as this worker knows.
         waited_s: seconds spent at barriers; the caller reads it and sets it back to 0.
         counts: messages and bytes are added here, as if they were sent; None: nothing is counted.
 
@@ -82,14 +90,11 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._worker_id = participant_id
         self._timeout_s = timeout_s
         self._names = names if names is not None else range(num_workers)
-        first = plan.num_parameters * participant_id // num_workers
-        self._part = slice(first, plan.num_parameters * (participant_id + 1) // num_workers)
-        self._num_barriers = 0
+        self._num_barriers = self._num_rounds = 0
         self._capacity_bytes = _size_bytes(plan)
-        self._mean_part = self._mean[self._part]
-        self._total = to_sum_type(
-            self._mean_part
-        )  # what its mean is made of, in the same memory or wider memory of its own
+        self._members = self.members = tuple(range(num_workers))
+        self._part = slice(0, 0)
+        self._divide_among_members()
         self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
         self.waited_s = 0.0
         self.counts: Counts | None = None
@@ -104,7 +109,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             "weights": layout.reserve("lockstep.weights", num_workers * 8),
             "numbers": layout.reserve("lockstep.numbers", num_workers * 8),
             "arrivals": layout.words("lockstep.arrivals", num_workers),  # how many barriers it has come to
-            "losses": layout.words("lockstep.losses", num_workers),  # nonzero once it is lost
+            "losses": layout.words("lockstep.losses", num_workers),  # _LEFT or _DEAD
         }
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -119,16 +124,24 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         if self.counts is not None:
             count_operation(self.counts, "all-reduce", vector, self._worker_id, self._num_workers)
         self.finish(self._num_started)
-        # The others read this memory before the second barrier of the last call, which all have passed.
+        # The others read this memory before the last barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
         self._numbers[self._worker_id] = number
         if weight:
             self._gradients[self._worker_id].copy_(vector)
-        self._barrier()
-        self._reduce_part()
-        total = sum(self._numbers.tolist())
-        self._barrier()
+        self._gather_members()
+        self._reduce(self._part, self._total)
+        if self._total is not self._mean_part:
+            self._mean_part.copy_(self._total)
+        total = sum(self._numbers[list(self.members)].tolist())
+        dead = self._barrier()
         vector.copy_(self._mean)
+        for worker in dead:
+            part = self._part_of(worker, len(vector))
+            sums = to_sum_type(vector[part])
+            self._reduce(part, sums)
+            vector[part].copy_(sums)
+        self._part_from(dead)
         return total
 
     def _start(self, operation: Operation) -> Handle:
@@ -141,8 +154,12 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         if self._num_workers == 1:
             super()._carry_out(operations)
             return
-        for round_ in self._rounds(operations):
+        rounds = self._rounds(operations)
+        for number, round_ in enumerate(rounds):
+            before = self.members
             self._run_round(round_)
+            if number and self.members != before:  # operations that belong together have parts of other workers
+                raise self._lost(set(before) - set(self.members), _DIED)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:
         """Operations with their offsets in the shared areas, as many per round as fit."""
@@ -165,13 +182,15 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             source = operation.part if operation.kind == "all-gather" else operation.vector
             if operation.kind != "broadcast" or operation.root == me:
                 self._area(me, offset, source).copy_(source)
-        self._barrier()
+        self._gather_members()
+        if len(self.members) < self._num_workers and any(one.kind != "all-reduce" for _, one in operations):
+            raise self._lost(set(workers) - set(self.members), _DIED)
         for offset, (kind, vector, part, root) in operations:
             if kind in ("broadcast", "reduce"):
                 if kind == "broadcast" and root != me:
                     vector.copy_(self._area(root, offset, vector))
                 elif kind == "reduce" and root == me:
-                    add_up([self._area(worker, offset, vector) for worker in workers], vector)
+                    self._add_up(offset, vector, slice(None), vector)
                 continue
             if kind == "all-gather":
                 for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
@@ -181,14 +200,52 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
                 for worker, piece in zip(workers, part.chunk(self._num_workers), strict=True):
                     piece.copy_(self._area(worker, offset, vector).chunk(self._num_workers)[me])
                 continue
-            first = vector.numel() * me // self._num_workers
-            mine = slice(first, vector.numel() * (me + 1) // self._num_workers)
-            target = part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
-            add_up([self._area(worker, offset, vector)[mine] for worker in workers], target)
-        self._barrier()
+            mine = self._part_of(me, vector.numel())
+            self._add_up(
+                offset, vector, mine, part if kind == "reduce-scatter" else self._area(-1, offset, vector)[mine]
+            )
+        dead = self._barrier()
         for offset, (kind, vector, *_) in operations:
             if kind == "all-reduce":
                 vector.copy_(self._area(-1, offset, vector))
+                for worker in dead:
+                    part = self._part_of(worker, vector.numel())
+                    self._add_up(offset, vector, part, vector[part])
+        self._part_from(dead)
+
+    def _add_up(self, offset: int, like: torch.Tensor, part: slice, out: torch.Tensor) -> None:
+        """Adds up a part of the members' vectors."""
+        add_up([self._area(worker, offset, like)[part] for worker in self.members], out)
+
+    # Members
+
+    def _gather_members(self) -> None:
+        """Waits until all workers have brought their vectors, or have died: `members` are those whose vectors are there."""
+        self._num_rounds += 1
+        self._part_from(self._barrier(), is_passed=True)
+        self.members = self._members
+
+    def _part_from(self, dead: list[int], *, is_passed: bool = False) -> None:
+        """Goes on without workers that have died; unless `is_passed`, once all others have done what these owed."""
+        if not dead:
+            return
+        self._members = tuple(one for one in self._members if one not in dead)
+        self._divide_among_members()
+        if not is_passed:
+            self._part_from(self._barrier(), is_passed=True)
+
+    def _divide_among_members(self) -> None:
+        if self._worker_id in self._members:  # it is no observer
+            self._part = self._part_of(self._worker_id, self._plan.num_parameters, self._members)
+        self._mean_part = self._mean[self._part]
+        # What its mean is made of: the same memory, or wider memory of its own.
+        self._total = to_sum_type(self._mean_part)
+
+    def _part_of(self, worker: int, num_elements: int, members: Sequence[int] = ()) -> slice:
+        """What this worker reduces of a vector."""
+        members = members or self.members
+        place = members.index(worker)
+        return slice(num_elements * place // len(members), num_elements * (place + 1) // len(members))
 
     def _area(self, worker: int, offset: int, like: torch.Tensor) -> torch.Tensor:
         """Where a worker (-1: the result) keeps a vector of this length and type; made once."""
@@ -199,66 +256,70 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
         return area
 
-    def mark_lost(self, worker_id: int) -> None:
-        """Declares this worker lost: workers that wait for it, now or later, get `WorkerLostError`."""
-        store(self._losses + worker_id * LINE_BYTES, 1)
+    def mark_lost(self, worker_id: int, *, is_dead: bool = False) -> None:
+        """Declares this worker lost, of which workers that wait for it hear at once.
+
+        Args:
+            worker_id: which.
+            is_dead: its process has ended: the others go on without it. Else they get `WorkerLostError`.
+        """
+        word = self._losses + worker_id * LINE_BYTES
+        if not load(word):
+            store(word, _DEAD if is_dead else _LEFT)
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
-    def _reduce_part(self) -> None:
-        mean, total = self._mean_part, self._total
-        pairs = zip(self._gradients, self._weights.tolist(), strict=True)
-        mean_into(total, [(gradient[self._part], weight) for gradient, weight in pairs if weight])
-        if total is not mean:
-            mean.copy_(total)
+    def _reduce(self, part: slice, out: torch.Tensor) -> None:
+        """A part of the members' mean."""
+        weights = self._weights.tolist()
+        mean_into(out, [(self._gradients[one][part], weights[one]) for one in self.members if weights[one]])
 
-    def _barrier(self) -> None:
+    def _barrier(self) -> list[int]:
+        """Waits for all members; returns those that have died before they came."""
         self._num_barriers += 1
         own = self._arrivals + self._worker_id * LINE_BYTES
         store(own, self._num_barriers)
         wake_all(own)
         fail_point("lockstep.arrived")
-        if self._all_arrived():
-            return
+        if not self._missing():
+            return []
         began_s = time.perf_counter()
         try:
-            for worker in range(self._num_workers):
-                self._wait_for(worker, began_s)
+            return [worker for worker in self._members if not self._comes(worker, began_s)]
         finally:
             self.waited_s += time.perf_counter() - began_s
 
-    def _wait_for(self, worker: int, began_s: float) -> None:
+    def _comes(self, worker: int, began_s: float) -> bool:
+        """Waits for a worker; returns whether it has come, or else has died."""
         word = self._arrivals + worker * LINE_BYTES
         while (arrived := load(word)) < self._num_barriers:
-            if load(self._losses + worker * LINE_BYTES):
+            loss = load(self._losses + worker * LINE_BYTES)
+            if loss:
                 # It may have arrived and died between our two looks; then this barrier is complete.
                 if load(word) >= self._num_barriers:
-                    return
+                    return True
+                if loss == _DEAD:
+                    return False
                 raise_if_stopped(self._abort)
-                raise self._lost("has left the run (killed, or its loop ended earlier)")
+                raise self._lost(self._missing(), _DIED)
             if time.perf_counter() - began_s > self._timeout_s:
-                raise self._lost(f"did not arrive within {self._timeout_s:g} s")
+                raise self._lost(self._missing(), f"did not arrive within {self._timeout_s:g} s")
             wait_briefly(word, arrived)
-
-    def _all_arrived(self) -> bool:
-        return not self._missing()
+        return True
 
     def _missing(self) -> list[int]:
-        words = (self._arrivals + worker * LINE_BYTES for worker in range(self._num_workers))
-        return [worker for worker, word in enumerate(words) if load(word) < self._num_barriers]
+        return [one for one in self._members if load(self._arrivals + one * LINE_BYTES) < self._num_barriers]
 
-    def _lost(self, what_happened: str) -> WorkerLostError:
-        behind = self._missing()
-        present = [name for worker, name in enumerate(self._names) if worker not in behind]
-        missing = [self._names[worker] for worker in behind]
-        round_number = (self._num_barriers + 1) // 2
+    def _lost(self, missing: Collection[int], what_happened: str) -> WorkerLostError:
+        present = [name for worker, name in enumerate(self._names) if worker in self._members and worker not in missing]
+        absent = [self._names[worker] for worker in sorted(missing)]
         return WorkerLostError(
-            f"all-reduce {round_number}: {name_workers(present)} arrived, {name_workers(missing)} did not; "
+            f"all-reduce {self._num_rounds}: {name_workers(present)} arrived, {name_workers(absent)} did not; "
             f"one of the missing {what_happened}. {_REMEDY}"
         )
 
 
 def _size_bytes(plan: PartPlan) -> int:
     """Size of one area: the parameters' vector in one operation; sums of half types are float32."""
-    return (plan.num_parameters + plan.num_participants * _STRIP_ELEMENTS) * sum_type(
-        plan.dtype
-    ).itemsize + _EXTRA_BYTES
+    elements = plan.num_parameters + plan.num_participants * _STRIP_ELEMENTS
+    size_bytes = elements * sum_type(plan.dtype).itemsize
+    return size_bytes + size_bytes // _BYTES_PER_LINE_LOST * LINE_BYTES + _EXTRA_BYTES

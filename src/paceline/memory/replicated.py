@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -26,7 +27,7 @@ class ReplicatedVector(SegmentPart[PartPlan]):
 
     Args:
         own_models: every worker's vector is its own model. A snapshot is then the mean over all present workers instead of
-            worker 0's vector; a dead worker counts again once its successor has made its first update.
+            one worker's vector; a dead worker counts again once its successor has made its first update.
 
     Costs: a snapshot of own models copies every one of them.
     """
@@ -43,28 +44,33 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     ) -> None:
         super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self.own_models = own_models
-        self._is_worker = participant_id < plan.num_writers
-        self._owner = participant_id if self._is_worker else 0
+        self._is_worker, self._participant = participant_id < plan.num_writers, participant_id
         self.x = self._vector(f"x{self._owner}")
         self._version = self._word("words", self._owner)
         self._absent = self._version + 16
         self._own_lock = self._lock(self._owner)
         self.waited_s = 0.0
 
+    @property
+    def _owner(self) -> int:
+        """Whose vector this participant sees: its own; an observer, that of the first worker that is alive."""
+        return self._participant if self._is_worker else self.model_ids()[0]
+
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
         """One vector for each worker; evaluators, the last participants, have none."""
         workers = range(plan.num_writers)
         vectors = {f"x{n}": layout.vector(f"replicated.x{n}", plan.num_parameters, plan.dtype) for n in workers}
-        # The words of each worker, on a line of its own: version, sequence, absent, updates.
+        # The words of each worker, on a line of its own: version, sequence, absent, updates, and, where the others go on
+        # without it, the last version that it has a part in, plus 1.
         return {**vectors, "words": layout.words("replicated.words", plan.num_writers)}
 
     @property
     def version(self) -> int:
-        """Updates applied to this worker's vector; for an observer of own models, the most of any worker."""
+        """Updates applied to this participant's vector; for an observer of own models, the most of any worker."""
         if self.own_models and not self._is_worker:
             return max(load(self._word("words", worker)) for worker in range(self._plan.num_writers))
-        return load(self._version)
+        return load(self._word("words", self._owner))
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         for worker in range(self._plan.num_writers):
@@ -82,14 +88,25 @@ class ReplicatedVector(SegmentPart[PartPlan]):
             store(self._absent, 0)
         return _advance(self._version, updates)
 
+    def go_on_with(self, members: Sequence[int]) -> None:
+        for worker in range(self._plan.num_writers):
+            last = self._word("words", worker) + 32
+            if worker not in members and not load(last):
+                store(last, self.version + 1)
+
+    def last_version_of(self, worker: int) -> int | None:
+        """The last update in which a dead worker has a part; None: the others have made none without it."""
+        word = load(self._word("words", worker) + 32)
+        return word - 1 if word else None
+
     def updates(self) -> list[int]:
         return [load(self._word("words", worker) + 24) for worker in range(self._plan.num_writers)]
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the run's model into `out` (P,); returns its version, the most of any worker where each has its own.
 
-        If all have the same model, a worker copies its own vector, as worker 0 may be a step behind it; an observer copies
-        worker 0's.
+        If all have the same model, a worker copies its own vector, as others may be a step behind it; an observer copies that
+        of the first worker that is alive.
         """
         if not self.own_models:
             return self.copy_of(self._owner, out)

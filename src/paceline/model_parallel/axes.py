@@ -102,6 +102,8 @@ class _Started:
 class LoneCollectives(CarriedOutTogether):
     """Implements `RootedCollectives` for one worker."""
 
+    members = (0,)
+
     def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
         """Leaves `vector` (P,) unchanged, or zero without a weight; returns the number."""
         if not weight:

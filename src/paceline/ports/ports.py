@@ -55,7 +55,15 @@ class Clock(Protocol):
 
 
 class Collectives(Protocol):
-    """Operations that every worker of the run joins, in the same order."""
+    """Operations that every worker of the run joins, in the same order.
+
+    Attributes:
+        members: the workers, in the order of their ids, whose parts the last operation contains: all of the run, but for those
+            that have died where the others go on without them. The same on all that have its result.
+    """
+
+    @property
+    def members(self) -> Sequence[int]: ...
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).

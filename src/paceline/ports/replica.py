@@ -155,8 +155,12 @@ class Replica(Protocol):
         """The gradient was dropped."""
         ...
 
+    def meet(self, members: Sequence[int]) -> None:
+        """The mean of the present round contains the gradients of these workers: batches of all others are dealt again."""
+        ...
+
     def absent(self, version: int) -> None:
-        """This worker, which has its own model, had no batch in the round that made `version`, and made no step."""
+        """This worker made no step: it had no batch in the round that made `version`, and has its own model; or nobody had."""
         ...
 
     def accrued(self) -> None:

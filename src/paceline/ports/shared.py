@@ -114,6 +114,10 @@ class ReplicatedParameters(WritableParameters, Protocol):
         """Counts one update of this worker's vector, or, with 0, a change that is not an update; returns the new version."""
         ...
 
+    def go_on_with(self, members: Sequence[int]) -> None:
+        """Notes that only these workers take part in updates after the present version: the others have died."""
+        ...
+
 
 class ServedParameters(WritableParameters, Protocol):
     """One vector, cut into contiguous shards, each written by the one server that holds it.

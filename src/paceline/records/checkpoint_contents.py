@@ -166,7 +166,7 @@ def load_fitting(
     num_before = len(describe(checkpoint)["workers"])
     if num_workers is not None and num_before != num_workers:
         raise UsageError(
-            f"Lockstep rounds depend on the number of workers: resume this run with {num_before}, not {num_workers}."
+            f"Each worker of this run has state of its own: resume it with {num_before} workers, not {num_workers}."
         )
     return saved
 
@@ -270,14 +270,21 @@ def load_worker(
     expect: Callable[[int], None] = lambda _: None,
     *,
     sizes: bool = True,
+    makes_same_updates: bool = False,
 ) -> int:
-    """Restores one worker's optimizer and random state; returns the batches it had taken (0 for a worker new to the run).
+    """Restores one worker's optimizer and random state; returns the batches it had taken.
+
+    A worker that is new to the run, where all make the same updates, gets the first worker's optimizer state; else none, and
+    it has taken no batch.
 
     Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a
     scheduler goes through its schedule again. First calls `expect` with the number of parameters in the saved optimizer's
     first group. `sizes`: whether workers keep state for whole parameters.
     """
     state = _load_worker(checkpoint, worker_id)
+    is_new = state is None
+    if is_new and makes_same_updates:
+        state = _load_worker(checkpoint, min(describe(checkpoint)["workers"]))
     if state is None:
         return 0
     saved = state["optimizer"]["param_groups"]
@@ -292,6 +299,8 @@ def load_worker(
         )
     check_state(state["optimizer"]["state"], members_of(optimizer), sizes=sizes)
     optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
+    if is_new:
+        return state["taken"]
     try:
         torch.set_rng_state(state["random"])
     except RuntimeError as error:

@@ -49,13 +49,16 @@ class Checkpointer:
         """Call after every drain of the records."""
         assert supervisor.arena is not None
         running = [worker.worker_id for worker in supervisor.workers if worker.running]
+        lost = [worker.worker_id for worker in supervisor.workers if worker.lost] if _go_on(supervisor) else []
         needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
         for number in checkpoint_files.numbers(self._folder):
             if checkpoint_files.is_complete(self._folder, number) or not needed:
                 continue
             if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
                 checkpoint_files.remove(self._folder, number)
-            elif self._recorded(supervisor, number, needed, running):
+            elif self._recorded(supervisor, number, running if lost else needed, running):
+                if lost and not checkpoint.save_successors(self._folder / str(number), lost, running[0]):
+                    continue
                 self._complete(supervisor, number, needed, about(number, needed), self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
@@ -118,11 +121,15 @@ class Checkpointer:
                 return
             if lost and not checkpoint.save_successors(inside, lost, workers[0]):
                 return
-            supervisor.outcome.notes += [LAST_STEP] if lost else []
+            supervisor.outcome.notes += [LAST_STEP] if lost and supervisor.outcome.kind else []
             workers = sorted(workers + lost)
         self._complete(supervisor, number, workers, about(number, workers))
         if number in left_out:
             raise NotWrittenError(left_out[number])
+
+
+def _go_on(supervisor: Supervisor) -> bool:
+    return supervisor.algorithm is not None and supervisor.algorithm.survivors_continue
 
 
 def _needs_all(supervisor: Supervisor) -> bool:

@@ -141,7 +141,7 @@ class Driver:
         return {
             "run_id": self._run_id,
             **recording.of_events(self._folder / "checkpoint" / str(number), workers),
-            "records_lost": self._earlier.run.result.get("records_lost", 0),
+            "records_lost": self._earlier.run.result.get("records_lost", 0) + recording.unrecorded_rounds(),
             "samples": recording.samples_at(number),
             "elapsed_s": recording.elapsed_s(),
             "started_s": (self.supervisor.started_s or 0.0) - recording.elapsed_before_s,
@@ -193,14 +193,8 @@ class Driver:
             outcome.notes.append(NO_LAST_STEP)
             return None
         parameters = supervisor.parameters(self._recording.next_batch(supervisor.arena, records), survivor)
-        lost = self._recording.unrecorded_rounds(records)
-
-        def about(number: int, workers: list[int]) -> dict[str, Any]:
-            known = self._about_checkpoint(number, workers)
-            return {**known, "records_lost": known["records_lost"] + lost}
-
         try:
-            self._checkpointer.end(supervisor, parameters, about)
+            self._checkpointer.end(supervisor, parameters, self._about_checkpoint)
         except NotWrittenError as error:
             return error
         return None

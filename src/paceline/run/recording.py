@@ -215,7 +215,7 @@ class Recording(RunRecord):
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
             delay=arena.load("delay") if arena is not None else 0,
             updates_lost=before.get("updates_lost", 0) + lost,
-            records_lost=before.get("records_lost", 0) + lost + self.unrecorded_rounds(recorded),
+            records_lost=before.get("records_lost", 0) + lost + self.unrecorded_rounds(),
             has_ended_itself=arena is not None and not arena.is_stopped,
         )
         return {
@@ -256,14 +256,19 @@ class Recording(RunRecord):
         first, undone = arena.load("initial_version"), [lost[1:] for lost in supervisor.servers.lost if lost[0] == 0]
         return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
 
-    def unrecorded_rounds(self, records: Mapping[int, np.ndarray]) -> int:
+    def unrecorded_rounds(self) -> int:
         """Missing records of workers that died or failed after a round had its mean: at most one each."""
         algorithm, workers = self.supervisor.algorithm, self.supervisor.workers
         if algorithm is None or not algorithm.survivors_have_all:
             return 0
         failed = {one.worker_id for one in workers} - set(survivors(workers))
-        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
-        return sum(max(last.values()) > last.get(worker, 0) for worker in failed)
+        arena = self.supervisor.arena
+        before = self.previous.records
+        rows = {one: new if len(new) else before.get(one, new) for one, new in enumerate(self._last_rows)}
+        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in rows.items()}
+        ends = {worker: arena.shared.last_version_of(worker) if arena is not None else None for worker in failed}
+        newest = max(last.values(), default=0)
+        return sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:

@@ -233,7 +233,7 @@ class TaskSimulation:
             if not self.timing_only and (worker_id or ports.incarnation):
                 seed = hash((config.seed, worker_id, ports.incarnation)) & (2**63 - 1)
                 random_states.begin(worker_id, seed)
-            shares = None
+            shares = deal = None
             if self.plan is None:
                 if self.algorithm.by_speed and config.workers > 1:
                     shares = RoundShares(worker_id, config.workers)
@@ -249,7 +249,7 @@ class TaskSimulation:
                     max_steps=config.steps,
                     taken=taken,
                 )
-                shares = claims.shares
+                shares, deal = claims.shares, claims.deal
                 if self.timing_only:
                     batches = BatchSizes(claims)
                 else:
@@ -259,7 +259,7 @@ class TaskSimulation:
             else:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
                 replica = SimulatedReplica(self.model, self.task.loss, config.make_optimizer, batches, **base)
-            replica.shares = shares
+            replica.shares, replica.deal = shares, deal
             machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
             return replica
 

@@ -357,12 +357,9 @@ class Supervisor:
             self.servers.lose(worker, run_ends=self.outcome.kind != "" or not any(one.running for one in self.workers))
             return
         worker.lost = True
-        who = f"Worker {worker.worker_id}: "
-        code = worker.exit_code
         self.outcome.workers_lost.append(worker.worker_id)
-        how = how_ended(code)
-        note = f"Worker {worker.worker_id} {how}."
-        self.outcome.notes.append(note)
+        who, how = f"Worker {worker.worker_id}: ", how_ended(code := worker.exit_code)
+        self.outcome.notes.append(note := f"Worker {worker.worker_id} {how}.")
         self._first_death = self._first_death or note
         if self.outcome.kind == "worker-lost":  # a worker that waited for it, directly or not, reported the loss first
             self.outcome.reason = f"{note} {self.outcome.reason}"
@@ -383,8 +380,11 @@ class Supervisor:
             self.outcome.restarts += 1
             worker.incarnation += 1
             self._start(worker)
-        if worker.lost:
-            self._tell_waiters(worker)  # their errors say what they were waiting for
+        if worker.lost:  # errors of those who cannot go on say what they were waiting for
+            goes_on = self.algorithm.survivors_continue and self.arena.axes is None
+            if goes_on and self._restarts_left:
+                self.outcome.notes.append(f"{registry.spec(self.algorithm)} does not replace dead workers.")
+            self.arena.mark_gone(worker.worker_id, others_continue=goes_on)
         if not any(other.running or other.ended for other in self.workers):
             self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 

@@ -73,6 +73,7 @@ class TaskWorker:
                 max_epochs=config.epochs,
                 max_steps=config.steps,
                 done=environment.batches_done,
+                first=run.arena.load("next_batch"),
             )
 
             def on_epoch(epoch: int, first: bool) -> None:
@@ -92,7 +93,7 @@ class TaskWorker:
                 shares_state=shared,
                 **run.base_arguments(),
             )
-            replica.shares = claims.shares
+            replica.shares, replica.deal = claims.shares, claims.deal
             replica.without_batch = without_batch if run.part is not None else None
             claims.taken = run.restore(replica.optimizer, replica.expect_state)
             run.share_state(replica.optimizer)

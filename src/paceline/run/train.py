@@ -40,8 +40,8 @@ _PROGRESS_EVERY_S = 0.2
 def train(
     config: TrainConfig,
     *,
-    out: Path | None = None,
-    resume: Path | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
     command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunData:
@@ -64,8 +64,8 @@ def train(
         UsageError: the configuration cannot be run, or another process writes the folder; nothing was written.
         NotWrittenError: a file could not be written; the error's `run` has the measurements, if the run has ended.
     """
-    folder = out if out is not None else resume
-    with run_folder(folder, resume):
+    out, resume = (Path(one) if one is not None else None for one in (out, resume))
+    with run_folder(out if out is not None else resume, resume):
         driver = prepared(config, out, resume, command=command, on_progress=on_progress)
         driver.warn()
         return driver.run()

@@ -111,6 +111,7 @@ class SimulatedCollectives(CarriedOutTogether):
         self._state = state
         self._core = core
         self._num_rounds = 0
+        self.members = range(state.num_workers)
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:

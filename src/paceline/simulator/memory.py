@@ -7,7 +7,7 @@ charges for copies and updates, and programs report their own moves (`Ports.move
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Any
@@ -223,6 +223,9 @@ class SimulatedReplicated:
         self.version += 1
         self.updates += updates
         return self.version
+
+    def go_on_with(self, members: Sequence[int]) -> None:
+        """Notes nothing: a simulated worker records its last step."""
 
     def snapshot(self, out: torch.Tensor) -> int:
         out.copy_(self.x)

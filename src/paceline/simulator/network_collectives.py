@@ -238,6 +238,7 @@ class NetworkCollectives:
         self._moved = moved
         self._widening = widening
         self._number = 0
+        self.members = range(state.num_workers)
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:

@@ -73,6 +73,7 @@ class DistributedCollectives:
         self._num_workers = num_workers
         self._place, self._size = worker_id, num_workers  # along an axis, others
         self._timeout_s = timeout_s
+        self.members = range(num_workers)
         self.counts = counts if counts is not None else Counts()
         self._num_started = 0
         self._has_ended = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from operator import length_hint
 from typing import Any
@@ -33,7 +33,6 @@ from paceline.worker.own_rounds import OwnRounds
 
 __all__ = ["Batches", "WorkerBatches"]
 
-_NO_BATCH = object()
 _TWO_AT_ONCE = (
     "The loop iterates worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), but workers share only"
     " one epoch at a time: give it the loader that defines the epoch and iterate the other loader itself, or combine both"
@@ -107,7 +106,6 @@ class WorkerBatches:
         randomness: Callable[[int], SeparateRandomness],
     ) -> None:
         self.worker_id, self.num_workers = membership.dealt
-        self._leads = membership.worker_id == 0
         if algorithm.same_batches:  # each takes all, as if it were alone
             self.worker_id, self.num_workers = 0, 1
         self.algorithm = algorithm
@@ -199,7 +197,7 @@ class WorkerBatches:
             if number != ABSENT:
                 batch = fetch()
             elif batch is None:
-                batch = batches.fetch(claims.first_of_round)
+                batch = batches.fetch(claims.places_of_round()[0])
             if batches.device is not None:
                 batch = moved_to(batches.device, batch)
             samples = 0
@@ -212,7 +210,7 @@ class WorkerBatches:
                     self._membership.tell_epoch(batches.length * samples)
                 if batches.shares is not None:
                     samples = len(batches.indices(place))
-            self._begin(started_s, number if samples else -1, samples)
+            self._begin(started_s, number if samples else -1, samples, claims.taken)
             yield batch
             if self._epoch != epoch + 1 and not self._membership.stopped():
                 raise UsageError(_TWO_AT_ONCE)
@@ -227,11 +225,16 @@ class WorkerBatches:
                 stacklevel=3,
             )
 
-    def _begin(self, started_s: float, number: int, samples: int) -> None:
+    def _begin(self, started_s: float, number: int, samples: int, round: int) -> None:
         if self.deferred is None:
-            self._replica.begin(started_s, number, samples)
+            self._begin_step(started_s, number, samples, round)
         else:
-            self.deferred.append((samples, partial(self._replica.begin, started_s, number, samples)))
+            self.deferred.append((samples, partial(self._begin_step, started_s, number, samples, round)))
+
+    def _begin_step(self, started_s: float, number: int, samples: int, round: int) -> None:
+        if self._replica.deal is not None:
+            self._replica.deal.begun = round
+        self._replica.begin(started_s, number, samples)
 
     def _tell_end(self) -> None:
         """Notes that the loop has had all batches of an epoch."""
@@ -251,14 +254,21 @@ class WorkerBatches:
                 if first:
                     first = False
                     self._check_same(claims.batches, epoch)
-                    by_number = not self.algorithm.in_rounds
-                    leads = claims.place(number) == 0 if by_number else self._leads
+                    leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
                 self._membership.complete_checkpoint()
+                if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
+                    number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)
                 yield number, fetch
+
+    def _leads(self, claims: WorkerClaims, number: int) -> bool:
+        """Whether this worker saves the parameters, given its first batch of an epoch."""
+        if not self.algorithm.in_rounds:
+            return claims.place(number) == 0
+        return self._membership.worker_id == (claims.deal.members[0] if self.algorithm.lockstep and claims.deal else 0)
 
     def _check_same(self, batches: LoaderBatches, epoch: int) -> None:
         """Compares the epoch's data with the other workers'; if processes fetch, only in the first epoch."""
@@ -313,11 +323,11 @@ class WorkerBatches:
             if batches.length is not None:
                 self._progress.hand_out(epoch * batches.length + claims.place(number))
             return
-        self._replica.round, first = claims.taken, claims.first_of_round
-        sizes = [batches.samples(one) for one in range(first, first + self.num_workers) if batches.has(one)]
+        self._replica.round, places = claims.taken, claims.places_of_round()
+        sizes = [batches.samples(one) for one in places]
         if not self._is_begun:
             self._is_begun = True
-            done = epoch * batches.length + first if batches.length is not None else 0
+            done = epoch * batches.length + places[0] if batches.length is not None else 0
             self._progress.begin_at(done, done * batches.samples(0))
         self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
 
@@ -334,10 +344,13 @@ class WorkerBatches:
 
     def taken_at_end(self, *, is_cut: bool) -> int:
         """Batches taken; a resumed run hands out those of a step that the run's end has cut short again."""
-        if is_cut and self._claims is not None and self._replica.is_under_way:
+        if (claims := self._claims) is None:
+            return self._taken
+        if is_cut and self._replica.is_under_way:
             for number in self._replica.batches_of_step:
-                self._claims.take_back(number)
-        return self._claims.taken if self._claims is not None else self._taken
+                claims.take_back(number)
+        claims.hold_undealt()
+        return claims.taken
 
     def _get_share(self) -> BatchShare:
         self._share = self._share or self._membership.batches()
@@ -360,30 +373,17 @@ class WorkerBatches:
                 "batches larger during training, accumulate gradients."
             )
         self._claims.batches = batches
+        if self.algorithm.lockstep:
+            self._replica.deal = self._claims.deal
         return self._claims
 
     def _own(self, loader: Any) -> Iterator[Any]:
         """The batches of a loader whose samples no other worker has."""
-        if not self.algorithm.lockstep:
-            yield from self._whole(loader, iter(loader))
-        else:
-            num_batches: int | None = None
-            with suppress(TypeError, NotImplementedError):
-                num_batches = len(loader)
+        whole = self._whole(loader, iter(loader))
+        if self.algorithm.lockstep:
             self._rounds = self._rounds or OwnRounds(self._replica, self._membership.gatherer.gather)
-            self._rounds.begin(num_batches)
-            batch: Any = _NO_BATCH
-            for batch in self._whole(loader, iter(loader)):
-                self._rounds.take()
-                yield batch
-            while not self._membership.stopped() and self._rounds.take(has_batch=False):
-                if batch is _NO_BATCH:
-                    raise UsageError(
-                        "This worker's loader has no batches, but other workers' have some: in lockstep each needs at "
-                        "least one. Or use an asynchronous method such as ad-psgd."
-                    )
-                self._replica.begin(self._replica.now_s(), -1, 0)
-                yield batch
+            whole = self._rounds.epoch(whole, loader, self._membership.stopped)
+        yield from whole
         if self._replica.idle:
             self._bind_newest()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.worker.gathering import Call
 
 __all__ = ["OwnRounds"]
 
+_NO_BATCH = object()
 _EPOCH = Call(
     "worker.batches",
     "in lockstep all workers begin an epoch together, so each must make as many steps in an epoch as the others.",
@@ -30,6 +33,29 @@ class OwnRounds:
         self._gather = gather
         self._num_left = 0
         self._is_counted = True
+
+    def epoch(self, batches: Iterator[Any], loader: Any, stopped: Callable[[], bool]) -> Iterator[Any]:
+        """An epoch's batches, and the last one again until the other workers have had theirs.
+
+        Raises:
+            UsageError: this worker has no batch, but others have.
+        """
+        num_batches: int | None = None
+        with suppress(TypeError, NotImplementedError):
+            num_batches = len(loader)
+        self.begin(num_batches)
+        batch: Any = _NO_BATCH
+        for batch in batches:
+            self.take()
+            yield batch
+        while not stopped() and self.take(has_batch=False):
+            if batch is _NO_BATCH:
+                raise UsageError(
+                    "This worker's loader has no batches, but other workers' have some: in lockstep each needs at "
+                    "least one. Or use an asynchronous method such as ad-psgd."
+                )
+            self._replica.begin(self._replica.now_s(), -1, 0)
+            yield batch
 
     def begin(self, num_batches: int | None) -> None:
         """Begins an epoch; waits until it begins for all workers.

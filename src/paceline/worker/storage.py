@@ -72,6 +72,7 @@ class WorkerStorage:
         expect: Callable[[int], None] = lambda _: None,
         *,
         sizes: bool = True,
+        makes_same_updates: bool = False,
     ) -> int:
         """Restores the optimizer's state, and the worker's vector, if every worker had one.
 
@@ -80,6 +81,7 @@ class WorkerStorage:
             own_model: the vector.
             expect: called first, with the number of parameters that the optimizer's first group had.
             sizes: whether workers keep the optimizer's state for whole parameters.
+            makes_same_updates: whether all workers have the same state.
 
         Returns:
             the batches that the worker had taken.
@@ -95,7 +97,9 @@ class WorkerStorage:
                 )
             check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)
-        return checkpoint.load_worker(self._resume, self._worker_id, optimizer, expect, sizes=sizes)
+        return checkpoint.load_worker(
+            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=makes_same_updates
+        )
 
     def save(
         self,

@@ -294,8 +294,8 @@ class Worker(WholeRun):
         self._replica.outside.take(idle=True, whole=True)
 
     def _left_by_loop(self) -> LeftWeights | None:
-        """The weights that worker 0's loop has loaded into its model after its last step; None: none."""
-        if self.worker_id or self._replica is None:
+        """The weights that the leading worker's loop has loaded into its model after its last step; None: none."""
+        if not self._membership.leads or self._replica is None:
             return None
         has_changed = self.num_workers == 1 or self._replica.outside.found()
         return left_weights(self._membership.binding, self._places, self._loads, has_changed=has_changed)

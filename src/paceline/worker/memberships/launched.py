@@ -61,6 +61,8 @@ class LaunchedMembership(Membership):
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
+        self._is_divided = layout is not None
+        self._next_batch = 0
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
         self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
         self.random_states = random_states
@@ -110,11 +112,11 @@ class LaunchedMembership(Membership):
 
     def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
         """Loads the checkpoint's parameters and buffers into the model; returns their version."""
-        saved = self._storage.load_parameters(
-            self.binding, buffers, self.num_workers if self._algorithm.lockstep else None
-        )
+        any_number = self._algorithm.takes_any_workers and not self._is_divided
+        saved = self._storage.load_parameters(self.binding, buffers, None if any_number else self.num_workers)
         if saved is None:
             return 0
+        self._next_batch = saved.next_batch
         with torch.no_grad():
             for parameter, view in zip(self.binding.parameters, self.binding.views(saved.x), strict=True):
                 parameter.copy_(view)
@@ -152,11 +154,13 @@ class LaunchedMembership(Membership):
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
         """As in `Membership`."""
-        return self._storage.load_worker(optimizer, self.ports.shared, sizes=not self._algorithm.splits_update)
+        algorithm = self._algorithm
+        whole, alike = not algorithm.splits_update, algorithm.survivors_continue
+        return self._storage.load_worker(optimizer, self.ports.shared, sizes=whole, makes_same_updates=alike)
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        return BatchShare(self._run.claims())
+        return BatchShare(self._run.claims(), self._next_batch)
 
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ class BatchShare(NamedTuple):
 
     counts: EpochClaims
     first: int = 0
-    done: Container[int] = ()
+    done: Collection[int] = ()
     is_late: bool = False
 
 
@@ -77,6 +77,11 @@ class Membership(Protocol):
     replica: Callable[[torch.optim.Optimizer], AttachedReplica]
     part: LayoutPart | None = None
     saves_after_loss: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether what this worker's loop leaves in its model is the run's: worker 0, or the first one that is alive."""
+        return not self.worker_id
 
     @property
     def dealt(self) -> tuple[int, int]:

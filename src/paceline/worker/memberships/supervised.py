@@ -104,6 +104,8 @@ class SupervisedMembership(Membership):
         if layout is not None:
             self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
+        self.saves_after_loss = algorithm.survivors_have_all and self.part is None
+        self._any_number = self.part is None and algorithm.takes_any_workers
         self._shared_state = shared_state or {}
         self._buffers = dense_buffers(model)
         self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
@@ -143,7 +145,6 @@ class SupervisedMembership(Membership):
                     one.counts = memory.ports.counts
             memory.ports = self.part.begin(memory.ports, axes, algorithm)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
-        self.saves_after_loss = algorithm.survivors_have_all and self.part is None
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
         if is_evaluated:
@@ -181,7 +182,7 @@ class SupervisedMembership(Membership):
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         resume, buffers = self._environment.resume, self._buffers
         saved = self._storage.load_parameters(
-            self._whole_binding, buffers, self.num_workers if self._algorithm.lockstep else None
+            self._whole_binding, buffers, None if self._any_number else self.num_workers
         )
         if saved is not None and resume is not None:
             x.copy_(saved.x)
@@ -220,7 +221,11 @@ class SupervisedMembership(Membership):
     def restore(self, optimizer: torch.optim.Optimizer, expect: Callable[[int], None] = lambda _: None) -> int:
         """As in `Membership`; first calls `expect` with the number of parameters that the first group had."""
         return self._environment.taken + self._storage.load_worker(
-            optimizer, self.arena.shared, expect, sizes=not self._algorithm.splits_update
+            optimizer,
+            self.arena.shared,
+            expect,
+            sizes=not self._algorithm.splits_update,
+            makes_same_updates=self._algorithm.survivors_continue,
         )
 
     def batches(self) -> BatchShare:
@@ -291,9 +296,8 @@ class SupervisedMembership(Membership):
         arena.mark_lost(self.worker_id)  # workers that wait in a round for this one stop waiting
         arena.mark_ended(self.worker_id)
         wait_for(arena.all_ended)
-        if left is not None:
-            self._put_left(left)
-        if self.worker_id == 0:
+        if self.leads:
+            self._put_final(left)
             arena.store("final", 1)
         wait_for(lambda: arena.load("final"))
         with torch.no_grad():
@@ -301,7 +305,8 @@ class SupervisedMembership(Membership):
                 buffer.copy_(arena.extra(name))
         is_common = self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip
         if is_common and arena.plan.sharding is None:
-            arena.shared.model(0, out)  # worker 0's: in a stopped run, another may have made one more update
+            first, *_ = arena.shared.model_ids()  # in a stopped run, another may have made one more update
+            arena.shared.model(first, out)
         else:
             self.snapshot(out)
         return None
@@ -313,7 +318,15 @@ class SupervisedMembership(Membership):
             self.arena.shared.snapshot(whole)
             part.take_whole(whole)
 
-    def _put_left(self, left: LeftWeights) -> None:
+    @property
+    def leads(self) -> bool:
+        return self.worker_id == (self.arena.shared.model_ids()[0] if self._algorithm.survivors_continue else 0)
+
+    def _put_final(self, left: LeftWeights | None) -> None:
+        if left is None:
+            for name, buffer in self._buffers.items() if self.worker_id else ():
+                self.arena.extra(name).copy_(buffer)
+            return
         self.arena.shared.replace(left.x)
         for name, value in zip(self._buffers, left.buffers, strict=True):
             for place in (name, AVERAGE + name):

@@ -1,0 +1,119 @@
+"""`kill -9` of a worker under lockstep methods: how long until all others have made their next step.
+
+    python benchmarks/lockstep_kill.py [--trials 40] [--workers 4] [--methods all-reduce,lockstep]
+
+Prints a table and writes benchmarks/results/lockstep_kill.md. Each trial is a run of its own, in which one worker kills itself
+before a step drawn at random. The time counts from that moment to the end of the next step of the last survivor. The control
+is the same time without a death: the longest of a trial's steps before it, and their median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import struct
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.system.machine import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+STEPS, WARM_UP = 120, 20
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Trains 131,000 parameters (0.5 MB); each worker writes down when its steps ended."""
+
+    folder: Path
+    method: str
+    victim: int
+    at: int
+
+    def __call__(self) -> None:
+        """Runs in a worker."""
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 255))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        batches = [torch.randn(16, 256) for _ in range(STEPS * 4)]
+        with pl.attach(net, optimizer, algorithm=self.method) as worker:
+            times = (self.folder / str(worker.worker_id)).open("wb", buffering=0)
+            for step, x in enumerate(worker.batches(batches)):
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                if (worker.worker_id, step) == (self.victim, self.at):
+                    times.write(struct.pack("d", time.monotonic()))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loss.backward()
+                optimizer.step()
+                times.write(struct.pack("d", time.monotonic()))
+
+
+def trial(method: str, workers: int, draws: random.Random) -> dict[str, float]:
+    """One run with a death, in seconds."""
+    victim, at = draws.randrange(workers), draws.randrange(WARM_UP + 10, STEPS - 10)
+    with tempfile.TemporaryDirectory() as folder:
+        result = pl.launch(Loop(Path(folder), method, victim, at), workers=workers).result
+        if result["outcome"] != "stopped" or result["workers_lost"] != [victim]:
+            raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
+        ended = {one: [t for (t,) in struct.iter_unpack("d", (Path(folder) / str(one)).read_bytes())] for one in range(workers)}
+    killed_s = ended.pop(victim)[at]
+    steps_s = [b - a for own in ended.values() for a, b in zip(own[WARM_UP : at - 1], own[WARM_UP + 1 : at], strict=True)]
+    return {
+        "recovery": max(own[at] for own in ended.values()) - killed_s,
+        "longest": max(steps_s),
+        "median": statistics.median(steps_s),
+    }
+
+
+def row(method: str, workers: int, trials: int, seed: int) -> str:
+    """One method's row of the table."""
+    draws = random.Random(f"{method} {seed}")
+    found = [trial(method, workers, draws) for _ in range(trials)]
+    recovery = sorted(one["recovery"] * 1e3 for one in found)
+    percentile = recovery[min(len(recovery) - 1, int(0.95 * len(recovery)))]
+    control = f"{statistics.median(one['median'] for one in found) * 1e3:.1f} | {max(one['longest'] for one in found) * 1e3:.0f}"
+    return f"| `{method}` | {statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f} | {control} |"
+
+
+def main() -> None:
+    """Runs all trials and writes the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--methods", default="all-reduce,lockstep")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    rows = [row(method, options.workers, options.trials, options.seed) for method in options.methods.split(",")]
+    about, used = machine(), versions()
+    page = [
+        "# A worker is killed under a lockstep method",
+        "",
+        f"Machine: {about['processor']}, {about['cores']} cores, load {load:.1f} at the start. "
+        f"Python {used['python']}, PyTorch {used['torch']}.",
+        f"Command: `python benchmarks/lockstep_kill.py --trials {options.trials} --workers {options.workers}`.",
+        "",
+        f"{options.workers} workers of `pl.launch`, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in ms, from the"
+        " `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the same runs.",
+        "",
+        "| method | median | 95 % | longest | control: median step | control: longest step |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+    print("\n".join(page))
+    (RESULTS / "lockstep_kill.md").write_text("\n".join(page) + "\n")
+
+
+if __name__ == "__main__":
+    main()

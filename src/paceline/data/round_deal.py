@@ -1,0 +1,93 @@
+"""How an epoch's batches are dealt in rounds, and dealt again if their worker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+__all__ = ["RoundDeal"]
+
+
+class RoundDeal:
+    """Deals an epoch's batches in rounds: the next ones go to the members, in the order of their ids.
+
+    Every worker computes the whole deal by itself. It depends only on what all workers know: who took part in each mean. If a
+    member dies, the others deal the batches whose gradients are in no mean again, before all others.
+
+    Args:
+        worker_id: this worker.
+        num_workers: who are the members at first.
+
+    Attributes:
+        members: workers that get batches, in the order of their ids.
+        begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
+    """
+
+    def __init__(self, worker_id: int, num_workers: int) -> None:
+        self.members: Sequence[int] = range(num_workers)
+        self.begun = 0
+        self._worker_id = worker_id
+        self._met = 0  # rounds whose gradients are in a mean
+        self._unmet: list[dict[int, int]] = []  # the rounds after these that the loop has got: each member's place
+        self._first_round = 0
+        self._again: list[int] = []  # places that come before all others
+        self._place = 0
+        self._can_repeat = True
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether a batch may be left although later ones have been dealt."""
+        return bool(self._again)
+
+    def begin(self, round: int, place: int = 0, again: Collection[int] = (), *, can_repeat: bool = True) -> None:
+        """Begins an epoch.
+
+        Args:
+            round: its first.
+            place: the first batch's; a resumed run continues in the middle.
+            again: places of earlier batches that are dealt first.
+            can_repeat: whether a batch can be fetched later than in its turn.
+        """
+        self.begun = self._met = self._first_round = round
+        self._unmet.clear()
+        self._place, self._again, self._can_repeat = place, sorted(again), can_repeat
+
+    def places(self, round: int) -> list[int]:
+        """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
+        first = (round - self._first_round) * len(self.members)
+        return [self._at(number) for number in range(first, first + len(self.members))]
+
+    def first(self, round: int) -> int:
+        """The place of the first batch of a round: without it, the epoch is over."""
+        return self._at((round - self._first_round) * len(self.members))
+
+    def place(self, round: int) -> int:
+        """This worker's batch in that round."""
+        return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
+
+    def hand_out(self, round: int) -> None:
+        """The loop gets this round."""
+        self._unmet.append(dict(zip(self.members, self.places(round), strict=True)))
+
+    def _at(self, number: int) -> int:
+        again = self._again
+        return again[number] if number < len(again) else self._place + number - len(again)
+
+    def meet(self, members: Sequence[int]) -> None:
+        """A mean contains the gradients of these members in the rounds begun so far."""
+        if len(members) < len(self.members):
+            self._go_on_with(members)
+        del self._unmet[: self.begun - self._met]
+        self._met = self.begun
+
+    def _go_on_with(self, members: Sequence[int]) -> None:
+        dead, handed = set(self.members).difference(members), self._met + len(self._unmet)
+        again = [round.pop(worker) for round in self._unmet for worker in dead if worker in round]
+        dealt = (handed - self._first_round) * len(self.members)
+        again = sorted([*again, *self._again[dealt:]]) if self._can_repeat else []
+        self._place += max(0, dealt - len(self._again))
+        self.members, self._first_round, self._again = members, handed, again
+
+    def again(self) -> list[int]:
+        """Places that must be dealt before all new ones if the rounds without a mean end here."""
+        dealt = (self._met + len(self._unmet) - self._first_round) * len(self.members)
+        return sorted([*(place for round in self._unmet for place in round.values()), *self._again[dealt:]])

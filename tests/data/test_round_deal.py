@@ -1,0 +1,87 @@
+"""Batches dealt in rounds, in which workers die."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.data.round_deal import RoundDeal
+
+WORKERS = 4
+
+
+def hand_out(deal, *rounds, begun=None):
+    for number in rounds:
+        deal.hand_out(number)
+    deal.begun = rounds[-1] + 1 if begun is None else begun
+
+
+def test_members_get_the_next_batches_in_the_order_of_their_ids():
+    deal = RoundDeal(1, 3)
+    deal.begin(7)
+    assert [deal.places(7), deal.places(8)] == [[0, 1, 2], [3, 4, 5]]
+    assert (deal.place(8), deal.first(8)) == (4, 3)
+
+
+def test_what_a_dead_worker_left_comes_first():
+    deal = RoundDeal(2, 3)
+    deal.begin(0)
+    hand_out(deal, 0, 1)
+    deal.meet([0, 2])  # neither of worker 1's two batches is in a mean
+    assert [deal.places(2), deal.places(3), deal.places(4)] == [[1, 4], [6, 7], [8, 9]]
+
+
+def test_a_batch_that_was_fetched_ahead_is_dealt_again_too():
+    deal = RoundDeal(0, 2)
+    deal.begin(0)
+    hand_out(deal, 0, 1, begun=1)
+    deal.meet([0])
+    assert deal.again() == [1, 2, 3]
+    assert [deal.places(2), deal.places(3), deal.places(4)] == [[1], [3], [4]]
+
+
+def test_a_second_death_before_the_round_that_was_fetched_ahead():
+    deal = RoundDeal(0, 3)
+    deal.begin(0)
+    hand_out(deal, 0, 1, begun=1)
+    deal.meet([0, 1])
+    hand_out(deal, 2, begun=2)
+    assert deal.places(2) == [2, 5]
+    deal.meet([0])  # of rounds 0 and 1; worker 1 had batches 4 and 5 in the second and third
+    assert [deal.places(3), deal.places(4), deal.places(5)] == [[4], [5], [6]]
+
+
+def test_a_stream_does_not_go_back():
+    deal = RoundDeal(0, 2)
+    deal.begin(0, can_repeat=False)
+    hand_out(deal, 0)
+    deal.meet([0])
+    assert deal.places(1) == [2]
+
+
+rounds = st.tuples(st.booleans(), st.sets(st.integers(0, WORKERS - 1)))
+
+
+@given(st.integers(1, 30), st.lists(rounds), st.integers(0, 3))
+def test_each_batch_is_in_one_mean_whoever_dies_whenever(num_batches, plan, place):
+    """In each round perhaps workers die, and perhaps the living ones meet; in the epoch's last one they do."""
+    deals = {worker: RoundDeal(worker, WORKERS) for worker in range(WORKERS)}
+    for deal in deals.values():
+        deal.begin(0, place)
+    trained, unmet, plan = [], [], [*plan]
+    for number in range(1000):
+        first, *_ = deals.values()
+        assert all(deal.places(number) == first.places(number) for deal in deals.values())
+        if first.first(number) >= num_batches:
+            break
+        meets, dying = plan.pop(0) if plan else (True, set())
+        for worker, deal in deals.items():
+            assert deal.place(number) == first.places(number)[list(first.members).index(worker)]
+            unmet.append((worker, deal.place(number)))
+            hand_out(deal, number)
+        deals = {worker: deal for worker, deal in deals.items() if worker not in dying} or {min(deals): first}
+        if meets or not plan or first.first(number + 1) >= num_batches:
+            trained += [batch for worker, batch in unmet if worker in deals and batch < num_batches]
+            unmet = []
+            for deal in deals.values():
+                deal.meet(list(deals))
+    trained += [batch for worker, batch in unmet if worker in deals and batch < num_batches]
+    assert sorted(trained) == list(range(place, num_batches))

@@ -1,0 +1,195 @@
+"""A loop in which workers are killed, and the same training in one process: a slow reference."""
+
+import json
+import os
+import signal
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import paceline as pl
+
+BATCH_SIZE, EPOCHS = 4, 2
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+}
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def samples(num_batches):
+    """Of which the last batch lacks one."""
+    draw = torch.Generator().manual_seed(1)
+    numbers = torch.arange(num_batches * BATCH_SIZE - 1)
+    x = torch.randn(len(numbers), 3, generator=draw, dtype=torch.float64)
+    return numbers, x, x.sum(1, keepdim=True).sin()
+
+
+class Stream(IterableDataset):
+    def __init__(self, num_batches):
+        self.samples = samples(num_batches)
+
+    def __iter__(self):
+        return zip(*self.samples, strict=True)
+
+
+class Reversed(torch.utils.data.Sampler):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(reversed(range(len(self.dataset))))
+
+    def __len__(self):
+        return len(self.dataset)
+
+
+def loader(kind, num_batches):
+    dataset: Dataset = TensorDataset(*samples(num_batches))
+    match kind:
+        case "plain":
+            return DataLoader(dataset, BATCH_SIZE, shuffle=True)
+        case "processes":
+            return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=2)
+        case "drawn":
+            return DataLoader(dataset, BATCH_SIZE, sampler=Reversed(dataset))
+        case "stream":
+            return DataLoader(Stream(num_batches), BATCH_SIZE)
+        case "list":
+            return list(DataLoader(dataset, BATCH_SIZE))
+    raise ValueError(kind)
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The loop: writes each step's samples to a file of its worker, and kills this process where it is told to.
+
+    Args:
+        folder: of the files.
+        kills: by worker, its number of batches before the one at which it is killed.
+        fails: the same, for an error that ends the run.
+        at: of that batch: before its `forward`, in `backward`, or after `step`.
+    """
+
+    folder: Path
+    kills: dict = field(default_factory=dict)
+    algorithm: str = "all-reduce"
+    optimizer: str = "sgd"
+    fails: dict = field(default_factory=dict)
+    at: str = "forward"
+    clips: bool = False
+    per_step: int = 1
+    marks: bool = False
+    data: str = "plain"
+    sums: bool = False
+    num_batches: int = 10
+    epochs: int = EPOCHS
+
+    def __call__(self):
+        net, data = model(), loader(self.data, self.num_batches)
+        optimizer = OPTIMIZERS[self.optimizer](net.parameters())
+        if self.data == "stream":
+            torch.manual_seed(2)
+        number, step, before = 0, [], None
+        with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
+            if self.at == "backward":
+                net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
+            for _ in range(self.epochs):
+                for indices, x, y in worker.batches(data):
+                    self._die(worker, "forward", number)
+                    last = len(step) == self.per_step - 1
+                    if not step:
+                        optimizer.zero_grad()
+                    if self.marks and not last:
+                        with worker.accumulate():
+                            nn.functional.mse_loss(net(x), y).backward()
+                    else:
+                        nn.functional.mse_loss(net(x), y).backward()
+                    step.append([] if indices is before else indices.tolist())  # a worker without a batch has it again
+                    before = indices
+                    if last:
+                        if self.clips:
+                            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+                        self._log(worker, step)
+                        optimizer.step()
+                        self._die(worker, "step", number)
+                        step = []
+                    if self.sums:
+                        assert worker.sum(1) <= worker.num_workers
+                    number += 1
+        torch.save(net.state_dict(), self.folder / f"model-{worker.worker_id}.pt")
+
+    def _die(self, worker, at, number):
+        if at == self.at and self.kills.get(worker.worker_id) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at == self.at and self.fails.get(worker.worker_id) == number:
+            raise KeyError("label 17")
+
+    def _log(self, worker, step):
+        with (self.folder / f"steps-{worker.worker_id}.jsonl").open("a") as file:
+            file.write(json.dumps(step) + "\n")
+
+    # The reference
+
+    def counted(self, records):
+        """By version: what each worker contributed, as lists of samples per batch; a worker without a batch has none.
+
+        A record waits for the loss of its step: a worker that is killed before has logged the step, which counts.
+        """
+        found = defaultdict(list)
+        for worker, rows in sorted(records.items()):
+            path = self.folder / f"steps-{worker}.jsonl"
+            steps = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            for row in rows:
+                if row["applied_version"] > 0 and row["samples"]:
+                    found[int(row["applied_version"])].append(steps[row["step"] - 1])
+            if len(steps) > len(rows):
+                found[len(steps)] += steps[len(rows) :]
+        return dict(sorted(found.items()))
+
+    def replayed(self, counted):
+        """Trains in one process on what the workers contributed, each update on the mean over all of its samples."""
+        net = model()
+        optimizer = OPTIMIZERS[self.optimizer](net.parameters())
+        _, x, y = samples(self.num_batches)
+        passes = (
+            [range(self.per_step)]
+            if self.marks or self.algorithm == "lockstep"
+            else [[n] for n in range(self.per_step)]
+        )
+        for parts in counted.values():
+            means = [self._mean(net, [[part[n] for n in one if part[n]] for part in parts], x, y) for one in passes]
+            optimizer.zero_grad()
+            for parameter, *gradients in zip(net.parameters(), *means, strict=True):
+                parameter.grad = sum(gradients)
+            if self.clips and self.algorithm == "all-reduce":
+                nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+        return net.state_dict()
+
+    def _mean(self, net, parts, x, y):
+        """The mean of what the workers' batches add up to, weighted by their samples."""
+        total = [torch.zeros_like(one) for one in net.parameters()]
+        num_samples = 0
+        for batches in parts:
+            net.zero_grad()
+            for batch in batches:
+                nn.functional.mse_loss(net(x[batch]), y[batch]).backward()
+            if self.clips and self.algorithm == "lockstep":
+                nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            own = sum(map(len, batches))
+            num_samples += own
+            for sum_, parameter in zip(total, net.parameters(), strict=True):
+                sum_ += own * parameter.grad if own else 0
+        return [one / num_samples for one in total]
+
+    def models(self, workers):
+        return [torch.load(self.folder / f"model-{worker}.pt") for worker in workers]

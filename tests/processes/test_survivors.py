@@ -1,0 +1,143 @@
+"""Lockstep methods go on without workers that are killed, on one machine."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.records.run_data import RunData
+from processes.survivors import EPOCHS, Survivors, samples
+
+WORKERS = 3
+METHODS = ["lockstep", "all-reduce"]
+
+
+def run_of(program, workers=WORKERS, **options):
+    run = pl.launch(program, workers=workers, **options)
+    assert sorted(run.result["workers_lost"]) == sorted(program.kills)
+    return run
+
+
+def check(program, run, workers=WORKERS, *, num_unrecorded=0, epochs=EPOCHS, num_missing=0):
+    """Survivors are equal and as one process would have trained; each sample counts once an epoch."""
+    alive = [one for one in range(workers) if one not in program.kills]
+    first, *others = program.models(alive)
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    counted = program.counted(run.records)
+    assert list(counted) == list(range(1, run.result["version"] + 1))
+    times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+    assert max(times.values()) <= epochs
+    assert epochs * len(samples(program.num_batches)[0]) - times.total() == num_missing
+    assert run.result["records_lost"] == num_unrecorded
+    for name, value in program.replayed(counted).items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", ["forward", "backward", "step"])
+def test_survivors_train_on_what_the_dead_worker_left(method, at, tmp_path):
+    program = Survivors(tmp_path, {1: 2}, method, at=at)
+    check(program, run_of(program), num_unrecorded=at == "step")
+
+
+@pytest.mark.parametrize("hit", [1, 2, 5, 6, 9])
+def test_a_worker_that_has_brought_its_gradient_counts(hit, tmp_path, monkeypatch):
+    """A round has two barriers: with the first, the dead worker owes its part of the sum; with the second, nothing."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
+    program = Survivors(tmp_path, {1: -1}, "lockstep")
+    check(program, run_of(program), num_unrecorded=1)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_dies_while_it_steps_leaves_its_own_copy_torn(worker, tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"replicated.mid_write@{worker}#3")
+    program = Survivors(tmp_path, {worker: -1})
+    run = run_of(program)
+    assert run.result["torn_updates"] == 1
+    check(program, run, num_unrecorded=1)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}, {0: 3}],
+    ids=[
+        "worker 0",
+        "two at once, the first among them",
+        "one after the other",
+        "first step",
+        "last round",
+        "alone in it",
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_whoever_dies_whenever(method, kills, tmp_path):
+    program = Survivors(tmp_path, kills, method)
+    check(program, run_of(program))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adam"},
+        {"clips": True},
+        {"optimizer": "adam", "clips": True, "algorithm": "lockstep"},
+        {"data": "processes"},
+        {"data": "drawn"},
+        {"data": "list"},
+        {"sums": True},
+        {"data": "processes", "algorithm": "lockstep"},
+    ],
+    ids=str,
+)
+def test_with(options, tmp_path):
+    program = Survivors(tmp_path, {0: 2}, **options)
+    check(program, run_of(program))
+
+
+@pytest.mark.parametrize("options", [{}, {"marks": True}, {"algorithm": "lockstep"}], ids=str)
+def test_steps_of_several_batches(options, tmp_path):
+    """The worker dies with the second batch of its second step: if only steps have means, the first one is dealt again."""
+    program = Survivors(tmp_path, {0: 3}, per_step=2, num_batches=14, epochs=1, **options)
+    run = run_of(program)
+    assert run.result["samples"] == 55 - (0 if options else 4)
+
+
+@pytest.mark.parametrize("options", [{"marks": True}, {"algorithm": "lockstep"}], ids=str)
+def test_steps_of_several_batches_are_made_anew(options, tmp_path):
+    program = Survivors(tmp_path, {0: 1}, per_step=2, num_batches=12, **options)
+    check(program, run_of(program))
+
+
+def test_a_stream_loses_the_dead_workers_batch(tmp_path):
+    program = Survivors(tmp_path, {0: 2}, data="stream")
+    check(program, run_of(program), num_missing=4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, tmp_path):
+    """In the middle of an epoch, in which a dead worker's batch may be the next one."""
+    folder, first, second = tmp_path / "run", tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    program = Survivors(first, {1: 5}, method, optimizer="adam", fails={0: 5}, epochs=3)
+    with pytest.raises(pl.PacelineError, match="label 17") as raised:
+        pl.launch(program, workers=WORKERS, out=folder)
+    raised.value.__traceback__ = None
+    before = RunData.load(folder, decided=False).records
+    made = max(int(rows["applied_version"].max()) for rows in before.values())
+    assert made == 5
+    program = replace(program, folder=second, kills={}, fails={})
+    run = pl.launch(program, workers=workers, resume=folder)
+    after = {one: rows[rows["applied_version"] > made] for one, rows in run.records.items()}
+    counted = replace(program, folder=first).counted(before) | program.counted(after)
+    assert list(counted) == list(range(1, run.result["version"] + 1))
+    times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+    assert times == dict.fromkeys(range(39), 3)
+    for model in program.models(range(workers)):
+        for name, value in program.replayed(counted).items():
+            torch.testing.assert_close(model[name], value, rtol=1e-9, atol=1e-12)
