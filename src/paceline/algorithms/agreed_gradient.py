@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -65,7 +65,7 @@ class AgreedGradient:
         samples, rest = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), EXACT)
         replica.round_samples = max(replica.round_samples, round(samples))  # backward passes may have added up
         self.is_void = not samples
-        self.settle(rest)
+        self.settle(rest, lambda: replica.g)
 
     def number(self) -> float:
         """This worker's number; the sum over all workers is exact even in float32."""
@@ -73,24 +73,32 @@ class AgreedGradient:
         has_changed = replica.changed_outside or replica.missing != self._told
         return self.rounds.number(changed=has_changed)
 
-    def settle(self, total: float) -> None:
+    def settle(self, total: float, mean: Callable[[], torch.Tensor] | None = None) -> None:
         """Sets the replica's agreed missing gradients; exchanges reports first if the `total` of the numbers is not 0.
+
+        Args:
+            total: of the workers' numbers.
+            mean: returns the mean gradient (P,), where the others go on without dead workers.
 
         Raises:
             UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
         members = self._collectives.members
-        if len(members) < self._num_members:
+        has_fewer = len(members) < self._num_members
+        if has_fewer:
             self._num_members = len(members)
             self._ports.shared.go_on_with(members)
         self._replica.meet(members)
-        if self.rounds.heard(total):
+        if self.rounds.heard(total) or has_fewer:  # what the dead have reported counts no longer
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False
             has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
             told = torch.cat([has, self.rounds.told()])
             self._collectives.start_all_reduce(told).wait()
             having, places = told.tensor_split([len(ranges)])
+            if mean is not None and len(self._collectives.members) < len(members):  # one died before it reported
+                g = mean()
+                having += torch.tensor([bool(g[begin:end].any()) for begin, end in ranges])
             self.rounds.check(places)
             self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         self.rounds.met()

@@ -229,6 +229,7 @@ class _OverlappedMean:
             self._divide(bucket, vector, total or 0.0)
         for bucket, vector in shards:
             self._divide(bucket, vector, total or 0.0)
+        buckets = [bucket for bucket, *_ in reversed(self._under_way)]
         self._under_way.clear()
         self._gradient.is_void = total == 0.0  # None: only time is simulated
         total = total or 0.0
@@ -236,7 +237,7 @@ class _OverlappedMean:
         self._replica.round_samples += round(total * self._unit)
         if total:
             self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
-        self._gradient.settle(said)
+        self._gradient.settle(said, lambda: torch.cat(buckets))
 
     def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:
         if total:

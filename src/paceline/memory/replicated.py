@@ -129,9 +129,10 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return sum(distances) / len(distances)
 
     def model_ids(self) -> list[int]:
-        """The present workers; all workers if none is present."""
-        there = [worker for worker in range(self._plan.num_writers) if not load(self._word("words", worker) + 16)]
-        return there or list(range(self._plan.num_writers))
+        """The present workers; if none is present, all, the one with the newest model first."""
+        workers = range(self._plan.num_writers)
+        there = [worker for worker in workers if not load(self._word("words", worker) + 16)]
+        return there or sorted(workers, key=lambda worker: -load(self._word("words", worker)))
 
     def model(self, worker: int, out: torch.Tensor) -> int:
         """Copies a worker's model into `out` (P,), consistent with one version; returns that version."""
