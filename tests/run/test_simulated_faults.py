@@ -66,7 +66,7 @@ def test_a_kill_at_a_time_gives_the_same_run_each_time():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        *("lockstep", "all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"),
+        *("all-reduce", "all-reduce(sharded=true)", "local-sgd(period=2)", "d-psgd"),
         *("da-sgd(period=2)", "diloco(period=4, fragments=2, delay=1)"),
     ],
 )

@@ -234,7 +234,7 @@ class _Simulation(SimulatedRun):
         member = SimulatedMembership(self, model, binding, worker_id, random_states)
         self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
         # Not earlier: the run waits for a worker that does not attach, and names it.
-        self.machine.on_gone = self.gathering.leave
+        self.machine.on_gone = self.leave
         return member
 
     def _begin(self, model: nn.Module, binding: FlatBinding, algorithm: Algorithm, evaluate: Evaluate | None) -> None:

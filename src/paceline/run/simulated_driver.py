@@ -99,6 +99,7 @@ def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> Simulat
         cluster,
         algorithm.needs,
         is_gossip=algorithm.gossip,
+        survivors_continue=algorithm.survivors_continue,
         update_vectors=None if rule is None else rule.update_vectors,
         **named,
     )

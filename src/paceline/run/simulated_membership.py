@@ -38,9 +38,10 @@ class SimulatedRun:
         epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
         model: worker 0's, with the initial state of all workers.
-        buffers: running statistics by name: shared by all workers, or worker 0's if each has its own.
+        buffers: running statistics by name: shared by all workers, or, if each has its own, those of the leading one.
+        own_buffers: each worker's, by its id.
         tables: what they tell each other.
-        left: the weights that worker 0's loop has left in its model.
+        left: the weights that the leading worker's loop has left in its model.
     """
 
     def __init__(self, scheduler: Scheduler, num_workers: int, seed: int) -> None:
@@ -56,9 +57,23 @@ class SimulatedRun:
         self.record: SimulationRecord | None = None
         self.model: nn.Module
         self.buffers: dict[str, torch.Tensor] = {}
+        self.own_buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.tables = local_tables(num_workers)
         self.left: LeftWeights | None = None
         self._epoch_is_known = False
+
+    @property
+    def leading(self) -> int:
+        """The worker whose buffers, and weights that its loop has left, are the run's: the first one that is alive, or 0."""
+        assert self.algorithm is not None
+        assert self.machine is not None
+        return self.machine.shared.model_ids()[0] if self.algorithm.survivors_continue else 0
+
+    def leave(self, worker_id: int) -> None:
+        """A worker has ended or died: the others no longer wait for its values, and the next one may lead."""
+        if self.leading:
+            self.buffers.update(self.own_buffers[self.leading])
+        self.gathering.leave(worker_id)
 
     def tell_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch of the loop has, from the first worker with a batch."""
@@ -68,7 +83,7 @@ class SimulatedRun:
 
     @cached_property
     def last_buffers(self) -> Sequence[torch.Tensor]:
-        """The run's buffers once all workers have ended, or those that worker 0's loop has left."""
+        """The run's buffers once all workers have ended, or those that the leading worker's loop has left."""
         return self.left.buffers if self.left is not None else [one.detach().clone() for one in self.buffers.values()]
 
 
@@ -111,6 +126,11 @@ class SimulatedMembership(Membership):
                 from_bytes(own, to_bytes(first))
         for name, buffer in self._buffers.items() if not algorithm.lockstep else ():
             buffer.data = run.buffers[name]
+        run.own_buffers[worker_id] = self._buffers
+
+    @property
+    def leads(self) -> bool:
+        return self.worker_id == self._run.leading
 
     def replica(self, optimizer: torch.optim.Optimizer) -> SimulatedAttachedReplica:
         """As in `Membership`; its operations take the cluster's time."""

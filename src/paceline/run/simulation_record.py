@@ -148,7 +148,7 @@ class SimulationRecord(RunRecord):
             unresolved_exchanges=machine.unresolved_exchanges,
             delay=machine.delay,
             updates_lost=lost,
-            records_lost=lost,
+            records_lost=lost + self._unrecorded_rounds(records),
             has_ended_itself=machine.all_ended,
         )
         if notes := self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay):
@@ -164,6 +164,14 @@ class SimulationRecord(RunRecord):
             written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
             return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
         return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
+
+    def _unrecorded_rounds(self, records: dict[int, np.ndarray]) -> int:
+        """Missing records of workers that died after a round had their gradient: at most one each."""
+        if not self._algorithm.survivors_continue:
+            return 0
+        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
+        newest, ends = max(last.values(), default=0), self._machine.shared.ends
+        return sum((newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lost)
 
 
 class _Records:

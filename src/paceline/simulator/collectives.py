@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from paceline.errors import WorkerLostError, name_workers
 from paceline.optim.half_types import add_up, mean_into, sum_type
 from paceline.ports.started import CarriedOutTogether, Operation
+from paceline.simulator.cluster import Cluster
 from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
@@ -31,47 +32,67 @@ Step = tuple[Callable[[list[Any]], None], Any]
 
 
 class AllReduceState:
-    """The barrier and the operations of the current round, shared by all workers."""
+    """The barrier and the operations of the current round, shared by all workers.
 
-    def __init__(self, scheduler: Scheduler, num_workers: int, wake_s: float, spin_s: float) -> None:
-        self.num_workers = num_workers
+    Attributes:
+        members: the workers that came to the last barrier that is behind them; at first, all.
+    """
+
+    def __init__(self, scheduler: Scheduler, cluster: Cluster, spin_s: float, survivors_continue: bool) -> None:
+        self.num_workers = cluster.workers
+        self.members: Sequence[int] = range(cluster.workers)
         self._scheduler = scheduler
-        self._wake_s = wake_s
+        self._wake_s = cluster.wake_s
         self._spin_s = spin_s
         self._waiting: list[tuple[Program, float]] = []  # and since when
         self._arrived: set[int] = set()
         self._num_barriers = 0  # that are behind all workers
-        self._steps: list[list[Step]] = [[] for _ in range(num_workers)]
+        self._steps: list[list[Step]] = [[] for _ in self.members]
         self._lost: dict[int, str] = {}
+        self._survivors_continue = survivors_continue
+        self._dead: set[int] = set()  # members without whom the others go on
 
     def bring(self, worker_id: int, steps: list[Step]) -> None:
         """Adds a worker's operations to the round."""
         self._steps[worker_id] = steps
 
     def barrier(self, worker_id: int, what: str) -> None:
-        """Waits for all workers; the last to arrive does not wait. Others continue `wake_s` later, or at once if they spin.
+        """Waits for all members; the last to arrive does not wait. Others continue `wake_s` later, or at once if they spin.
 
         Raises:
             WorkerLostError: a worker has left.
         """
         self._arrived.add(worker_id)
-        if len(self._arrived) < self.num_workers:
-            self._refuse_if_lost(what)
-            number = self._num_barriers
-            self._waiting.append((self._scheduler.current, self._scheduler.now_s))
-            self._scheduler.wait(f"the others in {what}")
-            if self._num_barriers == number:  # a loss has woken us
-                self._refuse_if_lost(what)
+        if self._pass_if_complete():
             return
+        self._refuse_if_lost(what)
+        number = self._num_barriers
+        self._waiting.append((self._scheduler.current, self._scheduler.now_s))
+        self._scheduler.wait(f"the others in {what}")
+        if self._num_barriers == number:  # a loss has woken us
+            self._refuse_if_lost(what)
+
+    def _pass_if_complete(self) -> bool:
+        missing = self._dead - self._arrived
+        if len(self._arrived) + len(missing) < len(self.members):
+            return False
+        if missing:
+            self.members = sorted(self._arrived)
+            self._dead -= missing
         self._arrived.clear()
         self._num_barriers += 1
         for program, since_s in self._waiting:
             spins = self._scheduler.now_s - since_s < self._spin_s
             self._scheduler.wake(program, 0.0 if spins else self._wake_s)
         self._waiting.clear()
+        return True
 
-    def lose(self, worker_id: int, reason: str) -> None:
-        """Records that a worker is gone: programs that wait for it fail."""
+    def lose(self, worker_id: int, reason: str, *, is_dead: bool = False) -> None:
+        """Records that a worker is gone: programs that wait for it fail, or, if it `is_dead`, may go on without it."""
+        if is_dead and self._survivors_continue and worker_id not in self._lost:
+            self._dead.add(worker_id)
+            self._pass_if_complete()
+            return
         self._lost[worker_id] = reason
         if worker_id in self._arrived:
             return  # the others need not wait for it at this barrier
@@ -85,11 +106,11 @@ class AllReduceState:
             raise lost_in_collective(what, sorted(self._arrived), missing)
 
     def carry_out(self) -> None:
-        """Executes the round's operations for all workers, in the order in which the real collectives sum.
+        """Executes the round's operations for all members, in the order in which the real collectives sum.
 
         The first caller does the work.
         """
-        for steps in zip(*self._steps, strict=True):
+        for steps in zip(*(self._steps[one] for one in self.members), strict=True):
             steps[0][0]([given for _, given in steps])
         for steps in self._steps:
             steps.clear()
@@ -100,9 +121,10 @@ class SimulatedCollectives(CarriedOutTogether):
 
     Modelled, per worker, like `memory.lockstep`: copy the vector in, wait for all, read parts that add up to one vector and
     write a part of the mean, wait for all, copy the mean out. All copies share the memory bus. A single worker keeps its
-    vector and takes no time.
+    vector and takes no time. The others also do a dead worker's part, and then wait for each other once more.
 
     Attributes:
+        members: the workers whose vectors the last operation contains.
         waited_s: seconds spent at barriers; the caller reads it and resets it to 0.
     """
 
@@ -111,7 +133,7 @@ class SimulatedCollectives(CarriedOutTogether):
         self._state = state
         self._core = core
         self._num_rounds = 0
-        self.members = range(state.num_workers)
+        self.members = state.members
         self.waited_s = 0.0
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -134,10 +156,16 @@ class SimulatedCollectives(CarriedOutTogether):
             return
         core.move(COPY_VECTORS * num_given)
         self._barrier()
+        self.members = state.members
         state.carry_out()
-        core.move((1.0 + 1.0 / state.num_workers) * num_vectors)
+        part = (1.0 + 1.0 / len(self.members)) * num_vectors
+        core.move(part)
         self._barrier()
         core.move(COPY_VECTORS * num_vectors)
+        num_dead = len(self.members) - len(state.members)
+        if num_dead:
+            core.move(part * num_dead)
+            self._barrier()
 
     def _num_vectors(self, operation: Operation) -> float:
         """The operation's size in parameter vectors; if only time is simulated, 1 or what the operation states."""

@@ -50,6 +50,7 @@ class SimulatedMachine:
         vector_bytes: size of one parameter vector, even if `x` is empty.
         batch_size: samples of a full batch.
         is_gossip: whether every worker has its own model.
+        survivors_continue: whether collectives in shared memory go on without killed workers.
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
         restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
@@ -75,6 +76,7 @@ class SimulatedMachine:
         batch_size: int,
         seed: int,
         is_gossip: bool = False,
+        survivors_continue: bool = False,
         faults: Faults | None = None,
         scheduler: Scheduler | None = None,
         placing: Placing | None = None,
@@ -117,7 +119,7 @@ class SimulatedMachine:
             self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
         self._all_reduce: Any = None
         if needs.collectives and self._collective == "memory":
-            self._all_reduce = AllReduceState(self.scheduler, cluster.workers, cluster.wake_s, self._spin_s)
+            self._all_reduce = AllReduceState(self.scheduler, cluster, self._spin_s, survivors_continue)
         elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
@@ -359,11 +361,11 @@ class SimulatedMachine:
             name = f"the successor of worker {worker_id}"
             self.scheduler.start(-1, partial(self._replace, worker_id), server=name)
         self.scheduler.end_worker(worker_id)
-        self.on_gone(worker_id)
         if self.needs.kind == "replicated":
             self.shared.lose(worker_id)
+        self.on_gone(worker_id)
         if self._all_reduce is not None:
-            lose = partial(self._all_reduce.lose, worker_id, reason)
+            lose = partial(self._all_reduce.lose, worker_id, reason, is_dead=True)
             self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
 
     def _replace(self, worker_id: int) -> None:

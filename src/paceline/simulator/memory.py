@@ -210,10 +210,11 @@ class NoVector(torch.Tensor):
 class SimulatedReplicated:
     """A worker's own vector; implements `ReplicatedParameters`. No other worker touches it, so it charges nothing."""
 
-    __slots__ = ("updates", "version", "x")
+    __slots__ = ("_ends", "updates", "version", "x")
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: torch.Tensor, ends: list[int | None]) -> None:
         self.x = x
+        self._ends = ends
         self.version = self.updates = 0
 
     def writing(self) -> AbstractContextManager[None]:
@@ -225,7 +226,9 @@ class SimulatedReplicated:
         return self.version
 
     def go_on_with(self, members: Sequence[int]) -> None:
-        """Notes nothing: a simulated worker records its last step."""
+        for worker, end in enumerate(self._ends):
+            if end is None and worker not in members:
+                self._ends[worker] = self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
         out.copy_(self.x)
@@ -237,12 +240,16 @@ class ReplicatedState:
 
     Args:
         x: initial parameters (P,), copied for every worker.
-        is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than worker 0's, which all share.
+        is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than one model that all share.
+
+    Attributes:
+        ends: the last update in which each dead worker has a part; None where the others have made none without it.
     """
 
     def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:
         nothing = NoVector()
-        self.workers = [SimulatedReplicated(x.clone() if x.numel() else nothing) for _ in range(num_workers)]
+        self.ends: list[int | None] = [None] * num_workers
+        self.workers = [SimulatedReplicated(x.clone() if x.numel() else nothing, self.ends) for _ in self.ends]
         self.own_models = is_mean
         self._lost: set[int] = set()
 
@@ -258,13 +265,17 @@ class ReplicatedState:
         self._lost.discard(worker_id)
 
     def model_ids(self) -> list[int]:
-        """The workers that are alive; all of them if all are dead."""
-        return [one for one in range(len(self.workers)) if one not in self._lost] or [*range(len(self.workers))]
+        """The workers that are alive; if all are dead, all, the one with the newest model first."""
+        workers = range(len(self.workers))
+        alive = [one for one in workers if one not in self._lost]
+        return alive or sorted(workers, key=lambda one: -self.workers[one].version)
 
     @property
     def version(self) -> int:
-        """Worker 0's number of updates; if each worker has its own model, the sum over all workers, including averages."""
-        return sum(one.version for one in self.workers) if self.own_models else self.workers[0].version
+        """Updates of the first worker that is alive; if each has its own model, the sum over all, including averages."""
+        if self.own_models:
+            return sum(one.version for one in self.workers)
+        return self.workers[self.model_ids()[0]].version
 
     def updates(self) -> list[int]:
         return [one.updates for one in self.workers]
