@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-INPUTS, CLASSES, SAMPLES, BATCH, EPOCHS = 6, 3, 96, 8, 8
+INPUTS, CLASSES, SAMPLES, BATCH, EPOCHS = 6, 3, 96, 8, 4
 
 
 def labelled(number, seed):
