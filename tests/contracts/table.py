@@ -25,6 +25,7 @@ class Row:
         rounds: why a mean gradient is not the exact one.
         follows_times: why two runs may round otherwise, and an epoch's last round is no whole batches.
         rate_follows_times: why the length of a step has no bound where other work delays a worker.
+        policy: what alone it differs by from another row; what checkpoints hold, and how they are read, is the same.
     """
 
     algorithm: pl.Algorithm
@@ -38,6 +39,7 @@ class Row:
     rounds: str = ""
     follows_times: str = ""
     rate_follows_times: str = ""
+    policy: str = ""
 
     @property
     def together(self):
@@ -72,6 +74,9 @@ _SERVERS_RULE = "AdaGrad at the servers is the method"
 _ADAPTS = "the step size depends on staleness"
 _LATE = "a merge drops most of what was learnt while the average was under way"
 _TIMES = "a step is in proportion to its worker's measured time"
+_WAITS = "how long it waits for the others"
+_STEPS = "how long a step is"
+_MEETS = "whom it averages with"
 _OUTER = "an outer optimizer steps with what the workers have learnt, also with one worker"
 
 ROWS = [
@@ -82,27 +87,34 @@ ROWS = [
     Row(pl.AllReduce(sharded=True)),
     Row(pl.parse("all-reduce(codec=qsgd(bits=8))"), rounds="levels are 1/127 of the largest element"),
     Row(pl.parse("all-reduce(codec=sign)"), rounds="what a sign does not say comes later"),
-    Row(pl.AllReduce(shares="auto"), follows_times=_SPEEDS),
+    Row(pl.AllReduce(shares="auto"), follows_times=_SPEEDS, policy="lockstep's and the sharded one's shares"),
     Row(pl.AllReduce(shares="auto", sharded=True), follows_times=_SPEEDS),
     Row(pl.Locked()),
-    Row(pl.Locked(backoff=pl.ExponentialBackoff())),
-    Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS),
+    Row(pl.Locked(backoff=pl.ExponentialBackoff()), policy=_WAITS),
+    Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS, policy=_STEPS),
     Row(pl.Locked(kind="rwlock")),
-    Row(pl.Locked(kind="rwlock", backoff=pl.ConstantBackoff(base=2.0))),
+    Row(pl.Locked(kind="rwlock", backoff=pl.ConstantBackoff(base=2.0)), policy=_WAITS),
     Row(pl.Hogwild(), loses_updates=_RACES),
     Row(pl.Hogwild(reads="copy"), loses_updates=_RACES),
-    Row(pl.Hogwild(step_size=pl.ExponentialStep(threshold=3)), loses_updates=_RACES, scales_stale_updates=_ADAPTS),
+    Row(
+        pl.Hogwild(step_size=pl.ExponentialStep(threshold=3)),
+        loses_updates=_RACES,
+        scales_stale_updates=_ADAPTS,
+        policy=_STEPS,
+    ),
     Row(pl.Leashed()),
-    Row(pl.Leashed(backoff=pl.ExponentialBackoff(base=0.5))),
+    Row(pl.Leashed(backoff=pl.ExponentialBackoff(base=0.5)), policy=_WAITS),
     Row(pl.Leashed(persistence=0), drops_updates="persistence 0 gives up after one failed publish"),
     Row(
         pl.Leashed(persistence=1, backoff=pl.LinearBackoff()),
         drops_updates="persistence 1 gives up after two failed publishes",
+        policy=_WAITS,
     ),
     Row(
         pl.Leashed(step_size=pl.TailStep()),
         scales_fresh_updates="after ten updates per worker, fresh gradients are amplified by 1 + A",
         scales_stale_updates=_ADAPTS,
+        policy=_STEPS,
     ),
     Row(pl.LocalSGD(period=3)),
     Row(pl.LocalSGD(warmup_steps=5)),  # before the first uneven round, in which no gradient is its own worker's alone
@@ -114,14 +126,14 @@ ROWS = [
     Row(pl.DaSGD(), loses_progress=_LATE),
     Row(pl.DaSGD(period=5, delay=5, merge="corrected")),
     Row(pl.DaSGD(period=2, delay=2, merge="cocod")),
-    Row(pl.DaSGD(period=3, delay=0)),
+    Row(pl.DaSGD(period=3, delay=0), policy="a delay of 0 is local SGD"),
     Row(pl.DiLoCo(), own_rule=_OUTER, loses_progress=_OUTER),
     Row(pl.DiLoCo(period=9, fragments=2, delay=2, local_weight=0.5), own_rule=_OUTER, loses_progress=_OUTER),
     Row(pl.DPSGD()),
-    Row(pl.DPSGD(topology=Exponential())),
+    Row(pl.DPSGD(topology=Exponential()), policy=_MEETS),
     Row(pl.DPSGD(topology=OnePeerExponential())),
     Row(pl.ADPSGD()),
-    Row(pl.ADPSGD(topology=Complete(), peers="rotate")),
+    Row(pl.ADPSGD(topology=Complete(), peers="rotate"), policy=_MEETS),
     Row(pl.ParameterServer()),
     Row(
         pl.ParameterServer(mode=pl.Sync(backups=1), shards=2),
@@ -157,7 +169,7 @@ ROWS = [
         pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),
         accrues="three gradients are pushed as one",
     ),
-    Row(pl.AdaptiveRevision(shards=2), own_rule=_SERVERS_RULE),
+    Row(pl.AdaptiveRevision(shards=2), own_rule=_SERVERS_RULE, policy="the number of shards"),
     Row(pl.AdaptiveRevision(), own_rule=_SERVERS_RULE),
 ]
 

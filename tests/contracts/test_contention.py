@@ -70,8 +70,8 @@ def test_adams_shared_step_counts_every_update(row):
 
 @rows()
 def test_small_tasks_run_with_any_number_of_workers(row):
-    """Also more workers than batches: 3 batches, 5 workers."""
-    for workers in row.workers([1, 2, 3, 5]):
+    """Also more workers than batches: 3 batches, 5 workers. Other contracts have 2 and 3."""
+    for workers in row.workers([1, 5]):
         run, _ = run_task(row, workers=workers, backend="threads", epochs=1, batch_size=479)
         assert run.result["samples"] + 479 * run.result["dropped_updates"] == 1437
         assert run.result["outcome"] == "stopped"

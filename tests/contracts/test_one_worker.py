@@ -36,14 +36,18 @@ def settings(optimizer):
     return {"steps": STEPS, "batch_size": BATCH_SIZE, **OPTIMIZERS[optimizer]}
 
 
+# Of each place that may hold an optimizer's state, and of each way to hand it a gradient.
+HOLDERS = ("sequential", "lockstep", "hogwild", "leashed", "parameter-server")
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@rows(lambda row: row.algorithm == type(row.algorithm)() and not row.own_rule)
+@rows(lambda row: row.spec in HOLDERS)
 def test_equals_plain_pytorch(row, optimizer):
     run, parameters = run_task(row, optimizer=optimizer, **settings(optimizer))
     check_equal(run, parameters, optimizer)
 
 
-@rows(lambda row: not row.scales_fresh_updates and not row.own_rule)
+@rows(lambda row: not row.scales_fresh_updates and not row.own_rule and (row.scales_stale_updates or not row.policy))
 def test_equals_plain_pytorch_in_a_process_of_its_own(row):
     optimizer = "sgd(weight_decay=0.001)"
     run, parameters = run_task(row, backend="processes", optimizer=optimizer, **settings(optimizer))

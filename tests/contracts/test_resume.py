@@ -12,8 +12,13 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from rewritten import rewrite, rewrite_json
 
-EXACT = {"sgd(weight_decay=0.001)": {"momentum": 0.9, "learning_rate": 0.05}, "adamw": {"learning_rate": 0.002}}
+ADAMW = {"optimizer": "adamw", "learning_rate": 0.002}
+MOMENTUM = {"optimizer": "sgd(weight_decay=0.001)", "momentum": 0.9, "learning_rate": 0.05}
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
+
+
+def is_default(row):
+    return row.algorithm == type(row.algorithm)()
 
 
 def train_in_two_parts(row, folder, *, first=1, epochs=2, **settings):
@@ -22,10 +27,19 @@ def train_in_two_parts(row, folder, *, first=1, epochs=2, **settings):
     return part, *run_task(row, resume=folder, out=folder, epochs=epochs, **settings)
 
 
-@pytest.mark.parametrize("optimizer", EXACT)
-@rows(lambda row: row.algorithm == type(row.algorithm)())
-def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
-    settings = {"optimizer": optimizer, "batch_size": 31, **EXACT[optimizer]}
+@rows(is_default)
+def test_one_worker_goes_on_bit_for_bit(row, tmp_path):
+    check_one_worker(row, ADAMW, tmp_path)
+
+
+@rows(lambda row: row.spec in ("sequential", "lockstep", "hogwild", "parameter-server"))
+def test_one_worker_goes_on_with_its_momentum(row, tmp_path):
+    """For each place that may hold the optimizer's state: what AdamW has beside it, a step's number, is not there."""
+    check_one_worker(row, MOMENTUM, tmp_path)
+
+
+def check_one_worker(row, optimizer, tmp_path):
+    settings = {"batch_size": 31, **optimizer}
     _, straight = run_task(row, epochs=2, **settings)
     _, resumed, parameters = train_in_two_parts(row, tmp_path, **settings)
     assert resumed.result["outcome"] == "stopped"
@@ -36,9 +50,9 @@ def test_one_worker_goes_on_bit_for_bit(row, optimizer, tmp_path):
 @pytest.mark.parametrize(
     "workers", [pytest.param(2, marks=pytest.mark.soak), 3]
 )  # two divide an epoch: the easier case
-@rows(lambda row: row.algorithm.lockstep)
+@rows(lambda row: row.algorithm.lockstep and not row.policy)
 def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
-    settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": workers, "backend": "processes", **UNEVEN}
+    settings = {"workers": workers, "backend": "processes", **ADAMW, **UNEVEN}
     _, straight = run_task(row, epochs=2, **settings)
     *_, parameters = train_in_two_parts(row, tmp_path, **settings)
     if row.follows_times:
@@ -48,8 +62,9 @@ def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
     assert parameters.version == straight.version
 
 
-@rows(lambda row: row.algorithm.max_workers != 1)
+@rows(lambda row: row.algorithm.max_workers != 1 and (row.served or is_default(row)) and not row.policy)
 def test_counts_go_on(row, tmp_path):
+    """Each family, and every way of its servers. `test_stops.py` resumes the others, whose counts are made alike."""
     settings = {"task": LINEAR, "workers": 3, "backend": "processes", **UNEVEN}
     _, run, parameters = train_in_two_parts(row, tmp_path, first=2, epochs=3, **settings)
     records = np.concatenate(list(run.records.values()))
@@ -76,7 +91,7 @@ def test_counts_go_on(row, tmp_path):
 def test_a_servers_checkpoint_does_not_depend_on_its_shards(durability, tmp_path):
     """Two epochs with one shard, two with three: momentum and all, as four epochs in one go."""
     one, three = (Row(pl.ParameterServer(shards=shards, durability=durability)) for shards in (1, 3))
-    settings = {"optimizer": "adamw", "learning_rate": 0.002, "workers": 3}
+    settings = {"workers": 3, **ADAMW}
     _, straight = run_task(one, epochs=4, **settings)
     run_task(one, out=tmp_path, epochs=2, **settings)
     _, parameters = run_task(three, resume=tmp_path, epochs=4, **settings)

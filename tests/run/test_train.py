@@ -16,9 +16,12 @@ from paceline.run.train import prepared
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@rows()
+@rows(lambda row: row.algorithm == type(row.algorithm)())
 def test_threads_train_as_well(row):
-    """A convex loss falls whatever the order of the updates, of which half may be dropped."""
+    """A convex loss falls whatever the order of the updates, of which half may be dropped.
+
+    Each family: what its variants learn on processes is looked at in `contracts/test_counts.py`.
+    """
     workers = row.most(2)
     # Not by epochs, whose batches one worker may take before the other begins: an update of ringleader is of all workers.
     steps = 3 * 180 // workers
