@@ -14,16 +14,11 @@ from paceline.records import checkpoint_files as files
 PROCESSES = [
     (pl.TensorParallel(line=3), 3, 1, "adamw"),
     (pl.TensorParallel(line=2), 4, 2, "momentum"),
-    (pl.TensorParallel(q=2), 4, 1, "adamw"),
     (pl.TensorParallel(q=2), 4, 1, "momentum"),
-    (pl.TensorParallel(q=2, depth=2), 8, 1, "adamw"),
-    (pl.TensorParallel(q=2, mode="summa"), 4, 1, "adamw"),
-    (pl.TensorParallel(q=2, mode="summa"), 4, 1, "momentum"),
     (pl.TensorParallel(q=2, depth=2, mode="summa"), 8, 1, "adamw"),
 ]
 THREADS = [
     (pl.TensorParallel(line=2), 2, 1, "momentum"),
-    (pl.TensorParallel(line=4), 4, 1, "adamw"),
     (pl.TensorParallel(line=2), 6, 3, "adamw"),
     (pl.TensorParallel(line=1), 2, 2, "momentum"),
     (pl.TensorParallel(q=1, depth=2), 2, 1, "adamw"),
@@ -60,10 +55,15 @@ def test_three_steps_with_dropout_and_clipping_are_one_process(
     assert sum(run.result["batches_" + what] for what in ("repeated", "missed")) == 0
 
 
-@pytest.mark.parametrize("accumulates", [False, True])
-@pytest.mark.parametrize("bucket_bytes", [3000, None])
 @pytest.mark.parametrize(
-    ("layout", "replicas"), [(pl.TensorParallel(q=2, depth=2), 1), (pl.TensorParallel(q=1, depth=2), 2)], ids=str
+    ("layout", "replicas", "bucket_bytes", "accumulates"),
+    [(pl.TensorParallel(q=2, depth=2), 1, 3000, True)]
+    + [
+        (pl.TensorParallel(q=1, depth=2), 2, size, accumulates)
+        for size in (3000, None)
+        for accumulates in (False, True)
+    ],
+    ids=str,
 )
 def test_passes_accumulate_whatever_the_buckets(layout, replicas, bucket_bytes, accumulates, tmp_path):
     """Small buckets come back within backward, and are then handed out across replicas."""
@@ -81,18 +81,18 @@ def test_under_local_sgd_sums_are_no_change_of_the_loops(tmp_path):
     assert found(tmp_path)["sent"][2]["depth", "all-reduce"]
 
 
+ACROSS = [
+    "all-reduce", "all-reduce(sharded=true)", "lockstep", "local-sgd(period=2)", "da-sgd(period=2)", "diloco(period=2)",
+]  # fmt: skip
+ON_A_LINE, ON_A_SQUARE = (pl.TensorParallel(line=2), 4), (pl.TensorParallel(q=2), 8)
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    [
-        "all-reduce",
-        "all-reduce(sharded=true)",
-        "lockstep",
-        "local-sgd(period=2)",
-        "da-sgd(period=2)",
-        "diloco(period=2)",
-    ],
+    ("algorithm", "layout", "workers"),
+    [(algorithm, *ON_A_LINE) for algorithm in ACROSS]
+    + [(algorithm, *ON_A_SQUARE) for algorithm in ("all-reduce(sharded=true)", "local-sgd(period=2)")],
+    ids=str,
 )
-@pytest.mark.parametrize(("layout", "workers"), [(pl.TensorParallel(line=2), 4), (pl.TensorParallel(q=2), 8)], ids=str)
 def test_across_replicas_algorithms_do_what_they_do_without_a_layout(algorithm, layout, workers, tmp_path):
     settings = {"algorithm": algorithm, "replicas": 2, "steps": 4, "dropout": 0.0, "clip": None}
     launched(tmp_path / "plain", None, 2, **settings)
@@ -153,9 +153,14 @@ def test_a_frozen_parameter_is_cut_and_comes_back_as_it_was(tmp_path):
         check_same(one, expected)
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "da-sgd(period=2)"])
 @pytest.mark.parametrize(
-    ("layout", "workers", "replicas"), [(pl.TensorParallel(line=2), 4, 2), (pl.TensorParallel(q=2), 4, 1)], ids=str
+    ("algorithm", "layout", "workers", "replicas"),
+    [
+        (algorithm, pl.TensorParallel(line=2), 4, 2)
+        for algorithm in ("all-reduce", "local-sgd(period=3)", "da-sgd(period=2)")
+    ]
+    + [("all-reduce", pl.TensorParallel(q=2), 4, 1)],
+    ids=str,
 )
 def test_a_resumed_run_ends_like_one_that_was_not_stopped(algorithm, layout, workers, replicas, tmp_path):
     settings = {"algorithm": algorithm, "replicas": replicas, "steps": 2, "clip": None}

@@ -25,9 +25,6 @@ def ends(folder, workers, *words, **variables):
         ("tensor(q=2)", 4, 1, "adamw"),
         ("tensor(line=2)", 4, 2, "adamw"),
         ("tensor(line=3)", 3, 1, "momentum"),
-        ("tensor(q=2, depth=2)", 8, 1, "adamw"),
-        ("tensor(q=2, mode=summa)", 4, 1, "adamw"),
-        ("tensor(q=2, mode=summa)", 4, 1, "momentum"),
         ("tensor(q=2, depth=2, mode=summa)", 8, 1, "momentum"),
     ],
 )
