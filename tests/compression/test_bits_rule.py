@@ -68,8 +68,7 @@ def over_fixed(log2, bits, alpha=1.0):
     return made / (weights.sum() / (4 * (2.0 ** (np.mean(bits) - 1) - 1) ** 2))
 
 
-@pytest.mark.parametrize("target", [3, 4, 6])
-@pytest.mark.parametrize("total", [None, T])
+@pytest.mark.parametrize(("target", "total"), [(3, None), (4, T), (6, None)])
 @pytest.mark.parametrize("norms", NORMS)
 def test_never_much_worse_than_fixed_bits_and_within_the_budget(norms, total, target):
     for known in (False, True):

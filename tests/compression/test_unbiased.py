@@ -14,8 +14,9 @@ from paceline.compression.ternary import Ternary
 
 BUCKETS = (8, 512, None)
 CODECS = [
-    *(QSGD(bits=bits, norm=norm, bucket=bucket) for bits, norm, bucket in product(range(2, 9), ("linf", "l2"), BUCKETS)),
-    *(DQ(target_bits=bits, norm=norm, bucket=bucket) for bits, norm, bucket in product((2, 5), ("linf", "l2"), BUCKETS)),
+    *(QSGD(bits=bits, norm=norm, bucket=bucket) for bits, norm, bucket in product((2, 5, 8), ("linf", "l2"), BUCKETS)),
+    *(QSGD(bits=bits, norm=("linf", "l2")[bits % 2]) for bits in (3, 4, 6, 7)),
+    DQ(target_bits=2, norm="linf", bucket=8), DQ(target_bits=5, norm="l2", bucket=None), DQ(target_bits=5),
     *(Ternary(bucket=bucket) for bucket in BUCKETS), NoCodec(),
 ]  # fmt: skip
 DRAWS = {1: 20, 7: 20, 512: 12, 513: 12, 1300: 16}  # of one element, of an odd number, at the edges of buckets
