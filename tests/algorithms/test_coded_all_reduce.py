@@ -1,5 +1,7 @@
 """All-reduce through a codec: runs of workers, simulated and as processes."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -140,8 +142,9 @@ def test_time_alone_is_simulated_with_fewer_bytes(codec):
     assert coded > 0 if "power" in codec else coded < 0.3 * plain
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [one for one in CODECS if one.startswith(("dq", "power"))])
 def test_a_resumed_run_goes_on_bit_for_bit(codec, tmp_path):
+    """As those with `qsgd` and `sign` do, which have rows in `contracts/table.py`."""
     row = Row(pl.parse(f"all-reduce(codec={codec})"))
     settings = {"workers": 3, "backend": "processes", "batch_size": 31, "learning_rate": 0.1}
     _, straight = run_task(row, epochs=2, **settings)
@@ -151,22 +154,26 @@ def test_a_resumed_run_goes_on_bit_for_bit(codec, tmp_path):
     assert resumed.version == straight.version
 
 
+@cache
+def trained(spec):
+    """Three workers' parameters after 48 steps; the last round of each of the three epochs lacks a batch."""
+    settings = {"backend": "threads", "workers": 3, "batch_size": 31, "epochs": 3, "learning_rate": 0.1}
+    training = prepared(TrainConfig(task="digits-mlp", algorithm=spec, **settings), None, None)
+    run = training.run()
+    assert [len(own) for own in run.records.values()] == [48] * 3
+    assert run.records[2]["samples"].tolist().count(0) == 3
+    return [training.supervisor.parameters(worker).x for worker in range(3)]
+
+
 @pytest.mark.parametrize("codec", CODECS)
-def test_all_workers_are_equal_bit_for_bit_after_112_steps(codec):
-    """Three buckets; the last round of each of the seven epochs lacks a batch."""
+def test_all_workers_are_equal_bit_for_bit_after_48_steps(codec):
+    """With three buckets."""
     assert len(bucket_ranges(FlatBinding(load_task("digits-mlp").model().parameters()), 512)) == 3
-    final = {}
-    for spec in (f"all-reduce(bucket_bytes=512, codec={codec})", "all-reduce"):
-        settings = {"backend": "threads", "workers": 3, "batch_size": 31, "epochs": 7, "learning_rate": 0.1}
-        training = prepared(TrainConfig(task="digits-mlp", algorithm=spec, **settings), None, None)
-        run = training.run()
-        assert [len(own) for own in run.records.values()] == [112] * 3
-        assert run.records[2]["samples"].tolist().count(0) == 7
-        final[spec] = [training.supervisor.parameters(worker).x for worker in range(3)]
-        assert all(torch.equal(x, final[spec][0]) for x in final[spec])
-    coded, plain = (found[0] for found in final.values())
-    assert not torch.equal(coded, plain), "nothing was rounded"
-    assert torch.isfinite(coded).all()
+    coded, plain = trained(f"all-reduce(bucket_bytes=512, codec={codec})"), trained("all-reduce")
+    for each in (coded, plain):
+        assert all(torch.equal(x, each[0]) for x in each)
+    assert not torch.equal(coded[0], plain[0]), "nothing was rounded"
+    assert torch.isfinite(coded[0]).all()
 
 
 @pytest.mark.parametrize(("spec", "said"), [

@@ -112,7 +112,8 @@ def simulated(algorithm):
 @pytest.mark.filterwarnings("ignore:The servers apply gradients by adaptive-revision")
 @pytest.mark.parametrize(
     ("method", "codec"),
-    [(method, codec) for method in METHODS for codec in REMEMBER] + [(next(iter(METHODS)), codec) for codec in FORGET],
+    [(method, REMEMBER[number % 3]) for number, method in enumerate(METHODS)]
+    + [(next(iter(METHODS)), codec) for codec in (*REMEMBER[1:], *FORGET)],
 )
 def test_applied_plus_remembered_is_what_was_accepted(method, codec, watched):
     _, run = simulated(method.format(codec))
