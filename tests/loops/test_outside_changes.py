@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -87,12 +88,21 @@ def simulated(loop, algorithm, workers=2):
     return found
 
 
-@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@cache
+def plainly(change, place, uses_batches):
+    return trained(plain_attach, change, place, uses_batches=uses_batches)
+
+
+KINDS_ALONE = [None, "hogwild(reads=copy)", "all-reduce", "locked"]  # of where a lone worker's parameters are
+
+
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("algorithm", PLAIN_ALONE)
+@pytest.mark.parametrize(
+    ("algorithm", "uses_batches"), [(one, True) for one in PLAIN_ALONE] + [(one, False) for one in KINDS_ALONE]
+)
 def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, place, uses_batches):
     for change in [*CHANGES, swap]:
-        plain = trained(plain_attach, change, place, uses_batches=uses_batches)
+        plain = plainly(change, place, uses_batches)
         ours = trained(
             lambda model, optimizer: pl.attach(model, optimizer, algorithm), change, place, uses_batches=uses_batches
         )
@@ -101,34 +111,39 @@ def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, place, uses_batches):
 
 @pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
 @pytest.mark.parametrize("place", ["top", "backward", "step"])
-@pytest.mark.parametrize("algorithm", [None, "hogwild(reads=copy)", "all-reduce", "locked"])
+@pytest.mark.parametrize("algorithm", KINDS_ALONE)
 def test_alone_what_happens_once_after_many_steps_lasts(algorithm, place, uses_batches):
     """A lone worker's vector is not looked at anew in every step; what `load_state_dict` has put in it makes no difference."""
-
-    def once(change, *, loads_before):
-        calls = 0
-
-        def changed(model):
-            nonlocal calls
-            calls += 1
-            if calls == 3 and loads_before:
-                swap(model)
-            if calls == 5:
-                change(model)
-
-        return changed
-
     for change in CHANGES:
         for loads_before in (False, True):
-            plain, ours = (
-                trained(attach, once(change, loads_before=loads_before), place, uses_batches=uses_batches)
-                for attach in (plain_attach, lambda model, optimizer: pl.attach(model, optimizer, algorithm))
+            plain, unchanged = (once_plainly(one, loads_before, place, uses_batches) for one in (change, nothing))
+            ours = trained(
+                lambda model, optimizer: pl.attach(model, optimizer, algorithm),
+                once(change, loads_before),
+                place,
+                uses_batches=uses_batches,
             )
             assert torch.equal(ours, plain), change
-            unchanged = trained(
-                plain_attach, once(nothing, loads_before=loads_before), place, uses_batches=uses_batches
-            )
             assert not torch.equal(plain, unchanged), change
+
+
+def once(change, loads_before):
+    calls = 0
+
+    def changed(model):
+        nonlocal calls
+        calls += 1
+        if calls == 3 and loads_before:
+            swap(model)
+        if calls == 5:
+            change(model)
+
+    return changed
+
+
+@cache
+def once_plainly(change, loads_before, place, uses_batches):
+    return trained(plain_attach, once(change, loads_before), place, uses_batches=uses_batches)
 
 
 ALIKE, SHARDED = families.SHARED_LOCKSTEP, "all-reduce(sharded=true)"
@@ -215,8 +230,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(("algorithm", "place"), REFUSED)
+# Servers' workers have one guard: all changes with one of their modes, and one change in turn with each of the others.
+ONE_EACH = [one for one in families.SERVED if one != "parameter-server(mode=async)"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "place", "change"),
+    [
+        (algorithm, place, change)
+        for row, (algorithm, place) in enumerate(REFUSED)
+        for number, change in enumerate(CHANGES)
+        if algorithm not in ONE_EACH or (row % 5 + row // 5) % 4 == number
+    ],
+)
 def test_elsewhere_it_is_refused(algorithm, place, change):
     with pytest.raises(pl.UsageError, match=LOST):
         simulated(lambda: trained(pl.attach, change, place), algorithm)
@@ -238,7 +264,7 @@ def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, pla
     )
     # Under leashed what a loop loads goes into a copy.
     with pytest.warns(pl.errors.AlgorithmWarning, match=ON_A_COPY) if is_seen else contextlib.nullcontext():
-        simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=30), algorithm)
+        simulated(lambda: trained(pl.attach, swap, place, uses_batches=uses_batches, number=12), algorithm)
 
 
 @pytest.mark.parametrize("replaces", [False, True])
