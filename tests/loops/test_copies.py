@@ -75,8 +75,7 @@ def in_threads(loop, algorithm):
     assert run.result["outcome"] == "stopped"
 
 
-@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
-@pytest.mark.parametrize("start", [simulated, in_threads])
+@pytest.mark.parametrize(("start", "uses_batches"), [(simulated, True), (in_threads, False)])
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_copies_of_a_model_are_plain_and_stay_as_they_were(algorithm, start, uses_batches):
     kept = []

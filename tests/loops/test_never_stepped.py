@@ -95,9 +95,16 @@ def test_whatever_is_done_in_place_of_it(algorithm, train):
         simulated(attached(train, None, True), algorithm)
 
 
-@pytest.mark.parametrize(("uses_batches", "number"), [(True, 2), (False, 10)], ids=["batches", "own batches"])
-@pytest.mark.parametrize("train", [by_hand, by_data])
-@pytest.mark.parametrize("algorithm", [*families.ALL, DELAYED])
+@pytest.mark.parametrize(
+    ("algorithm", "train", "uses_batches", "number"),
+    [
+        (algorithm, train, *own)
+        for algorithm in (*families.ALL, DELAYED)
+        for train in (by_hand, by_data)
+        for own in ((True, 2), (False, 10))
+        if algorithm in ("hogwild", "all-reduce(sharded=true)", DELAYED) or own[0] == (train is by_data)
+    ],
+)
 def test_updates_by_hand_are_refused_at_once(algorithm, train, uses_batches, number):
     """Not seen before the end: changes by `p.data` of a vector that others write."""
     had = []

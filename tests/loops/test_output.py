@@ -109,8 +109,7 @@ def in_threads(loop, algorithm, workers=3):
     assert pl.launch(loop, workers=workers, algorithm=algorithm, backend="threads").result["outcome"] == "stopped"
 
 
-@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
-@pytest.mark.parametrize("start", [simulated, in_threads])
+@pytest.mark.parametrize(("start", "uses_batches"), [(simulated, True), (in_threads, False)])
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_all_workers_get_the_sum_and_the_mean_of_all(algorithm, start, uses_batches):
     kept = {}

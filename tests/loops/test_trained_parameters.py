@@ -112,8 +112,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("loop", REFUSED)
-@pytest.mark.parametrize("algorithm", families.ALL)
+# Whether a lone worker's or several workers' parameters are their own, shared, copies or a server's.
+KINDS = ["all-reduce", "local-sgd(period=3)", "hogwild", "leashed", "parameter-server(mode=async)"]
+
+
+def meetings(algorithms, loops):
+    """Every kind with every loop, and each of the others with these."""
+    return [(one, loop) for one in algorithms for loop in REFUSED if one in KINDS or loop in loops]
+
+
+@pytest.mark.parametrize(("algorithm", "loop"), meetings(families.ALL, [group_added_later, missed]))
 def test_two_workers_refuse_it(algorithm, loop):
     with pytest.raises(pl.UsageError, match=REFUSED[loop]):
         pl.simulate(lambda: loop(pl.attach), workers=2, algorithm=algorithm)
@@ -125,8 +133,11 @@ def test_two_launched_workers_refuse_it(loop):
         pl.launch(lambda: loop(pl.attach), workers=2, algorithm="hogwild", backend="threads")
 
 
-@pytest.mark.parametrize("loop", REFUSED)
-@pytest.mark.parametrize("algorithm", [None, *(one for one in families.ALL if one not in families.OWN_RULE)])
+@pytest.mark.parametrize(
+    ("algorithm", "loop"),
+    [(None, loop) for loop in REFUSED]
+    + meetings([one for one in families.ALL if one not in families.OWN_RULE], [group_added_later]),
+)
 def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, loop):
     torch.manual_seed(3)
     plain = loop(plain_attach)
