@@ -69,4 +69,4 @@ def test_mnist_learns(name, steps, least):
 
 @needs_cifar10
 def test_cifar10_learns():
-    assert train(load_task("cifar10-cnn"), steps=240)["accuracy"] > 0.2
+    assert train(load_task("cifar10-cnn"), steps=120)["accuracy"] > 0.2
