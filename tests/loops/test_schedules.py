@@ -233,8 +233,11 @@ def stepped(schedule, every, use=lambda worker: None):
     return loop
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [20])])
-@pytest.mark.parametrize("algorithm", families.ALL)
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"),
+    [(one, by_hand) for one in families.ALL]
+    + [("hogwild", one) for one in (one_cycle, warm_up_and_cosine, lambda one: lr_scheduler.MultiStepLR(one, [20]))],
+)
 def test_a_schedule_that_is_stepped_per_step_is_warned_of_once(algorithm, schedule):
     with pytest.warns(UserWarning, match=PER_STEP) as caught:
         pl.simulate(stepped(schedule, 1), workers=2, algorithm=algorithm)
