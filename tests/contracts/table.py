@@ -175,6 +175,9 @@ ROWS = [
 
 assert {type(row.algorithm) for row in ROWS} == set(dict(pl.algorithms.registry.items()).values()), "a row for each"
 
+#: One for each place that may hold the parameters and an optimizer's state.
+HOLDERS = ("sequential", "lockstep", "hogwild", "leashed", "parameter-server")
+
 
 def rows(keep=lambda row: True):
     """Parametrizes a test over the rows; `keep` says which the contract is about, never which fail it."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contracts.runs import plain_run, run_task
-from contracts.table import rows
+from contracts.table import HOLDERS, rows
 
 BATCH_SIZE, STEPS = 31, 50  # beyond the first epoch, whose 47th batch is shorter
 OPTIMIZERS = {
@@ -34,10 +34,6 @@ def plain(optimizer):
 
 def settings(optimizer):
     return {"steps": STEPS, "batch_size": BATCH_SIZE, **OPTIMIZERS[optimizer]}
-
-
-# Of each place that may hold an optimizer's state, and of each way to hand it a gradient.
-HOLDERS = ("sequential", "lockstep", "hogwild", "leashed", "parameter-server")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

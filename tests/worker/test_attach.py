@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 import leftovers
 import paceline as pl
-from contracts.table import ROWS, rows
+from contracts.table import HOLDERS, ROWS, rows
 from loops.families import SERVED
 
 EXACT_ROWS = [row for row in ROWS if not row.scales_fresh_updates and not row.own_rule]
@@ -126,14 +126,20 @@ def check(one, other):
         assert parameter.grad is None or torch.equal(parameter.grad, other_parameter.grad)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("row", ONE_OF_EACH, ids=[row.spec for row in ONE_OF_EACH])
+def meetings(of_rows, names, common):
+    """Every one of the names with each place that may hold the parameters, and the common one with the other rows."""
+    met = [(row, name) for row in of_rows for name in names if name == common or row.spec in HOLDERS]
+    return [pytest.param(row, name, id=f"{row.spec}-{name}") for row, name in met]
+
+
+@pytest.mark.parametrize(("row", "optimizer"), meetings(ONE_OF_EACH, OPTIMIZERS, "momentum"))
 def test_one_worker_equals_plain_pytorch(row, optimizer):
     check(plain(optimizer), attached(row, optimizer))
 
 
-@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "none"])
-@pytest.mark.parametrize("row", EXACT_ROWS, ids=[row.spec for row in EXACT_ROWS])
+@pytest.mark.parametrize(
+    ("row", "scheduler"), meetings(EXACT_ROWS, [name for name in SCHEDULERS if name != "none"], "one cycle")
+)
 def test_one_worker_equals_plain_pytorch_under_a_scheduler(row, scheduler):
     check(plain("momentum", scheduler), attached(row, "momentum", scheduler))
 
