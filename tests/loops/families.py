@@ -11,4 +11,7 @@ SERVED = [
     "adaptive-revision",
 ]
 ALL = [*SHARED_LOCKSTEP, *OWN_LOCKSTEP, *ASYNCHRONOUS, *SERVED]
+#: One for each place where a worker's parameters may be, and each way to deal out batches: what else differs in a family
+#: is how its workers meet.
+KINDS = ["all-reduce", "local-sgd(period=3)", "hogwild", "leashed", "ad-psgd", "parameter-server(mode=async)"]
 OWN_RULE = ["downpour(push=3, fetch=2)", "adaptive-revision"]  # AdaGrad at the servers

@@ -167,8 +167,9 @@ def test_what_backward_calls_again_to_recompute_is_no_pass_of_its_own(whole, use
         assert pl.simulate(loop, workers=2, algorithm=algorithm).result["samples"] == 2 * STEPS * 4
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before step", "after step"])
-@pytest.mark.parametrize("algorithm", families.ALL)
+@pytest.mark.parametrize(
+    ("algorithm", "after"), [(one, True) for one in families.ALL] + [(one, False) for one in families.KINDS]
+)
 def test_losses_are_those_of_their_steps(algorithm, after):
     told = {0: [], 1: []}
 

@@ -47,8 +47,9 @@ def third_of_worker_1(number):
     return own_id() == 1 and number == 3
 
 
-@pytest.mark.parametrize("before_backward", [False, True], ids=["after backward", "before backward"])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("workers", "before_backward"), [(2, True), (3, False)], ids=["before backward", "after backward"]
+)
 @pytest.mark.parametrize("algorithm", IN_ROUNDS)
 def test_one_worker_leaves_out_a_step(algorithm, workers, before_backward):
     def loop():
@@ -95,8 +96,7 @@ def test_all_leave_out_the_same_steps(algorithm, leaves_out):
         assert torch.equal(models[0], models[1])
 
 
-@pytest.mark.parametrize("every", [2, 3])
-@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
+@pytest.mark.parametrize(("uses_batches", "every"), [(True, 3), (False, 2)], ids=["batches", "own batches"])
 @pytest.mark.parametrize("algorithm", IN_ROUNDS)
 def test_accumulation_is_no_skipped_step(algorithm, uses_batches, every):
     def loop():

@@ -112,13 +112,9 @@ REFUSED = {
 }
 
 
-# Whether a lone worker's or several workers' parameters are their own, shared, copies or a server's.
-KINDS = ["all-reduce", "local-sgd(period=3)", "hogwild", "leashed", "parameter-server(mode=async)"]
-
-
 def meetings(algorithms, loops):
     """Every kind with every loop, and each of the others with these."""
-    return [(one, loop) for one in algorithms for loop in REFUSED if one in KINDS or loop in loops]
+    return [(one, loop) for one in algorithms for loop in REFUSED if one in families.KINDS or loop in loops]
 
 
 @pytest.mark.parametrize(("algorithm", "loop"), meetings(families.ALL, [group_added_later, missed]))
