@@ -48,8 +48,11 @@ def numbers_of(run):
     return [int(number) for rows in run.records.values() for number in rows["batch"] if number >= 0]
 
 
-@pytest.mark.parametrize("algorithm", ["hogwild", "all-reduce", "d-psgd", "ad-psgd", "parameter-server(mode=async)"])
-@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    ("algorithm", "seed"),
+    [(one, None) for one in ("hogwild", "all-reduce", "d-psgd", "ad-psgd", "parameter-server(mode=async)")]
+    + [("hogwild", 5), ("all-reduce", 5)],
+)
 def test_a_loaders_processes_fetch_every_sample_once(algorithm, seed, tmp_path):
     """With a function without a name, as a fork allows; whatever the loader's generator, no two processes draw the same."""
     settings = {"timeout": 60, "prefetch_factor": 3, "pin_memory": True}
