@@ -31,14 +31,17 @@ def test_the_page_shows_the_tables():
     assert page.filled(written) == written, "python -m composition.page, in the folder of tests, writes them"
 
 
-@pytest.mark.parametrize("tens", range(20))
+TENS = [*range(10), 14]  # with every algorithm, codec and optimizer, and deaths and infinities in rounds and without
+
+
+@pytest.mark.parametrize("tens", TENS)
 def test_combinations(tens):
     for number in range(10 * tens, 10 * tens + 10):
         judge(number)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("hundreds", range(2, 22))
+@pytest.mark.parametrize("hundreds", range(1, 22))
 def test_many_combinations(hundreds):
     numbers = range(100 * hundreds, 100 * hundreds + 100)
     found = Counter(judge(number) for number in numbers)
