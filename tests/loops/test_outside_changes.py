@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-from functools import cache
 
 import pytest
 import torch
@@ -10,71 +9,12 @@ from torch import nn
 
 import paceline as pl
 from loops import families
+from loops.changes import BOUND, CHANGES, clamp, nothing, swap, trained
 from loops.coder import batches, loss_of, made, own_id, vector
 from loops.habits import plain_attach
 
-BOUND = 0.1
 LOST = "would be lost: load weights before attach"
 NOT_ALIKE = "changed them outside optimizer.step.. in different ways"
-PLAIN_ALONE = [None, *(one for one in families.ALL if one not in families.OWN_RULE)]
-
-
-def clamp(model):
-    for p in model.parameters():
-        p.data.clamp_(-BOUND, BOUND)
-
-
-def clamp_without_gradients(model):
-    with torch.no_grad():
-        for p in model.parameters():
-            p.clamp_(-BOUND, BOUND)
-
-
-def replace(model):
-    for p in model.parameters():
-        p.data = p.data.clamp(-BOUND, BOUND)
-
-
-def load(model):
-    model.load_state_dict({name: value.clamp(-BOUND, BOUND) for name, value in model.state_dict().items()})
-
-
-def swap(model):
-    """For an evaluation with other weights, as with an average of them."""
-    own = {name: value.clone() for name, value in model.state_dict().items()}
-    load(model)
-    model.load_state_dict(own)
-
-
-def nothing(model):
-    pass
-
-
-CHANGES = [clamp, clamp_without_gradients, replace, load]
-PLACES = ["before", "top", "backward", "step", "epoch"]
-
-
-def trained(attach, change, place, *, uses_batches=True, number=6, epochs=2):
-    """One worker that changes its parameters at one place of its loop; returns its model's."""
-    model, optimizer = made()
-
-    def at(here):
-        if here == place:
-            change(model)
-
-    with attach(model, optimizer) as worker:
-        at("before")
-        for epoch in range(epochs):
-            own = batches(number, worker=0 if uses_batches else 10 * epoch + own_id())
-            for x in worker.batches(own) if uses_batches else own:
-                at("top")
-                optimizer.zero_grad()
-                loss_of(model, x).backward()
-                at("backward")
-                optimizer.step()
-                at("step")
-            at("epoch")
-    return vector(model)
 
 
 def simulated(loop, algorithm, workers=2):
@@ -86,64 +26,6 @@ def simulated(loop, algorithm, workers=2):
     run = pl.simulate(body, workers=workers, algorithm=algorithm)
     assert run.result["outcome"] == "stopped"
     return found
-
-
-@cache
-def plainly(change, place, uses_batches):
-    return trained(plain_attach, change, place, uses_batches=uses_batches)
-
-
-KINDS_ALONE = [None, "hogwild(reads=copy)", "all-reduce", "locked"]  # of where a lone worker's parameters are
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    ("algorithm", "uses_batches"), [(one, True) for one in PLAIN_ALONE] + [(one, False) for one in KINDS_ALONE]
-)
-def test_alone_it_is_plain_pytorch_bit_for_bit(algorithm, place, uses_batches):
-    for change in [*CHANGES, swap]:
-        plain = plainly(change, place, uses_batches)
-        ours = trained(
-            lambda model, optimizer: pl.attach(model, optimizer, algorithm), change, place, uses_batches=uses_batches
-        )
-        assert torch.equal(ours, plain), change
-
-
-@pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
-@pytest.mark.parametrize("place", ["top", "backward", "step"])
-@pytest.mark.parametrize("algorithm", KINDS_ALONE)
-def test_alone_what_happens_once_after_many_steps_lasts(algorithm, place, uses_batches):
-    """A lone worker's vector is not looked at anew in every step; what `load_state_dict` has put in it makes no difference."""
-    for change in CHANGES:
-        for loads_before in (False, True):
-            plain, unchanged = (once_plainly(one, loads_before, place, uses_batches) for one in (change, nothing))
-            ours = trained(
-                lambda model, optimizer: pl.attach(model, optimizer, algorithm),
-                once(change, loads_before),
-                place,
-                uses_batches=uses_batches,
-            )
-            assert torch.equal(ours, plain), change
-            assert not torch.equal(plain, unchanged), change
-
-
-def once(change, loads_before):
-    calls = 0
-
-    def changed(model):
-        nonlocal calls
-        calls += 1
-        if calls == 3 and loads_before:
-            swap(model)
-        if calls == 5:
-            change(model)
-
-    return changed
-
-
-@cache
-def once_plainly(change, loads_before, place, uses_batches):
-    return trained(plain_attach, once(change, loads_before), place, uses_batches=uses_batches)
 
 
 ALIKE, SHARDED = families.SHARED_LOCKSTEP, "all-reduce(sharded=true)"
