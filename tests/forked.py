@@ -20,6 +20,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from paceline.run.fork_server import fork_server_context
@@ -140,6 +141,8 @@ def _main(words, folder, environment, files, errors):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.clear()
     os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):  # which PyTorch reads as it is loaded
+        torch.set_num_threads(int(threads))
     os.chdir(folder)
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
     signal.signal(signal.SIGINT, signal.default_int_handler)

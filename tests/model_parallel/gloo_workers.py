@@ -15,7 +15,8 @@ def ends(program, words, workers, **variables):
         workers: how many.
         variables: of the environment, beside torchrun's.
     """
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers), **variables}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    place |= {"OMP_NUM_THREADS": "1", **variables}  # as torchrun sets it, too
     environments = [{"PACELINE_DEADLINE_S": "60", **place, "RANK": str(rank)} for rank in range(workers)]
     with forked.running([program, *map(str, words)], environments) as running:
         said = [one.communicate(forked.AGAINST_HANGS_S)[1] for one in running]
