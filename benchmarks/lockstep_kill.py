@@ -66,9 +66,14 @@ def trial(method: str, workers: int, draws: random.Random) -> dict[str, float]:
         result = pl.launch(Loop(Path(folder), method, victim, at), workers=workers).result
         if result["outcome"] != "stopped" or result["workers_lost"] != [victim]:
             raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
-        ended = {one: [t for (t,) in struct.iter_unpack("d", (Path(folder) / str(one)).read_bytes())] for one in range(workers)}
+        ended = {
+            one: [t for (t,) in struct.iter_unpack("d", (Path(folder) / str(one)).read_bytes())]
+            for one in range(workers)
+        }
     killed_s = ended.pop(victim)[at]
-    steps_s = [b - a for own in ended.values() for a, b in zip(own[WARM_UP : at - 1], own[WARM_UP + 1 : at], strict=True)]
+    steps_s = [
+        b - a for own in ended.values() for a, b in zip(own[WARM_UP : at - 1], own[WARM_UP + 1 : at], strict=True)
+    ]
     return {
         "recovery": max(own[at] for own in ended.values()) - killed_s,
         "longest": max(steps_s),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches
-from paceline.data.round_deal import RoundDeal
+from paceline.data.round_deal import Left, RoundDeal
 from paceline.data.sources import ABSENT, END
 
 __all__ = ["WorkerClaims"]
@@ -25,6 +25,7 @@ class WorkerClaims:
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
         done: batches that are left out: a resumed run begins with their updates.
+        tracks: as for `RoundDeal`.
         is_late: others may be in a later epoch: this worker begins there.
 
     Attributes:
@@ -44,10 +45,11 @@ class WorkerClaims:
         taken: int = 0,
         done: Collection[int] = (),
         is_late: bool = False,
+        tracks: bool = False,
     ) -> None:
         self.batches = batches
         self.taken = taken
-        self.deal = RoundDeal(worker_id, num_workers) if lockstep else None
+        self.deal = RoundDeal(worker_id, num_workers, tracks=tracks) if lockstep else None
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts
@@ -131,11 +133,14 @@ class WorkerClaims:
         if number >= 0:
             self.hold(number)
 
-    def hold_undealt(self) -> None:
-        """In lockstep, holds batches that a resumed run must deal although later ones have been trained on."""
-        if self.deal is not None and self.deal.was_disturbed:
-            for place in filter(self.batches.has, self.deal.again()):
-                self._counts.hold(self._worker_id, self.epoch * self.batches.epoch_numbers + place)
+    def left(self) -> Left | None:
+        """Where a resumed run continues in rounds."""
+        if self.deal is None or (left := self.deal.left(self.taken)) is None:
+            return None
+        place, again = left
+        first = self.epoch * self.batches.epoch_numbers
+        earlier = [first + one for one in again if one < self.batches.epoch_numbers and self.batches.has(one)]
+        return Left(first + min(place, self.batches.epoch_numbers), earlier)
 
     def place(self, number: int) -> int:
         """A batch's place in its epoch."""

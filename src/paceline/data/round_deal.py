@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-__all__ = ["RoundDeal"]
+__all__ = ["Left", "RoundDeal"]
+
+
+class Left(NamedTuple):
+    """Numbers of the batches that a run has left: all from `first` on, and these earlier ones."""
+
+    first: int
+    earlier: list[int]
+
+    @property
+    def least(self) -> int:
+        return min([self.first, *self.earlier])
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Later ones than the least that are not left."""
+        return frozenset(range(self.least, self.first)).difference(self.earlier)
 
 
 class RoundDeal:
@@ -16,27 +33,23 @@ class RoundDeal:
     Args:
         worker_id: this worker.
         num_workers: who are the members at first.
+        tracks: whether `meet` is called for every mean, as where workers go on without others.
 
     Attributes:
         members: workers that get batches, in the order of their ids.
         begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
     """
 
-    def __init__(self, worker_id: int, num_workers: int) -> None:
+    def __init__(self, worker_id: int, num_workers: int, *, tracks: bool = True) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = 0
-        self._worker_id = worker_id
+        self._worker_id, self._tracks = worker_id, tracks
         self._met = 0  # rounds whose gradients are in a mean
         self._unmet: list[dict[int, int]] = []  # the rounds after these that the loop has got: each member's place
         self._first_round = 0
         self._again: list[int] = []  # places that come before all others
         self._place = 0
         self._can_repeat = True
-
-    @property
-    def was_disturbed(self) -> bool:
-        """Whether a batch may be left although later ones have been dealt."""
-        return bool(self._again)
 
     def begin(self, round: int, place: int = 0, again: Collection[int] = (), *, can_repeat: bool = True) -> None:
         """Begins an epoch.
@@ -66,7 +79,8 @@ class RoundDeal:
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
-        self._unmet.append(dict(zip(self.members, self.places(round), strict=True)))
+        if self._tracks:
+            self._unmet.append(dict(zip(self.members, self.places(round), strict=True)))
 
     def _at(self, number: int) -> int:
         again = self._again
@@ -87,7 +101,10 @@ class RoundDeal:
         self._place += max(0, dealt - len(self._again))
         self.members, self._first_round, self._again = members, handed, again
 
-    def again(self) -> list[int]:
-        """Places that must be dealt before all new ones if the rounds without a mean end here."""
-        dealt = (self._met + len(self._unmet) - self._first_round) * len(self.members)
-        return sorted([*(place for round in self._unmet for place in round.values()), *self._again[dealt:]])
+    def left(self, round: int) -> tuple[int, list[int]] | None:
+        """What a run leaves that ends before this round: the first place not dealt, and earlier ones to deal again.
+
+        None: unknown, because a worker has died in a later round, as in a step of several that does not end.
+        """
+        dealt = (round - self._first_round) * len(self.members)
+        return (self._place + max(0, dealt - len(self._again)), self._again[dealt:]) if dealt >= 0 else None

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.data.plan import BatchPlan, Dynamic
-from paceline.data.round_deal import RoundDeal
+from paceline.data.round_deal import Left, RoundDeal
 from paceline.ports.round_shares import RoundShares
 
 __all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
@@ -42,6 +42,7 @@ class BatchClaims:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         done: batches that are left out: a resumed run begins with their updates.
         first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
+        tracks: as for `RoundDeal`.
 
     Attributes:
         deal: of the rounds, in lockstep, unless each worker has its own part.
@@ -61,6 +62,7 @@ class BatchClaims:
         taken: int = 0,
         done: Collection[int] = (),
         first: int = 0,
+        tracks: bool = False,
     ) -> None:
         self.plan = plan
         self.taken = taken
@@ -74,7 +76,7 @@ class BatchClaims:
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, num_workers)
+            self.deal = RoundDeal(worker_id, num_workers, tracks=tracks)
         self._first, self._epoch = first, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
@@ -122,6 +124,14 @@ class BatchClaims:
 
     def size(self, number: int) -> int:
         return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
+
+    def left(self) -> Left | None:
+        """Where a resumed run continues in rounds."""
+        if self.deal is None or self._epoch < 0 or (left := self.deal.left(self.taken)) is None:
+            return None
+        (place, again), numbers = left, self.plan.batches_per_epoch
+        first = self._epoch * numbers
+        return Left(first + min(place, numbers), [first + one for one in again if one < numbers])
 
     def _begin_epoch(self, deal: RoundDeal, epoch: int) -> None:
         self._epoch, numbers = epoch, self.plan.batches_per_epoch

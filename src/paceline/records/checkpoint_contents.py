@@ -22,6 +22,7 @@ __all__ = [
     "check_programs",
     "end",
     "load_fitting",
+    "load_left",
     "load_model",
     "load_optimizer_state",
     "load_parameters",
@@ -37,7 +38,7 @@ __all__ = [
     "versions",
 ]
 
-_OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program"}
+_OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left"}
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
 
@@ -72,11 +73,12 @@ def save_worker(
     taken: int,
     model: tuple[int, int, torch.Tensor] | None = None,
     program: dict[str, Any] | None = None,
+    left: tuple[int, list[int]] | None = None,
 ) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
     `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) if every worker has
-    its own; `program` is the state of the algorithm's program.
+    its own; `program` is the state of the algorithm's program; `left` is for `load_left`.
     """
     taken = max(0, taken)  # a worker that was stopped before its first batch gave that one back
     state: dict[str, Any] = {
@@ -90,6 +92,8 @@ def save_worker(
         state |= dict(zip(("version", "updates", "x"), model, strict=True))
     if program is not None:
         state["program"] = program
+    if left is not None:
+        state["left"] = [left[0], *left[1]]
     write_part(folder, number, f"worker-{worker_id}.pt", state)
 
 
@@ -257,6 +261,9 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
             or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))
         )
         and isinstance(state.get("program", {}), dict)
+        and isinstance(left := state.get("left", [0]), list)
+        and left
+        and all(map(_is_count, left))
     )
     if not is_sound:
         raise _unsound(checkpoint, name)
@@ -339,6 +346,11 @@ def check_programs(checkpoint: Path, *, alike: bool) -> None:
         program = load_program(checkpoint, worker)
         if alike or kept is None or program is None:
             check_fits(program, kept, f"worker {worker}'s program next to worker {first}'s")
+
+
+def load_left(checkpoint: Path) -> list[int] | None:
+    """The first batch from which all are left, and earlier ones, of a lockstep run, whose workers all know the same."""
+    return (_load_worker(checkpoint, min(describe(checkpoint)["workers"])) or {}).get("left")
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:

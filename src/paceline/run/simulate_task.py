@@ -249,6 +249,7 @@ class TaskSimulation:
                     max_epochs=config.epochs,
                     max_steps=config.steps,
                     taken=taken,
+                    tracks=self.algorithm.survivors_continue,
                 )
                 shares, deal = claims.shares, claims.deal
                 if self.timing_only:

@@ -64,6 +64,7 @@ class TaskWorker:
         run.tell_epoch(self.plan.num_samples)
         with contextlib.closing(run):
             train_set = open_dataset(self.dataset, environment.handles)
+            share = run.batches()
             claims = BatchClaims(
                 self.plan,
                 worker_id=environment.worker_id,
@@ -72,13 +73,18 @@ class TaskWorker:
                 counter=run.arena.address("next_batch"),
                 max_epochs=config.epochs,
                 max_steps=config.steps,
-                done=environment.batches_done,
-                first=run.arena.load("next_batch"),
+                done=share.done,
+                first=share.first,
+                tracks=algorithm.survivors_continue,
             )
 
             def on_epoch(epoch: int, first: bool) -> None:
                 number = epoch * self.plan.batches_per_epoch
                 run.save_epoch(epoch, number, replica.optimizer, claims.taken - 1, parameters=first)
+
+            def save_end() -> None:
+                if (left := claims.left()) is not None or claims.deal is None:
+                    run.save_end(replica.optimizer, claims.taken, left)
 
             def without_batch() -> None:
                 assert run.part is not None
@@ -102,11 +108,12 @@ class TaskWorker:
                 with torch.no_grad():
                     algorithm.work(replica, run.ports)
             except WorkerLostError:
+                claims.taken -= 1
                 if run.saves_after_loss:
-                    run.save_end(replica.optimizer, claims.taken - 1)
+                    save_end()
                 raise
             except RunStopped:  # while waiting for others: the current batch was not trained on
                 claims.taken -= 1
                 if not algorithm.in_rounds and replica.batch >= 0:
                     run.arena.epoch_claims().hold(run.worker_id, replica.batch)
-            run.save_end(replica.optimizer, claims.taken)
+            save_end()

@@ -19,6 +19,7 @@ from paceline.data.ending_processes import ending_with_worker
 from paceline.data.loader_batches import LoaderBatches, cannot_be_cut, shared_batches
 from paceline.data.loader_processes import LoaderProcesses, until_stopped
 from paceline.data.plan import length_of, samples_in
+from paceline.data.round_deal import Left
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
 from paceline.data.stream_batches import StreamBatches
@@ -105,9 +106,8 @@ class WorkerBatches:
         bind_newest: Callable[[], None],
         randomness: Callable[[int], SeparateRandomness],
     ) -> None:
-        self.worker_id, self.num_workers = membership.dealt
-        if algorithm.same_batches:  # each takes all, as if it were alone
-            self.worker_id, self.num_workers = 0, 1
+        # With the same batches, each worker takes all, as if it were alone.
+        self.worker_id, self.num_workers = (0, 1) if algorithm.same_batches else membership.dealt
         self.algorithm = algorithm
         self._membership = membership
         self._replica = replica
@@ -342,15 +342,14 @@ class WorkerBatches:
         else:
             self._given = BatchesTaken(self._given.taken + 1, max(number + 1, self._given.reached))
 
-    def taken_at_end(self, *, is_cut: bool) -> int:
-        """Batches taken; a resumed run hands out those of a step that the run's end has cut short again."""
+    def at_end(self, *, is_cut: bool) -> tuple[int, Left | None] | None:
+        """Batches taken, and left, with those of a step that the run's end has cut short; None: those left are unknown."""
         if (claims := self._claims) is None:
-            return self._taken
+            return self._taken, None
         if is_cut and self._replica.is_under_way:
             for number in self._replica.batches_of_step:
                 claims.take_back(number)
-        claims.hold_undealt()
-        return claims.taken
+        return None if (left := claims.left()) is None and claims.deal is not None else (claims.taken, left)
 
     def _get_share(self) -> BatchShare:
         self._share = self._share or self._membership.batches()
@@ -364,6 +363,7 @@ class WorkerBatches:
                 worker_id=self.worker_id,
                 num_workers=self.num_workers,
                 lockstep=self.algorithm.in_rounds,
+                tracks=self.algorithm.survivors_continue,
                 taken=self._taken,
                 **self._get_share()._asdict(),
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.data.round_deal import Left
 from paceline.errors import NotWrittenError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.records import checkpoint_contents as checkpoint
@@ -56,6 +57,11 @@ class WorkerStorage:
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """Does nothing: the membership writes a worker's checkpoints."""
+
+    def left(self) -> Left | None:
+        """The batches that are left; None: the checkpoint does not say."""
+        found = checkpoint.load_left(self._resume) if self._resume is not None else None
+        return Left(found[0], found[1:]) if found is not None else None
 
     def load_parameters(
         self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None
@@ -108,6 +114,7 @@ class WorkerStorage:
         taken: int,
         own_model: Any = None,
         parameters: Callable[[], checkpoint.Parameters] | None = None,
+        left: Left | None = None,
     ) -> bool:
         """Writes the worker's part of a checkpoint; returns whether it succeeded.
 
@@ -117,6 +124,7 @@ class WorkerStorage:
             taken: batches that the worker has taken.
             own_model: its vector, if every worker has one.
             parameters: makes the run's parameters, if this worker saves them.
+            left: the batches that are left, if the checkpoint is in the middle of an epoch of rounds.
         """
 
         def write(folder: Path) -> None:
@@ -125,7 +133,7 @@ class WorkerStorage:
                 version, updates, x = own_model.own()
                 model = version, self._updates_before + updates, x
             program = self._state() if self._state is not None else None
-            checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program)
+            checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program, left)
             if parameters is not None and number is not None:
                 checkpoint.save_parameters(folder, number, parameters())
 

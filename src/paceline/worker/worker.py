@@ -215,7 +215,10 @@ class Worker(WholeRun):
         """Saves the worker's part of the run's last checkpoint, if there are any."""
         if is_cut and self._replica.is_applying and self._membership.saves_after_loss:
             return  # between two evaluations of a closure, which move the parameters
-        self._membership.save_end(self._optimizer, self._batches.taken_at_end(is_cut=is_cut))
+        # A loop that gets no further batch ends by itself, perhaps between two passes of a step.
+        at_end = self._batches.at_end(is_cut=is_cut or self._membership.stopped())
+        if at_end is not None:
+            self._membership.save_end(self._optimizer, *at_end)
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paceline.data.epoch_claims import EpochClaims
+from paceline.data.round_deal import Left
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
@@ -124,8 +125,8 @@ class Membership(Protocol):
     def complete_checkpoint(self) -> None:
         """Marks a checkpoint as complete once all workers have saved their parts, where no supervisor does."""
 
-    def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
-        """Saves the worker's part of the run's last checkpoint, if there are any."""
+    def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+        """Saves the worker's part of the run's last checkpoint, if there are any; `left`: the batches left, in rounds."""
 
     def has_updates(self) -> bool:
         """Whether any worker is known to have made an update, given that this one has made none."""

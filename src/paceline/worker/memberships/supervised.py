@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
+from paceline.data.round_deal import Left
 from paceline.errors import PeerLostError, UsageError
 from paceline.membership.environment import SupervisedEnvironment, call_at_end
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
@@ -231,6 +232,8 @@ class SupervisedMembership(Membership):
     def batches(self) -> BatchShare:
         """As in `Membership`."""
         first, done = self.arena.load("next_batch"), self._environment.batches_done
+        if self._algorithm.lockstep and (left := self._storage.left()) is not None:
+            first, done = left.least, left.done
         return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
 
     # Checkpoints
@@ -258,10 +261,10 @@ class SupervisedMembership(Membership):
                 with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
                     self.ports.mailbox.send(self.num_workers + server, Message("save", number))
 
-    def save_end(self, optimizer: torch.optim.Optimizer, taken: int) -> None:
+    def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
         """As in `Membership`; the supervisor saves the parameters."""
         if self._environment.checkpoint is not None:
-            self._storage.save(None, optimizer, taken, self._own_model)
+            self._storage.save(None, optimizer, taken, self._own_model, left=left)
 
     @property
     def _own_model(self) -> Any:
