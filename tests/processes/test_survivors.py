@@ -1,12 +1,16 @@
 """Lockstep methods go on without workers that are killed, on one machine."""
 
+import random
+import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+import leftovers
 import paceline as pl
+import soak_results
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records.run_data import RunData
 from processes.survivors import EPOCHS, Survivors, samples
@@ -141,3 +145,46 @@ def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers
     for model in program.models(range(workers)):
         for name, value in program.replayed(counted).items():
             torch.testing.assert_close(model[name], value, rtol=1e-9, atol=1e-12)
+
+
+def drawn(draws, folder):
+    """A loop and its workers, some of which die at drawn instants, once or together."""
+    workers = draws.randint(2, 5)
+    victims = draws.sample(range(workers), draws.randint(1, workers - 1))
+    per_step = draws.choice([1, 1, 1, 2])
+    together = draws.randrange(6)
+    kills = {one: together if draws.random() < 0.3 else draws.randrange(6) for one in victims}
+    options = {
+        "algorithm": draws.choice(METHODS),
+        "optimizer": draws.choice(["sgd", "adam"]),
+        "at": draws.choice(["forward", "backward"]),
+        "data": draws.choice(["plain", "drawn", "list"]),
+        "num_batches": draws.choice([7, 10, 23]),
+        "sums": draws.random() < 0.3,
+    }
+    return replace(Survivors(folder, kills, marks=per_step > 1, per_step=per_step), **options), workers
+
+
+@pytest.mark.soak
+def test_five_hundred_runs_with_deaths(tmp_path):
+    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    before, begun_s, deaths = leftovers.everything(), time.monotonic(), 0
+    for number in range(500):
+        draws, folder = random.Random(f"survivors {number}"), tmp_path / str(number)
+        folder.mkdir()
+        program, workers = drawn(draws, folder)
+        run = pl.launch(program, workers=workers)
+        lost = run.result["workers_lost"]  # a worker may have had its last batch before its instant
+        assert run.result["outcome"] == "stopped", (number, run.result["outcome_reason"])
+        deaths += len(lost)
+        models = program.models([one for one in range(workers) if one not in lost])
+        assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in models[0]), number
+        if program.per_step == 1:
+            counted = program.counted(run.records)
+            times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+            assert times == dict.fromkeys(range(len(samples(program.num_batches)[0])), EPOCHS), number
+            for name, value in program.replayed(counted).items():
+                torch.testing.assert_close(models[0][name], value, rtol=1e-7, atol=1e-10)
+    leftovers.assert_nothing_new(before)
+    took_s = round(time.monotonic() - begun_s, 1)
+    soak_results.keep("soak_survivors", "lockstep and all-reduce", {"runs": 500, "deaths": deaths, "took_s": took_s})

@@ -17,7 +17,7 @@ from paceline.algorithms.plain import work_plainly
 from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import codec_registry
-from paceline.errors import UsageError
+from paceline.errors import UsageError, WorkerLostError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.replica import Replica
@@ -25,6 +25,11 @@ from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT
 
 __all__ = ["AllReduce"]
+
+_LOST_IN_STEP = (
+    "In one of a step's backward passes only workers that have died had batches, and with them the sum of the passes is lost:"
+    " resume the run from its last checkpoint."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +237,8 @@ class _OverlappedMean:
         buckets = [bucket for bucket, *_ in reversed(self._under_way)]
         self._under_way.clear()
         self._gradient.is_void = total == 0.0  # None: only time is simulated
+        if self._gradient.is_void and self._replica.round_samples:
+            raise WorkerLostError(_LOST_IN_STEP)
         total = total or 0.0
         self._num_begun = 0
         self._replica.round_samples += round(total * self._unit)

@@ -45,10 +45,11 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self.own_models = own_models
         self._is_worker, self._participant = participant_id < plan.num_writers, participant_id
-        self.x = self._vector(f"x{self._owner}")
-        self._version = self._word("words", self._owner)
+        own = participant_id if self._is_worker else 0
+        self.x = self._vector(f"x{own}")
+        self._version = self._word("words", own)
         self._absent = self._version + 16
-        self._own_lock = self._lock(self._owner)
+        self._own_lock = self._lock(own)
         self.waited_s = 0.0
 
     @property

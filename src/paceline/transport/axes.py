@@ -46,6 +46,7 @@ class AxisCollectives(DistributedCollectives):
     ) -> None:
         super().__init__(group, store, worker_id, num_workers, timeout_s=timeout_s, counts=counts)
         self._size, self._place = len(ranks), ranks.index(worker_id)
+        self.members = range(self._size)
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
         self._count("broadcast", vector, root)
