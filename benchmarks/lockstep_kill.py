@@ -87,8 +87,9 @@ def row(method: str, workers: int, trials: int, seed: int) -> str:
     found = [trial(method, workers, draws) for _ in range(trials)]
     recovery = sorted(one["recovery"] * 1e3 for one in found)
     percentile = recovery[min(len(recovery) - 1, int(0.95 * len(recovery)))]
-    control = f"{statistics.median(one['median'] for one in found) * 1e3:.1f} | {max(one['longest'] for one in found) * 1e3:.0f}"
-    return f"| `{method}` | {statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f} | {control} |"
+    step, longest = statistics.median(one["median"] for one in found) * 1e3, max(one["longest"] for one in found) * 1e3
+    deaths = f"{statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f}"
+    return f"| `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
 
 
 def main() -> None:
@@ -109,8 +110,9 @@ def main() -> None:
         f"Python {used['python']}, PyTorch {used['torch']}.",
         f"Command: `python benchmarks/lockstep_kill.py --trials {options.trials} --workers {options.workers}`.",
         "",
-        f"{options.workers} workers of `pl.launch`, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in ms, from the"
-        " `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the same runs.",
+        f"{options.workers} workers of `pl.launch`, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in"
+        " ms, from the `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the same"
+        " runs.",
         "",
         "| method | median | 95 % | longest | control: median step | control: longest step |",
         "|---|---|---|---|---|---|",
