@@ -111,8 +111,8 @@ def main() -> None:
         f"Command: `python benchmarks/lockstep_kill.py --trials {options.trials} --workers {options.workers}`.",
         "",
         f"{options.workers} workers of `pl.launch`, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in"
-        " ms, from the `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the same"
-        " runs.",
+        " ms, from the `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the"
+        " same runs.",
         "",
         "| method | median | 95 % | longest | control: median step | control: longest step |",
         "|---|---|---|---|---|---|",

@@ -186,6 +186,15 @@ def test_a_checkpoint_of_another_model_is_refused_at_once(backend, tmp_path):
     assert time.monotonic() - begun_s < 200, "that is not at once; a worker that waited would do so for 300 s"
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])
+def test_rounds_resume_with_more_or_fewer_workers(algorithm, tmp_path):
+    pl.train(TrainConfig(algorithm=algorithm, workers=2, epochs=1), out=tmp_path)
+    for epochs, workers in ((2, 3), (3, 1)):
+        run = pl.train(TrainConfig(algorithm=algorithm, workers=workers, epochs=epochs), resume=tmp_path)
+        assert run.result["samples"] == epochs * 1437
+    assert run.result["version"] == 90 + 60 + 180
+
+
 def test_resuming_with_more_or_fewer_workers(tmp_path):
     pl.train(TrainConfig(algorithm="locked", workers=2, epochs=1), out=tmp_path)
     more = pl.train(TrainConfig(algorithm="locked", workers=3, epochs=2), resume=tmp_path)
@@ -196,7 +205,7 @@ def test_resuming_with_more_or_fewer_workers(tmp_path):
     assert sorted(versions) == list(range(1, 541))
 
 
-@pytest.mark.parametrize("settings", [{"algorithm": "lockstep"}, {"algorithm": "locked", "partition": "fixed"}])
+@pytest.mark.parametrize("settings", [{"algorithm": "local-sgd"}, {"algorithm": "locked", "partition": "fixed"}])
 def test_what_depends_on_the_number_of_workers_resumes_with_the_same(settings, tmp_path):
     pl.train(TrainConfig(workers=2, epochs=1, **settings), out=tmp_path)
     with pytest.raises(pl.UsageError, match="with 2") as raised:
