@@ -261,7 +261,8 @@ def test_launched(algorithm):
 @pytest.mark.parametrize("num_workers", [2, 3, 16, 100, 255, 256, 1000, 2895, 2896])
 def test_what_all_say_is_exact_in_float32(num_workers):
     replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False)
-    rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0))
+    collectives = SimpleNamespace(members=range(num_workers))
+    rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0, collectives=collectives))
     rounds.note([torch.arange(8.0)])
     number = rounds.number(changed=True)
     total = torch.full((num_workers,), number, dtype=torch.float32).sum().item()

@@ -176,8 +176,8 @@ def test_a_step_left_out_in_a_round_in_which_another_worker_has_no_batch(algorit
 class Board:
     """Collectives of workers that take their turns: each tells, and then all read."""
 
-    def __init__(self):
-        self.told = []
+    def __init__(self, num_workers):
+        self.told, self.members = [], range(num_workers)
 
     def start_all_reduce(self, vector):
         self.told.append(vector)
@@ -185,7 +185,7 @@ class Board:
 
 
 def test_all_workers_are_told_the_same():
-    board = Board()
+    board = Board(4)
     places = [(7, 6), (6, 6), (6, 6), (7, 6)]
     rounds = [
         SameRounds(

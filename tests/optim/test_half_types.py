@@ -112,7 +112,13 @@ def overlapped(vectors, weights, members):
         g = vectors[worker].clone()
         g[0] = g[-1] = 0  # its padding
         replica = SimpleNamespace(
-            samples=weights[worker], missing=(), ranges=(), round_samples=0, round=None, changed_outside=False
+            samples=weights[worker],
+            missing=(),
+            ranges=(),
+            round_samples=0,
+            round=None,
+            changed_outside=False,
+            meet=lambda members: None,
         )
         shared = SimpleNamespace(x=torch.empty(P))
         ports = SimpleNamespace(num_workers=len(vectors), shared=shared, moved=moved, shards=None)
@@ -132,7 +138,13 @@ def strips(vectors, weights, members):
 
     def program(worker, collectives):
         replica = SimpleNamespace(
-            samples=weights[worker], missing=(), ranges=(), round_samples=0, round=None, changed_outside=False
+            samples=weights[worker],
+            missing=(),
+            ranges=(),
+            round_samples=0,
+            round=None,
+            changed_outside=False,
+            meet=lambda members: None,
         )
         ports = SimpleNamespace(num_workers=len(vectors), collectives=collectives)
         numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, ports)

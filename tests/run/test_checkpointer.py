@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.algorithms import Hogwild, Lockstep
+from paceline.algorithms import Hogwild, LocalSGD, Lockstep
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
@@ -19,9 +19,9 @@ class SupervisorOfTwo:
     """As much of a supervisor as a checkpointer looks at: two workers and what was written and drained of their records."""
 
     def __init__(self):
-        self.workers = [SimpleNamespace(worker_id=worker, running=True) for worker in (0, 1)]
+        self.workers = [SimpleNamespace(worker_id=worker, running=True, lost=False) for worker in (0, 1)]
         self.algorithm = Hogwild()
-        self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0))
+        self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0), axes=None)
         self.written = [0, 0]
         self.read = [0, 0]
         self.outcome = Outcome()
@@ -76,7 +76,7 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     assert look()
 
 
-@pytest.mark.parametrize("algorithm", [Lockstep(), PlacedProgram()])
+@pytest.mark.parametrize("algorithm", [LocalSGD(), PlacedProgram()])
 def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path):
     """The survivors' parts alone would make a checkpoint that only so many workers could go on from.
 
@@ -96,3 +96,18 @@ def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path
     supervisor.drain()
     assert look()
     assert checkpoint_files.describe(tmp_path / "20")["workers"] == [0, 1]
+
+
+def test_where_others_go_on_a_survivors_part_stands_in_for_the_dead_workers(ready, tmp_path):
+    supervisor, look = ready
+    supervisor.algorithm = Lockstep()
+    supervisor.workers[1].running, supervisor.workers[1].lost = False, True
+    for name in ("worker-1.pt", "worker-1.pt.sha256"):
+        (tmp_path / "20" / name).unlink()
+    supervisor.drain()
+    assert not look(), "worker 0 may be between its update and its record"
+    supervisor.written[0] += 1
+    supervisor.drain()
+    assert look()
+    assert checkpoint_files.describe(tmp_path / "20")["workers"] == [0, 1]
+    assert [one["taken"] for one in checkpoint.load_workers(tmp_path / "20")] == [8, 8]

@@ -129,7 +129,8 @@ class Checkpointer:
 
 
 def _go_on(supervisor: Supervisor) -> bool:
-    return supervisor.algorithm is not None and supervisor.algorithm.survivors_continue
+    algorithm, arena = supervisor.algorithm, supervisor.arena
+    return algorithm is not None and algorithm.survivors_continue and arena is not None and arena.axes is None
 
 
 def _needs_all(supervisor: Supervisor) -> bool:
