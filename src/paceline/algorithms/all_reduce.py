@@ -192,6 +192,7 @@ class _OverlappedMean:
         self._shards = ports.shards
         self._num_begun = 0  # elements
         self._unit = 1.0
+        self._step = 0  # of the last mean
         # Bucket, the vector sent, its handle (None: no other worker has these shards), and whether all workers have it.
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
 
@@ -237,8 +238,9 @@ class _OverlappedMean:
         buckets = [bucket for bucket, *_ in reversed(self._under_way)]
         self._under_way.clear()
         self._gradient.is_void = total == 0.0  # None: only time is simulated
-        if self._gradient.is_void and self._replica.round_samples:
+        if self._gradient.is_void and self._step == self._replica.step:
             raise WorkerLostError(_LOST_IN_STEP)
+        self._step = self._replica.step
         total = total or 0.0
         self._num_begun = 0
         self._replica.round_samples += round(total * self._unit)

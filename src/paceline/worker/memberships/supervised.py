@@ -232,7 +232,9 @@ class SupervisedMembership(Membership):
     def batches(self) -> BatchShare:
         """As in `Membership`."""
         first, done = self.arena.load("next_batch"), self._environment.batches_done
-        if self._algorithm.in_rounds:  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
+        if (
+            self._algorithm.in_rounds
+        ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
             left = self._storage.left() or Left(first, [])
             first, done = left.least, left.done
         return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
