@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.round_deal import RoundDeal
+from paceline.data.round_deal import Left, RoundDeal
 
-WORKERS = 4
+WORKERS, NUMBERS = 4, 100
 
 
 def hand_out(deal, *rounds, begun=None):
@@ -16,14 +16,14 @@ def hand_out(deal, *rounds, begun=None):
 
 def test_members_get_the_next_batches_in_the_order_of_their_ids():
     deal = RoundDeal(1, 3)
-    deal.begin(7)
+    deal.begin(7, 0, NUMBERS)
     assert [deal.places(7), deal.places(8)] == [[0, 1, 2], [3, 4, 5]]
     assert (deal.place(8), deal.first(8)) == (4, 3)
 
 
 def test_what_a_dead_worker_left_comes_first():
     deal = RoundDeal(2, 3)
-    deal.begin(0)
+    deal.begin(0, 0, NUMBERS)
     hand_out(deal, 0, 1)
     deal.meet([0, 2])  # neither of worker 1's two batches is in a mean
     assert [deal.places(2), deal.places(3), deal.places(4)] == [[1, 4], [6, 7], [8, 9]]
@@ -31,16 +31,16 @@ def test_what_a_dead_worker_left_comes_first():
 
 def test_a_batch_that_was_fetched_ahead_is_dealt_again_too():
     deal = RoundDeal(0, 2)
-    deal.begin(0)
+    deal.begin(0, 0, NUMBERS)
     hand_out(deal, 0, 1, begun=1)
     deal.meet([0])
-    assert (deal.left(2), deal.left(3), deal.left(1)) == ((4, [1, 3]), (4, [3]), None)
+    assert (deal.left(2), deal.left(3), deal.left(1)) == (Left(4, [1, 3]), Left(4, [3]), None)
     assert [deal.places(2), deal.places(3), deal.places(4)] == [[1], [3], [4]]
 
 
 def test_a_second_death_before_the_round_that_was_fetched_ahead():
     deal = RoundDeal(0, 3)
-    deal.begin(0)
+    deal.begin(0, 0, NUMBERS)
     hand_out(deal, 0, 1, begun=1)
     deal.meet([0, 1])
     hand_out(deal, 2, begun=2)
@@ -51,7 +51,7 @@ def test_a_second_death_before_the_round_that_was_fetched_ahead():
 
 def test_a_stream_does_not_go_back():
     deal = RoundDeal(0, 2)
-    deal.begin(0, can_repeat=False)
+    deal.begin(0, 0, NUMBERS, can_repeat=False)
     hand_out(deal, 0)
     deal.meet([0])
     assert deal.places(1) == [2]
@@ -63,9 +63,9 @@ rounds = st.tuples(st.booleans(), st.sets(st.integers(0, WORKERS - 1)))
 @given(st.integers(1, 30), st.lists(rounds), st.integers(0, 3))
 def test_each_batch_is_in_one_mean_whoever_dies_whenever(num_batches, plan, place):
     """In each round perhaps workers die, and perhaps the living ones meet; in the epoch's last one they do."""
-    deals = {worker: RoundDeal(worker, WORKERS) for worker in range(WORKERS)}
+    deals = {worker: RoundDeal(worker, WORKERS, Left(place, [])) for worker in range(WORKERS)}
     for deal in deals.values():
-        deal.begin(0, place)
+        deal.begin(0, 0, NUMBERS)
     trained, unmet, plan = [], [], [*plan]
     for number in range(1000):
         first, *_ = deals.values()

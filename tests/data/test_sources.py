@@ -3,6 +3,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from paceline.data.plan import BatchPlan, Fixed
+from paceline.data.round_deal import Left
 from paceline.data.sources import ABSENT, END, BatchClaims, DatasetBatches
 from paceline.memory.atomics import load
 from paceline.memory.segment import Layout, Segment
@@ -48,6 +49,21 @@ def test_lockstep_deals_rounds_and_absent_ones_take_part(counter):
     both = [drain(claims(counter, worker, 3, lockstep=True, max_epochs=2)) for worker in range(3)]
     assert both == [[0, 3, 4, 7], [1, ABSENT, 5, ABSENT], [2, ABSENT, 6, ABSENT]]
     assert load(counter) == 0
+
+
+def test_a_part_of_an_epoch_ends_within_a_round_of_fewer_workers(counter):
+    source = claims(counter, 3, 4, BatchPlan(num_samples=12, batch_size=1), lockstep=True, max_epochs=0.6, tracks=True)
+    assert source.next() == 3
+    source.deal.meet([0, 2, 3])  # the next rounds have batches 1, 4, 5, and 6, 7
+    assert drain(source) == [5, ABSENT]
+
+
+def test_a_resumed_run_that_is_stopped_before_its_first_batch_leaves_what_it_was_left(counter):
+    plan = BatchPlan(num_samples=12, batch_size=1)
+    source = claims(counter, 0, 2, plan, lockstep=True, max_epochs=2, first=14, done={16, 17}, tracks=True)
+    assert source.left() == Left(18, [14, 15])
+    source.next()
+    assert source.left() == Left(18, [])
 
 
 def test_own_parts(counter):

@@ -68,6 +68,23 @@ def loader(kind, num_batches):
     raise ValueError(kind)
 
 
+class OneAhead:
+    """A worker's batches, of which the next one is fetched before the loop gets one."""
+
+    def __init__(self, worker, data):
+        self.begins = worker._defer_steps()
+        self.batches = worker.batches(data)
+
+    def __iter__(self):
+        source = iter(self.batches)
+        batch = next(source, None)
+        while batch is not None:
+            following = next(source, None)
+            self.begins.popleft()[1]()
+            yield batch
+            batch = following
+
+
 @dataclass(frozen=True)
 class Survivors:
     """The loop: writes each step's samples to a file of its worker, and kills this process where it is told to.
@@ -77,6 +94,7 @@ class Survivors:
         kills: by worker, its number of batches before the one at which it is killed.
         fails: the same, for an error that ends the run.
         at: of that batch: before its `forward`, in `backward`, or after `step`.
+        ahead: whether the loop fetches one batch ahead, as Lightning does.
     """
 
     folder: Path
@@ -90,6 +108,8 @@ class Survivors:
     marks: bool = False
     data: str = "plain"
     sums: bool = False
+    scales: bool = False
+    ahead: bool = False
     num_batches: int = 10
     epochs: int = EPOCHS
 
@@ -99,11 +119,13 @@ class Survivors:
         if self.data == "stream":
             torch.manual_seed(2)
         number, step, before = 0, [], None
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=self.scales)
         with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
             if self.at == "backward":
                 net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
+            batches = OneAhead(worker, data) if self.ahead else worker.batches(data)
             for _ in range(self.epochs):
-                for indices, x, y in worker.batches(data):
+                for indices, x, y in batches:
                     self._die(worker, "forward", number)
                     last = len(step) == self.per_step - 1
                     if not step:
@@ -112,14 +134,16 @@ class Survivors:
                         with worker.accumulate():
                             nn.functional.mse_loss(net(x), y).backward()
                     else:
-                        nn.functional.mse_loss(net(x), y).backward()
+                        scaler.scale(nn.functional.mse_loss(net(x), y)).backward()
                     step.append([] if indices is before else indices.tolist())  # a worker without a batch has it again
                     before = indices
                     if last:
                         if self.clips:
+                            scaler.unscale_(optimizer)
                             nn.utils.clip_grad_norm_(net.parameters(), 0.05)
                         self._log(worker, step)
-                        optimizer.step()
+                        scaler.step(optimizer)
+                        scaler.update()
                         self._die(worker, "step", number)
                         step = []
                     if self.sums:

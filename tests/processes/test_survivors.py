@@ -94,11 +94,21 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         {"data": "list"},
         {"sums": True},
         {"data": "processes", "algorithm": "lockstep"},
+        {"scales": True, "clips": True},
+        {"scales": True, "algorithm": "lockstep"},
+        {"ahead": True},
     ],
     ids=str,
 )
 def test_with(options, tmp_path):
     program = Survivors(tmp_path, {0: 2}, **options)
+    check(program, run_of(program))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scaler_steps_in_a_round_without_batches(method, tmp_path):
+    """The last round's only batch is lost with its worker, and dealt again in another round."""
+    program = Survivors(tmp_path, {0: 3}, method, scales=True)
     check(program, run_of(program))
 
 
@@ -122,13 +132,13 @@ def test_a_stream_loses_the_dead_workers_batch(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, tmp_path):
+@pytest.mark.parametrize(("workers", "ahead"), [(1, False), (2, False), (3, False), (5, False), (2, True)])
+def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, ahead, tmp_path):
     """In the middle of an epoch, in which a dead worker's batch may be the next one."""
     folder, first, second = tmp_path / "run", tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    program = Survivors(first, {1: 5}, method, optimizer="adam", fails={0: 5}, epochs=3)
+    program = Survivors(first, {1: 5}, method, optimizer="adam", fails={0: 5}, epochs=3, ahead=ahead)
     with pytest.raises(pl.PacelineError, match="label 17") as raised:
         pl.launch(program, workers=WORKERS, out=folder)
     raised.value.__traceback__ = None

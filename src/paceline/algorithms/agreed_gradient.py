@@ -100,7 +100,8 @@ class AgreedGradient:
                 g = mean()
                 having += torch.tensor([bool(g[begin:end].any()) for begin, end in ranges])
             self.rounds.check(places)
-            self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
+            if not self.is_void:  # a GradScaler needs gradients in every step
+                self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         self.rounds.met()
         if self._shares is not None:
             self._shares.meet()

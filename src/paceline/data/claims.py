@@ -49,7 +49,7 @@ class WorkerClaims:
     ) -> None:
         self.batches = batches
         self.taken = taken
-        self.deal = RoundDeal(worker_id, num_workers, tracks=tracks) if lockstep else None
+        self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks) if lockstep else None
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts
@@ -77,11 +77,7 @@ class WorkerClaims:
         if self.deal is not None and self._epoch != before:
             numbers = self.batches.epoch_numbers
             self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
-            behind = max(0, self._first - self._epoch * numbers)  # batches that a resumed run has behind it
-            done = {self.place(one) for one in self._done if one // numbers == self._epoch}
-            place = max([behind, *(one + 1 for one in done)])
-            again = set(range(behind, place)) - done
-            self.deal.begin(self.taken, place, again, can_repeat=self.batches.can_repeat)
+            self.deal.begin(self.taken, self._epoch, numbers, can_repeat=self.batches.can_repeat)
 
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""
@@ -135,12 +131,7 @@ class WorkerClaims:
 
     def left(self) -> Left | None:
         """Where a resumed run continues in rounds."""
-        if self.deal is None or (left := self.deal.left(self.taken)) is None:
-            return None
-        place, again = left
-        first = self.epoch * self.batches.epoch_numbers
-        earlier = [first + one for one in again if one < self.batches.epoch_numbers and self.batches.has(one)]
-        return Left(first + min(place, self.batches.epoch_numbers), earlier)
+        return self.deal.left(self.taken) if self.deal is not None else None
 
     def place(self, number: int) -> int:
         """A batch's place in its epoch."""

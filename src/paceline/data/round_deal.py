@@ -14,6 +14,12 @@ class Left(NamedTuple):
     first: int
     earlier: list[int]
 
+    @classmethod
+    def after(cls, first: int, done: Collection[int]) -> Left:
+        """What is left after all batches before `first`, and the later ones that are `done`."""
+        end = max([first, *(one + 1 for one in done)])
+        return cls(end, [one for one in range(first, end) if one not in done])
+
     @property
     def least(self) -> int:
         return min([self.first, *self.earlier])
@@ -22,6 +28,9 @@ class Left(NamedTuple):
     def done(self) -> frozenset[int]:
         """Later ones than the least that are not left."""
         return frozenset(range(self.least, self.first)).difference(self.earlier)
+
+
+_ALL = Left(0, [])
 
 
 class RoundDeal:
@@ -33,6 +42,7 @@ class RoundDeal:
     Args:
         worker_id: this worker.
         num_workers: who are the members at first.
+        left: numbers of the batches that the run has left; a resumed run begins in the middle of an epoch.
         tracks: whether `meet` is called for every mean, as where workers go on without others.
 
     Attributes:
@@ -40,29 +50,33 @@ class RoundDeal:
         begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
     """
 
-    def __init__(self, worker_id: int, num_workers: int, *, tracks: bool = True) -> None:
+    def __init__(self, worker_id: int, num_workers: int, left: Left = _ALL, *, tracks: bool = True) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = 0
         self._worker_id, self._tracks = worker_id, tracks
         self._met = 0  # rounds whose gradients are in a mean
         self._unmet: list[dict[int, int]] = []  # the rounds after these that the loop has got: each member's place
         self._first_round = 0
+        self._left_before = left
+        self._first = self._numbers = 0  # the epoch's first batch, and how many it has
         self._again: list[int] = []  # places that come before all others
         self._place = 0
         self._can_repeat = True
 
-    def begin(self, round: int, place: int = 0, again: Collection[int] = (), *, can_repeat: bool = True) -> None:
+    def begin(self, round: int, epoch: int, numbers: int, *, can_repeat: bool = True) -> None:
         """Begins an epoch.
 
         Args:
             round: its first.
-            place: the first batch's; a resumed run continues in the middle.
-            again: places of earlier batches that are dealt first.
+            epoch: its number.
+            numbers: how many batches an epoch has, at most.
             can_repeat: whether a batch can be fetched later than in its turn.
         """
         self.begun = self._met = self._first_round = round
         self._unmet.clear()
-        self._place, self._again, self._can_repeat = place, sorted(again), can_repeat
+        self._first, self._numbers, self._can_repeat = epoch * numbers, numbers, can_repeat
+        self._place = max(0, self._left_before.first - self._first)
+        self._again = sorted(one - self._first for one in self._left_before.earlier if one // numbers == epoch)
 
     def places(self, round: int) -> list[int]:
         """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
@@ -101,10 +115,15 @@ class RoundDeal:
         self._place += max(0, dealt - len(self._again))
         self.members, self._first_round, self._again = members, handed, again
 
-    def left(self, round: int) -> tuple[int, list[int]] | None:
-        """What a run leaves that ends before this round: the first place not dealt, and earlier ones to deal again.
+    def left(self, round: int) -> Left | None:
+        """What a run leaves that ends before this round.
 
         None: unknown, because a worker has died in a later round, as in a step of several that does not end.
         """
+        if not self._numbers:
+            return self._left_before
         dealt = (round - self._first_round) * len(self.members)
-        return (self._place + max(0, dealt - len(self._again)), self._again[dealt:]) if dealt >= 0 else None
+        if dealt < 0:
+            return None
+        place = min(self._place + max(0, dealt - len(self._again)), self._numbers)
+        return Left(self._first + place, [self._first + one for one in self._again[dealt:] if one < self._numbers])

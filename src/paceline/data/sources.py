@@ -76,8 +76,8 @@ class BatchClaims:
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, num_workers, tracks=tracks)
-        self._first, self._epoch = first, -1
+            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks)
+        self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
             self.shares = RoundShares(worker_id, num_workers)
@@ -127,30 +127,23 @@ class BatchClaims:
 
     def left(self) -> Left | None:
         """Where a resumed run continues in rounds."""
-        if self.deal is None or self._epoch < 0 or (left := self.deal.left(self.taken)) is None:
-            return None
-        (place, again), numbers = left, self.plan.batches_per_epoch
-        first = self._epoch * numbers
-        return Left(first + min(place, numbers), [first + one for one in again if one < numbers])
+        return self.deal.left(self.taken) if self.deal is not None else None
 
     def _begin_epoch(self, deal: RoundDeal, epoch: int) -> None:
-        self._epoch, numbers = epoch, self.plan.batches_per_epoch
-        behind = max(0, self._first - epoch * numbers)
-        done = {one - epoch * numbers for one in self._done if one // numbers == epoch}
-        place = max([behind, *(one + 1 for one in done)])
-        deal.begin(self.taken, place, set(range(behind, place)) - done)
+        self._epoch = epoch
+        deal.begin(self.taken, epoch, self.plan.batches_per_epoch)
 
     def _next_dealt(self, deal: RoundDeal) -> int:
         numbers = self.plan.batches_per_epoch
         if self._epoch < 0:
-            self._begin_epoch(deal, self._first // numbers)
+            self._begin_epoch(deal, self._first_epoch)
         while deal.first(self.taken) >= numbers:
             self._begin_epoch(deal, self._epoch + 1)
-        before = self._epoch * numbers
-        if self._limit is not None and before + deal.first(self.taken) >= self._limit:
+        before, end = self._epoch * numbers, numbers
+        if self._limit is not None and (end := min(numbers, self._limit - before)) <= deal.first(self.taken):
             return END
         place = deal.place(self.taken)
-        return before + place if place < numbers else ABSENT
+        return before + place if place < end else ABSENT
 
     def _next_in_order(self) -> int:
         if self._limit is not None and self.taken >= self._limit:

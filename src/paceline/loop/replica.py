@@ -120,6 +120,7 @@ class AttachedReplica(ProgramSide):
         if self._phase is not Phase.GRADIENT:
             if self._records.without_loss is not None:
                 self._records.settle(self.loss)
+            self.batches_of_step = []
             self._begin(started_s, batch_number, samples)
             self.batches_of_step = [batch_number]
         elif self._is_untouched:  # begun without a batch

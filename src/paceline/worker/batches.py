@@ -128,6 +128,7 @@ class WorkerBatches:
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the last loader
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
         self._epoch = 0
+        self._not_begun: deque[int] = deque()  # numbers of the batches that the loop has got ahead of their steps
         self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
         self._is_epoch_told = self._is_begun = False
 
@@ -182,6 +183,7 @@ class WorkerBatches:
 
     def _shared_epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
+        self._not_begun.clear()
         if self._epoch > 1 and self._membership.stopped():  # a loop goes through the epochs that are left
             return
         batches = self.batches_of(loader)
@@ -226,6 +228,7 @@ class WorkerBatches:
             )
 
     def _begin(self, started_s: float, number: int, samples: int, round: int) -> None:
+        self._not_begun.append(number)
         if self.deferred is None:
             self._begin_step(started_s, number, samples, round)
         else:
@@ -235,6 +238,7 @@ class WorkerBatches:
         if self._replica.deal is not None:
             self._replica.deal.begun = round
         self._replica.begin(started_s, number, samples)
+        self._not_begun.popleft()
 
     def _tell_end(self) -> None:
         """Notes that the loop has had all batches of an epoch."""
@@ -343,11 +347,12 @@ class WorkerBatches:
             self._given = BatchesTaken(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def at_end(self, *, is_cut: bool) -> tuple[int, Left | None] | None:
-        """Batches taken, and left, with those of a step that the run's end has cut short; None: those left are unknown."""
+        """Batches taken, and left, with those whose step the run's end has cut short; None: those left are unknown."""
         if (claims := self._claims) is None:
-            return self._taken, None
-        if is_cut and self._replica.is_under_way:
-            for number in self._replica.batches_of_step:
+            share = self._get_share() if self.algorithm.in_rounds else None
+            return self._taken, Left.after(share.first, share.done) if share is not None else None
+        if is_cut:
+            for number in [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]:
                 claims.take_back(number)
         return None if (left := claims.left()) is None and claims.deal is not None else (claims.taken, left)
 
