@@ -118,13 +118,14 @@ class Survivors:
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
         if self.data == "stream":
             torch.manual_seed(2)
-        number, step, before = 0, [], None
+        number, step = 0, []
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=self.scales)
         with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
             if self.at == "backward":
                 net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
             batches = OneAhead(worker, data) if self.ahead else worker.batches(data)
             for _ in range(self.epochs):
+                before = None
                 for indices, x, y in batches:
                     self._die(worker, "forward", number)
                     last = len(step) == self.per_step - 1
