@@ -295,7 +295,7 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     from paceline.algorithms import Sequential
     from paceline.data.plan import BatchPlan
     from paceline.data.sources import BatchClaims, DatasetBatches
-    from paceline.loop.base_replica import TaskReplica
+    from paceline.loop.task_replica import TaskReplica
     from paceline.optim.flat import FlatBinding
     from paceline.worker.memberships.memory import WorkerMemory, own_arena
 

@@ -13,6 +13,7 @@ __all__ = [
     "DivergedError",
     "NoGradient",
     "NotFiniteWarning",
+    "NotReplacedError",
     "NotWrittenError",
     "OverrideWarning",
     "PacelineError",
@@ -67,6 +68,18 @@ class NotWrittenError(PacelineError):
     """
 
     run: Any = None
+
+
+class NotReplacedError(PacelineError):
+    """This process cannot take a dead worker's place, and the others go on without it.
+
+    Attributes:
+        can_try_again: whether another process may be able to.
+    """
+
+    def __init__(self, why: str, *, can_try_again: bool = False) -> None:
+        super().__init__(why)
+        self.can_try_again = can_try_again
 
 
 class WorkerLostError(PacelineError, RuntimeError):

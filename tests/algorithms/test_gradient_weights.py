@@ -13,7 +13,7 @@ from paceline.algorithms.server.apply import Momentum, StalenessScaled
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.loop.base_replica import TaskReplica
+from paceline.loop.task_replica import TaskReplica
 from paceline.optim.flat import FlatBinding
 from paceline.optim.settings import ELEMENTWISE, settings_of
 from paceline.ports.ports import Message, Received

@@ -34,7 +34,7 @@ def test_a_batch_that_was_fetched_ahead_is_dealt_again_too():
     deal.begin(0, 0, NUMBERS)
     hand_out(deal, 0, 1, begun=1)
     deal.meet([0])
-    assert (deal.left(2), deal.left(3), deal.left(1)) == (Left(4, [1, 3]), Left(4, [3]), None)
+    assert (deal.left(2), deal.left(3), deal.left(1)) == (Left(4, [1, 3]), Left(4, [3]), Left(4, [1, 2, 3]))
     assert [deal.places(2), deal.places(3), deal.places(4)] == [[1], [3], [4]]
 
 
@@ -47,6 +47,19 @@ def test_a_second_death_before_the_round_that_was_fetched_ahead():
     assert deal.places(2) == [2, 5]
     deal.meet([0])  # of rounds 0 and 1; worker 1 had batches 4 and 5 in the second and third
     assert [deal.places(3), deal.places(4), deal.places(5)] == [[4], [5], [6]]
+
+
+def test_a_newcomer_has_no_batch_in_a_round_that_was_dealt_before():
+    deal, newcomer = RoundDeal(0, 3), RoundDeal(1, 3)
+    deal.begin(0, 0, NUMBERS)
+    hand_out(deal, 0, 1, begun=1)
+    deal.meet([0, 2])  # worker 1's batches, 1 and 4, are dealt again
+    newcomer.enter(deal.let_in([0, 1, 2]))
+    assert newcomer.places(1) == deal.places(1) == [3, 5]
+    assert newcomer.place(1) == NUMBERS
+    hand_out(newcomer, 1)
+    assert [newcomer.places(2), newcomer.places(3)] == [[1, 4, 6], [7, 8, 9]]
+    assert newcomer.place(3) == 8
 
 
 def test_a_stream_does_not_go_back():

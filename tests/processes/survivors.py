@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import paceline as pl
+from paceline.memory.atomics import load
+from paceline.memory.newcomers import _ASKS, _LET_IN
 
 BATCH_SIZE, EPOCHS = 4, 2
 OPTIMIZERS = {
@@ -85,15 +88,35 @@ class OneAhead:
             batch = following
 
 
+def wait_for_newcomer(worker, of, incarnation):
+    """Waits until this replacement of a worker asks to be let in, or has been let in or refused."""
+    newcomers = worker._membership.arena.newcomers
+    while (
+        abs(load(newcomers._at(of, _ASKS))) // 2 < incarnation and not load(newcomers._at(of, _LET_IN)) >= incarnation
+    ):
+        if load(newcomers._at(of, _ASKS)) < 0:
+            return
+        time.sleep(1e-3)
+
+
+def own_samples(batches):
+    """Those of batches that the worker did not have again."""
+    return [n for batch, is_own in batches if is_own for n in batch]
+
+
 @dataclass(frozen=True)
 class Survivors:
     """The loop: writes each step's samples to a file of its worker, and kills this process where it is told to.
 
     Args:
         folder: of the files.
-        kills: by worker, its number of batches before the one at which it is killed.
+        kills: by worker, its number of batches before the one at which it is killed; or several, for each of its processes.
         fails: the same, for an error that ends the run.
         at: of that batch: before its `forward`, in `backward`, or after `step`.
+        newcomers: by number of batches, the workers for whose replacements the loop waits before it, each with how many of
+            its processes there were before.
+        schedule: whether the learning rate falls by "epoch", by "step", or by a step that may "follow" the run, or
+            by the loop's "own" count.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
     """
 
@@ -110,6 +133,8 @@ class Survivors:
     sums: bool = False
     scales: bool = False
     ahead: bool = False
+    newcomers: dict = field(default_factory=dict)
+    schedule: str = ""
     num_batches: int = 10
     epochs: int = EPOCHS
 
@@ -123,12 +148,19 @@ class Survivors:
         with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
             if self.at == "backward":
                 net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if self.schedule == "epoch" else 7, 0.7)
+            if self.schedule == "follow":
+                scheduler = worker.follow(scheduler)
             batches = OneAhead(worker, data) if self.ahead else worker.batches(data)
             for _ in range(self.epochs):
-                before = None
                 for indices, x, y in batches:
+                    if not worker._membership.incarnation:
+                        for newcomer in self.newcomers.get(number, {}).items():
+                            wait_for_newcomer(worker, *newcomer)
                     self._die(worker, "forward", number)
                     last = len(step) == self.per_step - 1
+                    if self.sums:
+                        worker.mean(float(number))
                     if not step:
                         optimizer.zero_grad()
                     if self.marks and not last:
@@ -136,31 +168,38 @@ class Survivors:
                             nn.functional.mse_loss(net(x), y).backward()
                     else:
                         scaler.scale(nn.functional.mse_loss(net(x), y)).backward()
-                    step.append([] if indices is before else indices.tolist())  # a worker without a batch has it again
-                    before = indices
+                    step.append([indices.tolist(), worker._replica.batches_of_step[-1] >= 0])
                     if last:
                         if self.clips:
                             scaler.unscale_(optimizer)
                             nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+                        if self.schedule == "own":
+                            optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
                         self._log(worker, step)
                         scaler.step(optimizer)
                         scaler.update()
+                        if self.schedule in ("step", "follow"):
+                            scheduler.step()
                         self._die(worker, "step", number)
                         step = []
                     if self.sums:
                         assert worker.sum(1) <= worker.num_workers
                     number += 1
+                if self.schedule == "epoch":
+                    scheduler.step()
         torch.save(net.state_dict(), self.folder / f"model-{worker.worker_id}.pt")
 
     def _die(self, worker, at, number):
-        if at == self.at and self.kills.get(worker.worker_id) == number:
+        kills, incarnation = self.kills.get(worker.worker_id), worker._membership.incarnation
+        kills = kills if isinstance(kills, list) else [kills]
+        if at == self.at and kills[incarnation : incarnation + 1] == [number]:
             os.kill(os.getpid(), signal.SIGKILL)
         if at == self.at and self.fails.get(worker.worker_id) == number:
             raise KeyError("label 17")
 
     def _log(self, worker, step):
         with (self.folder / f"steps-{worker.worker_id}.jsonl").open("a") as file:
-            file.write(json.dumps(step) + "\n")
+            file.write(json.dumps([worker._replica.step, [worker._optimizer.param_groups[0]["lr"], step]]) + "\n")
 
     # The reference
 
@@ -172,16 +211,20 @@ class Survivors:
         found = defaultdict(list)
         for worker, rows in sorted(records.items()):
             path = self.folder / f"steps-{worker}.jsonl"
-            steps = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            steps = dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
             for row in rows:
+                step = steps.pop(int(row["step"]), None)
                 if row["applied_version"] > 0 and row["samples"]:
-                    found[int(row["applied_version"])].append(steps[row["step"] - 1])
-            if len(steps) > len(rows):
-                found[len(steps)] += steps[len(rows) :]
+                    found[int(row["applied_version"])].append(step)
+            for number, step in steps.items():
+                found[number].append(step)
         return dict(sorted(found.items()))
 
     def replayed(self, counted):
-        """Trains in one process on what the workers contributed, each update on the mean over all of its samples."""
+        """Trains in one process on what the workers contributed, each update on the mean over all of its samples.
+
+        All workers have the same learning rate.
+        """
         net = model()
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
         _, x, y = samples(self.num_batches)
@@ -190,8 +233,10 @@ class Survivors:
             if self.marks or self.algorithm == "lockstep"
             else [[n] for n in range(self.per_step)]
         )
-        for parts in counted.values():
-            means = [self._mean(net, [[part[n] for n in one if part[n]] for part in parts], x, y) for one in passes]
+        for told in counted.values():
+            rates, parts = zip(*told, strict=True)
+            (optimizer.param_groups[0]["lr"],) = set(rates)
+            means = [self._mean(net, [[part[n] for n in one] for part in parts], x, y) for one in passes]
             optimizer.zero_grad()
             for parameter, *gradients in zip(net.parameters(), *means, strict=True):
                 parameter.grad = sum(gradients)
@@ -201,16 +246,19 @@ class Survivors:
         return net.state_dict()
 
     def _mean(self, net, parts, x, y):
-        """The mean of what the workers' batches add up to, weighted by their samples."""
+        """The mean of what the workers' batches add up to, weighted by their own samples.
+
+        A worker without a batch has an earlier one again: beside another one it adds to the gradient, and not to the weight.
+        """
         total = [torch.zeros_like(one) for one in net.parameters()]
         num_samples = 0
         for batches in parts:
             net.zero_grad()
-            for batch in batches:
+            for batch, _ in batches:
                 nn.functional.mse_loss(net(x[batch]), y[batch]).backward()
             if self.clips and self.algorithm == "lockstep":
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-            own = sum(map(len, batches))
+            own = len(own_samples(batches))
             num_samples += own
             for sum_, parameter in zip(total, net.parameters(), strict=True):
                 sum_ += own * parameter.grad if own else 0

@@ -203,12 +203,6 @@ def test_a_worker_of_a_resumed_run_is_replaced(tmp_path, monkeypatch):
     assert len(list((tmp_path / "checkpoint").iterdir())) == 1
 
 
-def test_lockstep_goes_on_without_a_successor_and_says_so():
-    result = Drill("lockstep", kill={1: 20}, restarts=1).run().result
-    assert (result["outcome"], result["restarts"]) == ("stopped", 0)
-    assert "does not replace" in " ".join(result["notes"])
-
-
 @pytest.mark.parametrize(
     "method",
     [

@@ -13,10 +13,11 @@ import paceline as pl
 import soak_results
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records.run_data import RunData
-from processes.survivors import EPOCHS, Survivors, samples
+from processes.survivors import EPOCHS, Survivors, own_samples, samples
 
 WORKERS = 3
 METHODS = ["lockstep", "all-reduce"]
+REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
 
 
 def run_of(program, workers=WORKERS, **options):
@@ -33,7 +34,7 @@ def check(program, run, workers=WORKERS, *, num_unrecorded=0, epochs=EPOCHS, num
         assert all(torch.equal(first[name], other[name]) for name in first)
     counted = program.counted(run.records)
     assert list(counted) == list(range(1, run.result["version"] + 1))
-    times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+    times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
     assert max(times.values()) <= epochs
     assert epochs * len(samples(program.num_batches)[0]) - times.total() == num_missing
     assert run.result["records_lost"] == num_unrecorded
@@ -126,31 +127,122 @@ def test_steps_of_several_batches_are_made_anew(options, tmp_path):
     check(program, run_of(program))
 
 
+def check_replaced(program, run, *, deaths, num_refused=0, **expected):
+    """As `check`, after that many deaths, of which all but some were followed by a replacement that took part."""
+    assert (len(run.result["workers_lost"]), run.result["restarts"]) == (deaths, deaths)
+    entered = {(worker, int(n)) for worker, rows in run.records.items() for n in rows["incarnation"] if n}
+    assert len(entered) == deaths - num_refused
+    check(replace(program, kills={}), run, **expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
+    program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
+    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
+
+
+def test_a_replacement_of_a_worker_whose_last_gradient_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "lockstep.arrived@1#5")
+    program = Survivors(tmp_path, {1: -1}, "lockstep", newcomers={6: {1: 1}}, num_batches=30)
+    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, num_unrecorded=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replacement_in_a_task(method, monkeypatch):
+    """The replacement starts within the run: its steps take some ten seconds."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "replicated.mid_write@1#20")
+    config = pl.TrainConfig(task="digits-mlp", algorithm=method, epochs=150, workers=WORKERS, restarts=1)
+    run = pl.train(config)
+    assert (run.result["workers_lost"], run.result["restarts"], run.result["records_lost"]) == ([1], 1, 1)
+    assert 1 in run.records[1]["incarnation"]
+    assert 150 * 1437 - run.result["samples"] in (8, 1437 % 8)  # of the record that is missing
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clips": True, "sums": True},
+        {"data": "processes"},
+        {"data": "drawn"},
+        {"data": "list"},
+        {"ahead": True},
+        {"schedule": "epoch", "newcomers": {20: {1: 1}}},
+        {"schedule": "follow"},
+        {"schedule": "step"},
+        {"per_step": 2, "marks": True, "num_batches": 48},
+    ],
+    ids=str,
+)
+def test_a_replacement_with(options, tmp_path):
+    options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
+    program = Survivors(tmp_path, {1: 2}, **options)
+    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
+
+
+def test_replacements_of_replacements(tmp_path):
+    program = Survivors(
+        tmp_path, {1: [2, 3], 0: 8}, newcomers={4: {1: 1}, 14: {1: 2}, 16: {0: 1}}, num_batches=60, optimizer="adam"
+    )
+    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=5), deaths=3)
+
+
+def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "newcomers.let_in@0#1")
+    program = Survivors(tmp_path, {1: 2}, newcomers={4: {1: 1}, 10: {0: 1, 1: 2}}, num_batches=60)
+    run = pl.launch(program, workers=WORKERS, restarts=5)
+    assert (sorted(run.result["workers_lost"]), run.result["restarts"]) == ([0, 1], 3)
+    assert {int(n) for n in run.records[1]["incarnation"]} == {0, 2}
+    check(replace(program, kills={}), run)
+
+
+def test_the_others_go_on_without_a_replacement_that_cannot_have_their_scaler(tmp_path):
+    program = Survivors(tmp_path, {1: 2}, newcomers={9: {1: 1}}, num_batches=40, scales=True)
+    run = run_of(program, restarts=1)
+    assert any("Worker 1 is not replaced" in note and "GradScaler" in note for note in run.result["notes"])
+    check(program, run)
+
+
+def test_a_replacement_whose_loop_counts_steps_by_itself_leaves(tmp_path):
+    """Its learning rates differ, which shows in its third round; the others are equal and go on."""
+    program = Survivors(tmp_path, {1: 2}, newcomers={9: {1: 1}}, num_batches=40, schedule="own")
+    run = run_of(program, restarts=1)
+    assert any("Worker 1 is not replaced" in note and "own count of steps" in note for note in run.result["notes"])
+    assert 0 < (run.records[1]["incarnation"] == 1).sum() < 5
+    first, other = program.models([0, 2])
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
 def test_a_stream_loses_the_dead_workers_batch(tmp_path):
     program = Survivors(tmp_path, {0: 2}, data="stream")
     check(program, run_of(program), num_missing=4)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("workers", "ahead"), [(1, False), (2, False), (3, False), (5, False), (2, True)])
-def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, ahead, tmp_path):
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(1, {}), (2, {}), (3, {}), (5, {}), (2, {"ahead": True}), (2, REPLACED), (3, REPLACED)],
+    ids=str,
+)
+def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, options, tmp_path):
     """In the middle of an epoch, in which a dead worker's batch may be the next one."""
     folder, first, second = tmp_path / "run", tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    program = Survivors(first, {1: 5}, method, optimizer="adam", fails={0: 5}, epochs=3, ahead=ahead)
+    options = {"kills": {1: 5}, "fails": {0: 5}} | options
+    program = Survivors(first, algorithm=method, optimizer="adam", epochs=3, **options)
     with pytest.raises(pl.PacelineError, match="label 17") as raised:
-        pl.launch(program, workers=WORKERS, out=folder)
+        pl.launch(program, workers=WORKERS, out=folder, restarts=len(program.newcomers))
     raised.value.__traceback__ = None
     before = RunData.load(folder, decided=False).records
     made = max(int(rows["applied_version"].max()) for rows in before.values())
-    assert made == 5
-    program = replace(program, folder=second, kills={}, fails={})
+    assert made == program.fails[0]
+    program = replace(program, folder=second, kills={}, fails={}, newcomers={})
     run = pl.launch(program, workers=workers, resume=folder)
     after = {one: rows[rows["applied_version"] > made] for one, rows in run.records.items()}
     counted = replace(program, folder=first).counted(before) | program.counted(after)
     assert list(counted) == list(range(1, run.result["version"] + 1))
-    times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+    times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
     assert times == dict.fromkeys(range(39), 3)
     for model in program.models(range(workers)):
         for name, value in program.replayed(counted).items():
@@ -158,7 +250,7 @@ def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers
 
 
 def drawn(draws, folder):
-    """A loop and its workers, some of which die at drawn instants, once or together."""
+    """A loop and its workers, some of which die at drawn instants, once or together, and are perhaps replaced."""
     workers = draws.randint(2, 5)
     victims = draws.sample(range(workers), draws.randint(1, workers - 1))
     per_step = draws.choice([1, 1, 1, 2])
@@ -172,29 +264,35 @@ def drawn(draws, folder):
         "num_batches": draws.choice([7, 10, 23]),
         "sums": draws.random() < 0.3,
     }
+    if draws.random() < 0.3:
+        options |= {"num_batches": 60, "newcomers": {8: dict.fromkeys(victims, 1)}}
     return replace(Survivors(folder, kills, marks=per_step > 1, per_step=per_step), **options), workers
 
 
 @pytest.mark.soak
 def test_five_hundred_runs_with_deaths(tmp_path):
     """Writes what became of them to PACELINE_SOAK_RESULTS."""
-    before, begun_s, deaths = leftovers.everything(), time.monotonic(), 0
+    before, begun_s, deaths, replaced = leftovers.everything(), time.monotonic(), 0, 0
     for number in range(500):
         draws, folder = random.Random(f"survivors {number}"), tmp_path / str(number)
         folder.mkdir()
         program, workers = drawn(draws, folder)
-        run = pl.launch(program, workers=workers)
+        run = pl.launch(program, workers=workers, restarts=len(program.kills) if program.newcomers else 0)
         lost = run.result["workers_lost"]  # a worker may have had its last batch before its instant
         assert run.result["outcome"] == "stopped", (number, run.result["outcome_reason"])
-        deaths += len(lost)
-        models = program.models([one for one in range(workers) if one not in lost])
+        deaths, replaced = deaths + len(lost), replaced + run.result["restarts"]
+        models = program.models([one for one in range(workers) if program.newcomers or one not in lost])
         assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in models[0]), number
         if program.per_step == 1:
             counted = program.counted(run.records)
-            times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+            times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
             assert times == dict.fromkeys(range(len(samples(program.num_batches)[0])), EPOCHS), number
             for name, value in program.replayed(counted).items():
                 torch.testing.assert_close(models[0][name], value, rtol=1e-7, atol=1e-10)
     leftovers.assert_nothing_new(before)
     took_s = round(time.monotonic() - begun_s, 1)
-    soak_results.keep("soak_survivors", "lockstep and all-reduce", {"runs": 500, "deaths": deaths, "took_s": took_s})
+    soak_results.keep(
+        "soak_survivors",
+        "lockstep and all-reduce",
+        {"runs": 500, "deaths": deaths, "replaced": replaced, "took_s": took_s},
+    )

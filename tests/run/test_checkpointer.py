@@ -12,20 +12,24 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.checkpoint_contents import Parameters
 from paceline.run.checkpointer import Checkpointer
-from paceline.worker.supervised import Outcome
+from paceline.worker.supervised import Outcome, WorkerState
 
 
 class SupervisorOfTwo:
     """As much of a supervisor as a checkpointer looks at: two workers and what was written and drained of their records."""
 
     def __init__(self):
-        self.workers = [SimpleNamespace(worker_id=worker, running=True, lost=False) for worker in (0, 1)]
+        self.workers = [WorkerState(worker) for worker in (0, 1)]
         self.algorithm = Hogwild()
         self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0), axes=None)
         self.written = [0, 0]
         self.read = [0, 0]
         self.outcome = Outcome()
         self.spool = SimpleNamespace(failure="", num_written=self.written.__getitem__, num_read=self.read.__getitem__)
+
+    @property
+    def goes_on(self):
+        return self.algorithm.survivors_continue
 
     def drain(self):
         self.read[:] = self.written
@@ -72,7 +76,7 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     supervisor.written[0] += 1
     supervisor.drain()
     assert not look()
-    supervisor.workers[1].running = False
+    supervisor.workers[1].ended = True
     assert look()
 
 
@@ -84,7 +88,7 @@ def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path
     """
     supervisor, look = ready
     supervisor.algorithm = algorithm
-    supervisor.workers[1].running = False
+    supervisor.workers[1].ended = True
     (tmp_path / "20" / "worker-1.pt.sha256").rename(tmp_path / "part")
     for _ in range(3):
         supervisor.written[0] += 1
@@ -101,7 +105,7 @@ def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path
 def test_where_others_go_on_a_survivors_part_stands_in_for_the_dead_workers(ready, tmp_path):
     supervisor, look = ready
     supervisor.algorithm = Lockstep()
-    supervisor.workers[1].running, supervisor.workers[1].lost = False, True
+    supervisor.workers[1].lost = True
     for name in ("worker-1.pt", "worker-1.pt.sha256"):
         (tmp_path / "20" / name).unlink()
     supervisor.drain()

@@ -14,7 +14,7 @@ from paceline.memory.segment import Segment
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.specs.goal import Goal
 from paceline.worker.evaluation_channel import EvaluationChannel
-from paceline.worker.supervised import Outcome
+from paceline.worker.supervised import Outcome, WorkerState
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def run():
     EvaluationChannel(arena).tell_process(gone.pid)
     outcome = Outcome()
     recording = SimpleNamespace(
-        supervisor=SimpleNamespace(arena=arena, outcome=outcome),
+        supervisor=SimpleNamespace(arena=arena, outcome=outcome, workers=[WorkerState(0)]),
         goal=Goal(),
         samples=0,
         is_at_goal=lambda: False,
@@ -37,14 +37,14 @@ def run():
         decided=dict,
     )
     watcher = GoalWatcher(recording)
-    yield SimpleNamespace(watcher=watcher, outcome=outcome)
+    yield SimpleNamespace(watcher=watcher, outcome=outcome, worker=recording.supervisor.workers[0])
     watcher.close()
 
 
 def test_its_death_may_be_seen_before_that_of_worker_0(run):
     run.watcher.tick()
     assert run.outcome.notes == []
-    run.outcome.workers_lost.append(0)
+    run.worker.lost = True
     run.watcher.tick()
     run.watcher.tick()
     assert run.outcome.notes == ["Evaluations have ended with worker 0."]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from paceline.algorithms.same_rounds import EXACT, SameRounds
 from paceline.algorithms.shares import SharesBySpeed
+from paceline.errors import NotReplacedError
 from paceline.optim.flat import Ranges
+from paceline.ports.newcomers import Refusal
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
@@ -35,6 +38,7 @@ class AgreedGradient:
 
     Attributes:
         rounds: checks that all workers are in the same round.
+        unit: by which a program divides weights in backward passes; the same on all workers.
         is_void: no worker had a batch in this round, so that no step follows: those that had one have died.
     """
 
@@ -45,18 +49,29 @@ class AgreedGradient:
         self._collectives = ports.collectives
         self.rounds = SameRounds(replica, ports)
         self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
-        self._told: Ranges = ()
+        self._told: Ranges | None = ()
         self._agreed: Ranges = ()
         self._num_members = ports.num_workers
         self.is_void = False
+        self.unit = 1.0
+        self._accepted: dict[int, int] = {}  # newcomers, by this worker, the first
+        self._newcomers: dict[int, int] = {}  # those that come in before the next step
+        self._come: dict[int, int] = {}  # those that were let in some steps before
+        self._scales = False
+        self._is_new = ports.incarnation > 0
 
     def steps(self) -> Iterator[int]:
         """The replica's steps; before each, notes the parameters that must be equal on all workers."""
         x, shards = self._ports.shared.x, self._ports.shards
         equal = [x if shards is None else x[: shards.first]]
         for step in self._replica.steps():
+            if self._is_new:
+                self._enter(self._replica.given)
+            if self._newcomers:
+                self._let_in(self._newcomers)
             self.rounds.note(equal, self._replica.ranges)
             yield step
+            self._scales |= self._replica.scaled
 
     def average(self, weight: float) -> None:
         """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
@@ -70,7 +85,7 @@ class AgreedGradient:
     def number(self) -> float:
         """This worker's number; the sum over all workers is exact even in float32."""
         replica = self._replica
-        has_changed = replica.changed_outside or replica.missing != self._told
+        has_changed = replica.changed_outside or replica.missing != self._told or self._accepts()
         return self.rounds.number(changed=has_changed)
 
     def settle(self, total: float, mean: Callable[[], torch.Tensor] | None = None) -> None:
@@ -92,17 +107,97 @@ class AgreedGradient:
         if self.rounds.heard(total) or has_fewer:  # what the dead have reported counts no longer
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False
-            has = torch.tensor([float(own not in self._told) for own in ranges], dtype=torch.float64)
-            told = torch.cat([has, self.rounds.told()])
+            has = torch.tensor([float(own not in self._replica.missing) for own in ranges], dtype=torch.float64)
+            come = torch.zeros(self._ports.num_workers, dtype=torch.float64)
+            for worker, incarnation in self._accepted.items():
+                come[worker] = incarnation
+            told = torch.cat([has, come, self.rounds.told()])
             self._collectives.start_all_reduce(told).wait()
-            having, places = told.tensor_split([len(ranges)])
+            having, come, places = told.tensor_split([len(ranges), len(ranges) + len(come)])
+            self._newcomers |= {worker: int(n) for worker, n in enumerate(come.tolist()) if n}
             if mean is not None and len(self._collectives.members) < len(members):  # one died before it reported
                 g = mean()
                 having += torch.tensor([bool(g[begin:end].any()) for begin, end in ranges])
+            self._leave_out_unlike(places)
             self.rounds.check(places)
             if not self.is_void:  # a GradScaler needs gradients in every step
                 self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
+        if not self.rounds.compares:
+            self._come = {}
         self.rounds.met()
         if self._shares is not None:
             self._shares.meet()
         self._replica.missing = self._agreed
+
+    # Replacements of dead workers
+
+    def _accepts(self) -> bool:
+        """Whether this worker, the first, accepts a newcomer: all hear of it in this round's exchange."""
+        port, deal = self._ports.newcomers, self._replica.deal
+        if port is None or self._ports.worker_id != self._collectives.members[0]:
+            return False
+        self._accepted = port.accepted(deal.epoch if deal is not None else -1)
+        if self._accepted and (why := self._why_not()):
+            port.refuse(self._accepted, why)
+            self._accepted = {}
+        return bool(self._accepted)
+
+    def _why_not(self) -> Refusal | None:
+        if self._replica.deal is None:
+            return Refusal.OWN_BATCHES
+        if self._scales:
+            return Refusal.SCALED
+        if self.rounds.has_closure:
+            return Refusal.CLOSURES
+        return None if self._replica.carries_all() else Refusal.SCHEDULES
+
+    def _let_in(self, newcomers: dict[int, int]) -> None:
+        """From this step on newcomers take part, with what all workers have now; in it, they have no batch."""
+        port, replica = self._ports.newcomers, self._replica
+        assert port is not None
+        self._newcomers, self._accepted = {}, {}
+        first = self._collectives.members[0]
+        is_first = self._ports.worker_id == first
+        own = replica.for_newcomers() if is_first else {}
+        self._come |= newcomers
+        self.rounds.compare_anew()
+        port.let_in(newcomers, first)
+        own["collectives"] = self._collectives.let_in(newcomers)
+        members = self._collectives.members
+        self._num_members = len(members)
+        own["deal"] = replica.let_in(members)
+        if is_first:
+            program = {"agreed": self._agreed, "unit": self.unit, "rounds": self.rounds.state()}
+            port.give(newcomers, {**own, "giver": first, "program": program})
+
+    def _leave_out_unlike(self, places: torch.Tensor) -> None:
+        """Leaves out newcomers that do not make the same updates.
+
+        Raises:
+            NotReplacedError: this worker is one of them.
+        """
+        digests, rates = places.view(5, -1)[2:4].tolist()
+        others = [one for one in self._collectives.members if one not in self._come]
+        for one in [*self._come]:
+            if any(
+                digests[one] == digests[n] and (rates[one] == rates[n] or 0.0 in (rates[one], rates[n])) for n in others
+            ):
+                continue
+            if one == self._ports.worker_id:
+                raise NotReplacedError(Refusal.UNLIKE.why)
+            del self._come[one]
+            places.view(5, -1)[:, one] = places.view(5, -1)[:, self._ports.worker_id]
+
+    def _enter(self, given: dict[str, Any] | None) -> None:
+        """Begins a newcomer's first step, with what the first worker gave.
+
+        Raises:
+            NotReplacedError: it has not come in, as it does where its loop asks for a batch.
+        """
+        if given is None:
+            raise NotReplacedError(Refusal.OWN_BATCHES.why)
+        self._is_new, self._replica.given, program = False, None, given["program"]
+        self._agreed, self.unit, self._num_members = program["agreed"], program["unit"], len(self._collectives.members)
+        self._told = None  # so that it reports in its first round
+        self.rounds.enter(program["rounds"])
+        self._come = {self._ports.worker_id: self._ports.incarnation}

@@ -191,7 +191,6 @@ class _OverlappedMean:
         self._moved = ports.moved
         self._shards = ports.shards
         self._num_begun = 0  # elements
-        self._unit = 1.0
         self._step = 0  # of the last mean
         # Bucket, the vector sent, its handle (None: no other worker has these shards), and whether all workers have it.
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
@@ -201,7 +200,7 @@ class _OverlappedMean:
         shards = self._shards
         is_common = shards is None or self._num_elements - self._num_begun - len(bucket) < shards.first
         samples = self._replica.samples
-        factor = (samples if shards is None or is_common else shards.samples(samples)) / self._unit
+        factor = (samples if shards is None or is_common else shards.samples(samples)) / self._gradient.unit
         vector = to_sum_type(bucket)
         if factor != 1.0:
             vector.mul_(factor)  # in the first step, and in uneven ones
@@ -243,9 +242,9 @@ class _OverlappedMean:
         self._step = self._replica.step
         total = total or 0.0
         self._num_begun = 0
-        self._replica.round_samples += round(total * self._unit)
+        self._replica.round_samples += round(total * self._gradient.unit)
         if total:
-            self._unit *= 2.0 ** round(math.log2(total / self._num_workers))
+            self._gradient.unit *= 2.0 ** round(math.log2(total / self._num_workers))
         self._gradient.settle(said, lambda: torch.cat(buckets))
 
     def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:

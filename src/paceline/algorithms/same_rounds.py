@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,6 +24,11 @@ _SHORT = 2**8
 _DIGESTS = 2**50  # so that one of them is exact in float64
 _ROUNDING = 16  # so many times the type's precision for each step, but at most:
 _MOST_ROUNDING = 2.0**-5
+
+_STATE = (
+    "_round", "_step", "_earlier", "_since", "_followed", "_meetings", "_num_notes", "_equal_at", "_digest", "_differs",
+    "_takes_first", "_has_warned", "has_closure",
+)  # fmt: skip
 
 _NOT_ALIKE = (
     "At step {step} the workers' parameters differ, and this method keeps them equal. Either the loops changed them outside"
@@ -84,6 +90,23 @@ class SameRounds:
         self._differs = False  # from some other worker, as the last sum of digests says
         self._takes_first = self._has_warned = False
         self.has_closure = self.is_evaluating = False
+
+    def compare_anew(self) -> None:
+        """Compares replicas as often as in the first rounds: workers have come."""
+        self._num_notes = self._equal_at = 0
+
+    @property
+    def compares(self) -> bool:
+        """Whether replicas have been compared in one of the last two rounds, as in the first ones."""
+        return self._num_notes <= _FIRST + 1
+
+    def state(self) -> dict[str, Any]:
+        """What a newcomer needs to be in the same round."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def enter(self, state: dict[str, Any]) -> None:
+        """Is in the round of the worker that gave this `state`."""
+        vars(self).update(state)
 
     def note(self, vectors: Sequence[torch.Tensor], ranges: Ranges | None = None) -> None:
         """From now on all workers should have the same `vectors`, which are views, and the same learning rates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches
@@ -78,6 +79,12 @@ class WorkerClaims:
             numbers = self.batches.epoch_numbers
             self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
             self.deal.begin(self.taken, self._epoch, numbers, can_repeat=self.batches.can_repeat)
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part in an epoch's rounds with what the deal of a worker that has let this one in gave."""
+        assert self.deal is not None
+        self.deal.enter(given)
+        self.taken = self._round = self.deal.met
 
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""

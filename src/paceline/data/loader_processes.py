@@ -116,13 +116,13 @@ class _ClaimedOrder:
         if self._left is not None and self._num_workers > 1:
             busy = round(self._num_processes * self._waited_share)
             most = min(most, max(busy, -(-self._left // self._num_workers)))
-        if ahead >= max(1, most):
+        if ahead >= max(1, most) or ABSENT in self.claimed:
             raise StopIteration
         number = self._claims.next()
         if number == END:
             raise StopIteration
         self.claimed.append(number)
-        if number == ABSENT:  # an epoch's last round: nothing is left to fetch
+        if number == ABSENT:  # nothing is left to fetch, or a newcomer begins, which then fetches by itself
             raise StopIteration
         self._claims.hold(number)
         batches, place = self._claims.batches, self._claims.place(number)

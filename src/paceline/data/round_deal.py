@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Left", "RoundDeal"]
 
@@ -48,13 +48,14 @@ class RoundDeal:
     Attributes:
         members: workers that get batches, in the order of their ids.
         begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
+        met: rounds whose gradients are in a mean.
+        epoch: the present one.
     """
 
     def __init__(self, worker_id: int, num_workers: int, left: Left = _ALL, *, tracks: bool = True) -> None:
         self.members: Sequence[int] = range(num_workers)
-        self.begun = 0
+        self.begun = self.met = self.epoch = 0
         self._worker_id, self._tracks = worker_id, tracks
-        self._met = 0  # rounds whose gradients are in a mean
         self._unmet: list[dict[int, int]] = []  # the rounds after these that the loop has got: each member's place
         self._first_round = 0
         self._left_before = left
@@ -72,8 +73,9 @@ class RoundDeal:
             numbers: how many batches an epoch has, at most.
             can_repeat: whether a batch can be fetched later than in its turn.
         """
-        self.begun = self._met = self._first_round = round
+        self.begun = self.met = self._first_round = round
         self._unmet.clear()
+        self.epoch = epoch
         self._first, self._numbers, self._can_repeat = epoch * numbers, numbers, can_repeat
         self._place = max(0, self._left_before.first - self._first)
         self._again = sorted(one - self._first for one in self._left_before.earlier if one // numbers == epoch)
@@ -81,19 +83,24 @@ class RoundDeal:
     def places(self, round: int) -> list[int]:
         """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
         first = (round - self._first_round) * len(self.members)
+        if first < 0:  # dealt before the members changed
+            return list(self._unmet[round - self.met].values())
         return [self._at(number) for number in range(first, first + len(self.members))]
 
     def first(self, round: int) -> int:
         """The place of the first batch of a round: without it, the epoch is over."""
-        return self._at((round - self._first_round) * len(self.members))
+        number = (round - self._first_round) * len(self.members)
+        return self._at(number) if number >= 0 else self.places(round)[0]
 
     def place(self, round: int) -> int:
-        """This worker's batch in that round."""
+        """This worker's batch in that round; from the epoch's end on, it has none."""
+        if round < self._first_round:
+            return self._unmet[round - self.met].get(self._worker_id, self._numbers)
         return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
-        if self._tracks:
+        if self._tracks and round >= self.met + len(self._unmet):
             self._unmet.append(dict(zip(self.members, self.places(round), strict=True)))
 
     def _at(self, number: int) -> int:
@@ -104,26 +111,42 @@ class RoundDeal:
         """A mean contains the gradients of these members in the rounds begun so far."""
         if len(members) < len(self.members):
             self._go_on_with(members)
-        del self._unmet[: self.begun - self._met]
-        self._met = self.begun
+        del self._unmet[: self.begun - self.met]
+        self.met = self.begun
 
     def _go_on_with(self, members: Sequence[int]) -> None:
-        dead, handed = set(self.members).difference(members), self._met + len(self._unmet)
+        """Deals the rounds that the loop has not got among other members."""
+        dead, handed = set(self.members).difference(members), self.met + len(self._unmet)
         again = [round.pop(worker) for round in self._unmet for worker in dead if worker in round]
         dealt = (handed - self._first_round) * len(self.members)
         again = sorted([*again, *self._again[dealt:]]) if self._can_repeat else []
         self._place += max(0, dealt - len(self._again))
         self.members, self._first_round, self._again = members, handed, again
 
+    def let_in(self, members: Sequence[int]) -> dict[str, Any]:
+        """Deals further rounds among these members, too; returns what a newcomer needs for that."""
+        self._go_on_with(members)
+        return {name: value for name, value in vars(self).items() if name != "_worker_id"}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Deals as the members do that have let this worker in."""
+        vars(self).update(given)
+
     def left(self, round: int) -> Left | None:
         """What a run leaves that ends before this round.
 
-        None: unknown, because a worker has died in a later round, as in a step of several that does not end.
+        None: unknown, because the members have changed after it, as in a step of several that does not end.
         """
         if not self._numbers:
             return self._left_before
-        dealt = (round - self._first_round) * len(self.members)
+        dealt, earlier = (round - self._first_round) * len(self.members), list[int]()
         if dealt < 0:
-            return None
+            if round < self.met:
+                return None
+            earlier = [
+                one for row in self._unmet[round - self.met : self._first_round - self.met] for one in row.values()
+            ]
+            dealt = 0
         place = min(self._place + max(0, dealt - len(self._again)), self._numbers)
-        return Left(self._first + place, [self._first + one for one in self._again[dealt:] if one < self._numbers])
+        earlier = sorted([*earlier, *self._again[dealt:]])
+        return Left(self._first + place, [self._first + one for one in earlier if one < self._numbers])

@@ -95,6 +95,12 @@ class BatchClaims:
             return math.ceil(round(epochs * len(self.plan.worker_batches(self._worker_id, 0)), 6))
         return self.plan.num_batches_for(epochs)
 
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part in rounds with what the deal of a worker that has let this one in gave."""
+        assert self.deal is not None
+        self.deal.enter(given)
+        self.taken, self._epoch = self.deal.met, self.deal.epoch
+
     def next(self) -> int:
         """The next batch number, ABSENT, or END."""
         if self._max_steps is not None and self.taken >= self._max_steps:

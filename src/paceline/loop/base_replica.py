@@ -1,38 +1,30 @@
 """The worker's side of a step: its model and optimizer on flat vectors, its clock, and the step's record.
 
-Two replicas share the bookkeeping. `TaskReplica` owns its loop, for `paceline train`. `AttachedReplica`, in
-`loop/replica.py`, lets the user's loop run where the program asks for a gradient.
+Two replicas share the bookkeeping. `TaskReplica`, in `loop/task_replica.py`, owns its loop, for `paceline train`.
+`AttachedReplica`, in `loop/replica.py`, lets the user's loop run where the program asks for a gradient.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from paceline.data.plan import BatchSource
 from paceline.data.round_deal import RoundDeal
-from paceline.errors import DivergedError
-from paceline.loop.buckets import GradientBuckets
 from paceline.loop.new_counts import NO_COUNTS, NewCounts
-from paceline.loop.sharded import check_sharded, cut_flat_state, in_pieces
+from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
 from paceline.optim.flat import FlatBinding, Ranges
-from paceline.optim.flat_parameters import FlatParameters
-from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.ports import Counts
-from paceline.ports.replica import Piece
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.records.accruals import ACCRUED, Accruals
 from paceline.records.step_record import Recorder
 
-__all__ = ["BaseReplica", "TaskReplica"]
+__all__ = ["BaseReplica"]
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NO_GRADIENT = 0  # as a record's applied version
@@ -54,6 +46,8 @@ class BaseReplica:
         rounds: its `num_ended` counts the steps that are over; None: not counted.
         bucket_bytes: least size of the buckets that `gradient` hands out during backward.
     """
+
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -80,6 +74,8 @@ class BaseReplica:
         self.changed_outside = self.moves = self.scaled = self.skipped = False
         self.shares: RoundShares | None = None  # batches are dealt alike
         self.deal: RoundDeal | None = None
+        self.given: dict[str, Any] | None = None
+        self._progress: RunProgress | None = None
         self.before_meeting: Callable[[], None] | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
         self._append = recorder.append if recorder is not None else None
@@ -122,6 +118,27 @@ class BaseReplica:
     def meet(self, members: Sequence[int]) -> None:
         if self.deal is not None:
             self.deal.meet(members)
+        self._take_part(members)
+
+    def let_in(self, members: Sequence[int]) -> dict[str, Any]:
+        """These are the workers now; returns the deal for those that are new."""
+        assert self.deal is not None
+        self._take_part(members)
+        return self.deal.let_in(members)
+
+    def _take_part(self, members: Sequence[int]) -> None:
+        if self._progress is not None:
+            self._progress.go_on_with(len(members))
+
+    def _counts_for_newcomers(self) -> dict[str, Any]:
+        """Of this replica, whose step is to begin."""
+        return {"step": self.step - 1, "num_ended": self._rounds.num_ended if self._rounds is not None else 0}
+
+    def _take_counts(self, given: dict[str, Any]) -> None:
+        self.given, self.step = given, given["step"]
+        if self._rounds is not None:
+            self._rounds.num_ended = given["num_ended"]
+        self._take_part(given["deal"]["members"])
 
     def absent(self, version: int) -> None:
         self._record(_NO_GRADIENT, version, 0)
@@ -192,209 +209,3 @@ class BaseReplica:
             self._now_s(),
             self.loss,
         )
-
-
-class TaskReplica(BaseReplica):
-    """A replica that owns its loop: a batch from a source, one forward and one backward pass, then the optimizer.
-
-    Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
-    as one tensor. Under plain SGD, backward's own tensors are used instead if the program does not ask for `g`. The results
-    are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
-
-    Args:
-        model: called on the inputs of a batch.
-        loss: maps the model's output and the targets to a scalar mean loss.
-        make_optimizer: builds the optimizer for the parameters it is given.
-        batches: yields `(batch_number, inputs, targets)`.
-        shares_state: whether the optimizer's state is that of all workers.
-        base: as for `BaseReplica`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[Any, Any], torch.Tensor],
-        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        batches: BatchSource,
-        *,
-        shares_state: bool = False,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        self.model = model
-        self._loss_function = loss
-        self._batches = batches
-        self._g = self.binding.zeros()
-        # Each has its own version counter, unlike other views: it shows which parameters backward has added to.
-        self._gradients = [view.data for view in self.binding.views(self._g)]
-        self._bind_gradients()
-        self.optimizer = make_optimizer(self.binding.parameters)
-        self._flat: FlatParameters | None = None
-        if type(self.optimizer) in ELEMENTWISE:
-            self._flat = FlatParameters(make_optimizer, self._g, shares_state=shares_state)
-            self.optimizer = self._flat.optimizer
-        self._step = raw_step(self.optimizer)
-        self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
-        self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
-        self._in_own = False  # whether the present one does
-        self._buckets: GradientBuckets | None = None
-        self._missing: Ranges | None = None
-        # The place of each parameter among the owned pieces.
-        self._owned: dict[tuple[int, int], tuple[int, int]] = {}
-
-    @property
-    def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
-        if self._missing is None:
-            self._missing = self._buckets.missing if self._buckets else self.binding.missing_gradients()
-        return self._missing
-
-    @missing.setter
-    def missing(self, agreed: Ranges) -> None:
-        self._missing = agreed
-
-    @property
-    def g(self) -> torch.Tensor:
-        """The gradient (P,); a program that asks for it once gets it without a copy from the next step on."""
-        if self._in_own:
-            self._takes_own = self._in_own = False
-            self.missing = self.binding.gather_gradients(self._g)
-            self._bind_gradients()
-        return self._g
-
-    def _bind_gradients(self) -> None:
-        for parameter, gradient in zip(self.binding.parameters, self._gradients, strict=True):
-            parameter.grad = gradient
-
-    def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1, until the source ends or the run is stopped."""
-        while not self._stopped():
-            started_s = self._now_s()
-            if (batch := self._batches.next()) is None:
-                return
-            self.batch, self._inputs, self._targets = batch
-            self.samples = 0 if self._targets is None else self._targets.shape[0]
-            self._begin_step(started_s)
-            yield self.step
-
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        """Computes the mean gradient over the batch at `at` (P,) into `g`.
-
-        With `ready`, backward makes tensors of its own, which are copied into `g` bucket by bucket: that saves clearing `g`
-        and reading it again.
-
-        Raises:
-            DivergedError: the loss is not finite.
-        """
-        self._read_version = version
-        self.binding.bind(at)
-        self._gradient_started_s = self._now_s()
-        self._in_own = self._takes_own and ready is None
-        self._missing = None
-        if self._in_own or ready is not None:
-            for parameter in self.binding.parameters:
-                parameter.grad = None
-        else:
-            self._g.zero_()
-        changes = [gradient._version for gradient in self._gradients]
-        if ready is not None:
-            if self._buckets is None:
-                self._buckets = GradientBuckets(self.binding, self._g, self._complete, self._bucket_bytes)
-            self._buckets.begin(ready)
-        if self.samples:
-            with torch.enable_grad():
-                loss = self._loss_function(self.model(self._inputs), self._targets)
-            loss.backward()
-            self.loss = loss.item()
-            if not math.isfinite(self.loss):
-                raise DivergedError(
-                    f"The loss became {self.loss} at step {self.step} (version {version}); lower the learning rate."
-                )
-            if self._slowness is not None:
-                self._slowness.sleep(self._gradient_started_s)
-        elif self.without_batch is not None:
-            self.without_batch()
-        if ready is not None:
-            assert self._buckets is not None
-            self._buckets.complete_all()
-            self._bind_gradients()
-        elif not self._in_own:
-            without = [a == b._version for a, b in zip(changes, self._gradients, strict=True)]
-            self._missing = tuple(compress(self.ranges, without))
-        self._gradient_ended_s = self._now_s()
-        if finish is not None:
-            finish()
-
-    def _complete(self, index: int) -> None:
-        assert self._buckets is not None
-        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
-            self._buckets.complete(index)
-
-    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
-        begun_s = self._now_s()
-        if self._is_plain_sgd:
-            # SGD's step without its Python overhead; with `of`, one pass over memory instead of two.
-            rate = self.optimizer.param_groups[0]["lr"] * scale * weight
-            if self._in_own:
-                self._add_own(to if of is None else of, to, -rate)
-            else:
-                torch.add(to if of is None else of, self._g, alpha=-rate, out=to)
-        else:
-            if weight != 1.0:
-                self._g.mul_(weight)
-            self._step_on(to if of is None else to.copy_(of), scale)
-        self._count_apply(begun_s)
-
-    def _step_on(self, to: torch.Tensor, scale: float, block: int = 0) -> None:
-        if self._flat is not None:
-            self._flat.step(to, self._g, self.ranges, self.missing, scale, block)
-            return
-        self.binding.bind(to)
-        self.binding.leave_out(self.missing)
-        scaled_step(self._step, self.optimizer, scale)
-        self._bind_gradients()
-
-    def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Lets the optimizer take its one step on `to` (S,), whose gradient is `g` (S,)."""
-        begun_s = self._now_s()
-        check_sharded(self.optimizer)
-        assert self._flat is not None
-        if self._is_plain_sgd:
-            torch.add(to, g, alpha=-self.optimizer.param_groups[0]["lr"], out=to)
-        else:
-            cut_flat_state(self._flat.state_of_all(), self._g.numel(), to.numel(), pieces)
-            self._owned = self._owned or in_pieces(self.ranges, pieces)
-            missing = tuple(self._owned[one] for one in self.missing if one in self._owned)
-            self._flat.step(to, g, tuple(self._owned.values()), missing)
-        self._count_apply(begun_s)
-
-    def _add_own(self, x: torch.Tensor, to: torch.Tensor, factor: float) -> None:
-        """`to` (P,) becomes x + factor * gradient, parameter by parameter."""
-        views = self.binding.views
-        for parameter, before, after in zip(self.binding.parameters, views(x), views(to), strict=True):
-            if parameter.grad is not None:
-                torch.add(before, parameter.grad, alpha=factor, out=after)
-            elif after is not before:
-                after.copy_(before)
-
-    def optimizer_settings(self) -> OptimizerSettings:
-        """The optimizer as data."""
-        first = self.optimizer.param_groups[0]["params"][0]  # of all stretches, for all of them
-        settings = settings_of(self.optimizer, lambda one: (0, self.binding.num_elements) if one is first else None)
-        return settings._replace(missing=self.missing)
-
-    def expect_state(self, num_parameters: int) -> None:
-        """Prepares to load a checkpoint's state of `num_parameters` parameters."""
-        if self._flat is not None:
-            self._flat.expect(num_parameters)
-
-    def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """`after - before` (P,), in the gradient's memory."""
-        return torch.sub(after, before, out=self._g)

@@ -12,11 +12,11 @@ import torch
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import PendingGradients
+from paceline.loop.carried_state import CarriedState, take_state
 from paceline.loop.guards.never_stepped import StepsAwaited
 from paceline.loop.guards.outside_changes import OutsideChanges
 from paceline.loop.own_batches import DealtBatches
 from paceline.loop.program import Program
-from paceline.loop.run_progress import RunProgress
 from paceline.loop.sharded import OwnedPieces
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
 from paceline.optim.flat import Ranges
@@ -63,6 +63,7 @@ class ProgramSide(BaseReplica):
         rest: gives the loop a copy of the newest parameters between two steps; None: it keeps those it has.
         repeats: the loop has an earlier batch again, whose gradient weighs nothing.
         accumulates: backward passes only add up; a later one hands out the sum.
+        on_progress: called before a step and after it.
         rates_may_differ: learning rates follow this worker's own view of the progress.
     """
 
@@ -74,7 +75,8 @@ class ProgramSide(BaseReplica):
         self.repeats = self.accumulates = self.rates_may_differ = False
         self.rest: Callable[[], None] | None = None
         self.awaited: StepsAwaited | None = None
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+        self.on_progress: list[Callable[[], None]] = []
         self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
         self._phase = Phase.IDLE
         self._at: torch.Tensor | None = None  # the vector of a gradient requested ahead
@@ -82,7 +84,6 @@ class ProgramSide(BaseReplica):
         self._gradient = ParameterGradient(self.binding)
         self._batches = DealtBatches()
         self._pending: PendingGradients | None = None
-        self._progress: RunProgress | None = None
         self._records = LateLosses(self._append or (lambda *fields: None))
         if self._append is not None:
             self._append = self._records.append
@@ -96,6 +97,7 @@ class ProgramSide(BaseReplica):
         self._ended = False
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._owned: OwnedPieces | None = None
+        self._carried: CarriedState | None = None
 
     @property
     def idle(self) -> bool:
@@ -296,7 +298,7 @@ class ProgramSide(BaseReplica):
         if scale == 1.0:
             self._wait_for_step()
         else:
-            scaled_step(self._wait_for_step, self._optimizer, scale)
+            scaled_step(self._wait_for_step, self.optimizer, scale)
 
     def _is_left_out(self) -> bool:
         """Whether GradScaler leaves this update out, while the round that it belongs to takes place.
@@ -325,7 +327,7 @@ class ProgramSide(BaseReplica):
         if self._gradient.has_changed or self.scaled:
             raise UsageError(SEES_A_PART)
         if self._owned is None:
-            self._owned = OwnedPieces(self.binding, self._optimizer, pieces)
+            self._owned = OwnedPieces(self.binding, self.optimizer, pieces)
         self._owned.bind(to, g, self.missing)
         try:
             self._wait_for_step()
@@ -343,10 +345,19 @@ class ProgramSide(BaseReplica):
         self.changed_outside |= self.outside.settle()
         self.moves = self.outside.moves
 
-    def meet(self, members: Sequence[int]) -> None:
-        super().meet(members)
-        if self._progress is not None:
-            self._progress.go_on_with(len(members))
+    def carries_all(self) -> bool:
+        self._carried = CarriedState(self.optimizer, self._progress, self.on_progress)
+        return self._carried.is_whole
+
+    def for_newcomers(self) -> dict[str, Any]:
+        if self._carried is None:  # a worker has died that had asked whether all can be carried
+            self.carries_all()
+        assert self._carried is not None
+        return self._carried.state() | self._counts_for_newcomers()
+
+    def enter(self, given: dict[str, Any]) -> None:
+        self._take_counts(given)
+        take_state(self.optimizer, self._progress, given)
 
     # The record, and the optimizer as data
 
@@ -374,16 +385,16 @@ class ProgramSide(BaseReplica):
         """A digest of the learning rates to 6 digits, as processors may differ in the last ones."""
         if self.rates_may_differ:
             return 0
-        rates = [f"{float(group['lr']):.6g}" for group in self._optimizer.param_groups if "lr" in group]
+        rates = [f"{float(group['lr']):.6g}" for group in self.optimizer.param_groups if "lr" in group]
         return zlib.crc32(repr(rates).encode())
 
     def optimizer_settings(self) -> OptimizerSettings:
         """The user's optimizer as data."""
-        return settings_of(self._optimizer, self._range_of)._replace(missing=self.missing)
+        return settings_of(self.optimizer, self._range_of)._replace(missing=self.missing)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Its momentum and the like."""
-        return state_of(self._optimizer, self._range_of, self.binding.num_elements)
+        return state_of(self.optimizer, self._range_of, self.binding.num_elements)
 
     def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
         self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))

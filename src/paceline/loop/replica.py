@@ -40,7 +40,6 @@ class AttachedReplica(ProgramSide):
         base: as for `BaseReplica`.
 
     Attributes:
-        on_progress: called before a step and after it.
         step_hooks: to register with the loop's optimizers.
         num_begun: steps begun.
         batches_of_step: numbers of the batches that the loop has had in this step.
@@ -50,7 +49,6 @@ class AttachedReplica(ProgramSide):
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
     ) -> None:
         super().__init__(optimizer, alone=alone, **base)
-        self.on_progress: list[Callable[[], None]] = []
         self.step_hooks = StepHooks(self)
         self.num_begun = 0
         self.batches_of_step: list[int] = []

@@ -69,8 +69,17 @@ class RunProgress:
             return round(self._samples + self._reached * self._own[1] / self._own_batches)
         return round(self._samples)
 
+    @property
+    def position(self) -> tuple[float, float]:
+        """Steps and samples of all workers in lockstep; a newcomer sets them to the others'."""
+        return self._steps, self._samples
+
+    @position.setter
+    def position(self, others: tuple[float, float]) -> None:
+        self._steps, self._samples = others
+
     def go_on_with(self, num_workers: int) -> None:
-        """Rounds have this many workers from now on, because others have died."""
+        """Rounds have this many workers from now on, because others have died or come."""
         self._num_workers = num_workers
 
     def begin_at(self, batches: int, samples: int) -> None:

@@ -14,6 +14,7 @@ from paceline.memory.axes import Axes, AxesPlan, plan_axes
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.epoch_claims import SharedEpochClaims
 from paceline.memory.locked import LockedVector
+from paceline.memory.newcomers import SharedNewcomers
 from paceline.memory.racing import RacingVector
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
@@ -46,6 +47,7 @@ _CONTROL_WORDS = (
     "workers_done",
     "unresolved_exchanges",
     "delay",
+    "unrecorded",
     "final",
 )
 _CONTROL_STRIDE_BYTES = 64
@@ -64,6 +66,7 @@ class ArenaPlan:
     control: int
     shared: Any
     collectives: Any
+    newcomers: Any  # where the others can let a dead worker's replacement in
     staleness: Any
     rings: tuple[Any, ...]
     epoch_claims: int
@@ -118,6 +121,9 @@ def plan_arena(
     collectives = (
         SharedMemoryCollectives.reserve(layout, own_elements, num_workers, dtype=dtype) if needs.collectives else None
     )
+    newcomers = None
+    if needs.collectives and not needs.own_models and sharding is None:
+        newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
     axes = None
     if sharding is not None:
         replicas = AxisShape(num_workers // sharding.parts, sharding.parts)
@@ -143,6 +149,7 @@ def plan_arena(
         control=control,
         shared=shared,
         collectives=collectives,
+        newcomers=newcomers,
         staleness=staleness,
         rings=rings,
         epoch_claims=epoch_claims,
@@ -167,7 +174,7 @@ class Arena:
     def __init__(self, segment: Segment, plan: ArenaPlan, participant_id: int, incarnation: int = 0) -> None:
         self.segment = segment
         self.plan = plan
-        self.participant_id = participant_id
+        self.participant_id, self._incarnation = participant_id, incarnation
         self._addresses = {
             name: segment.address + plan.control + _CONTROL_STRIDE_BYTES * index
             for index, name in enumerate(_CONTROL_WORDS)
@@ -183,8 +190,13 @@ class Arena:
             averages = [name for name in plan.extra if name.startswith(AVERAGE)]
             self.shared.buffers = [(self.extra(name.removeprefix(AVERAGE)), self.extra(name)) for name in averages]
         self.collectives = (
-            SharedMemoryCollectives(segment, plan.collectives, participant_id, abort_address=abort)
+            SharedMemoryCollectives(segment, plan.collectives, participant_id, incarnation, abort_address=abort)
             if plan.collectives is not None
+            else None
+        )
+        self.newcomers = (
+            SharedNewcomers(segment, plan.newcomers, participant_id, incarnation)
+            if plan.newcomers is not None
             else None
         )
         self.axes = Axes(segment, plan.axes, participant_id, abort) if plan.axes is not None else None
@@ -214,22 +226,26 @@ class Arena:
         """Marks a worker that makes no further update: its program has ended, or it has died for good."""
         atomics.store(self._ended(worker_id), 1)
 
-    def mark_gone(self, worker_id: int, *, others_continue: bool = False) -> None:
+    def mark_back(self, worker_id: int) -> None:
+        """Marks a dead worker's replacement as one that makes updates."""
+        atomics.store(self._ended(worker_id), 0)
+
+    def mark_gone(self, worker_id: int, incarnation: int = 0, *, others_continue: bool = False) -> None:
         """Marks a worker that has left as ended, so that no worker waits for it, nor for worker 0's final weights.
 
         If `others_continue`, it is dead, their rounds go on without it, and another one writes the final weights.
         """
         if others_continue and self.collectives is not None:
-            self.collectives.mark_lost(worker_id, is_dead=True)
-        self.mark_lost(worker_id)
+            self.collectives.mark_lost(worker_id, incarnation, is_dead=True)
+        self.mark_lost(worker_id, incarnation)
         self.mark_ended(worker_id)
         if not self.load("final") and (self.all_ended() if others_continue else not worker_id):
             self.store("final", 1)
 
-    def mark_lost(self, worker_id: int) -> None:
+    def mark_lost(self, worker_id: int, incarnation: int = 0) -> None:
         """Tells the others that this worker takes part in no further round."""
         if self.collectives is not None:
-            self.collectives.mark_lost(worker_id)
+            self.collectives.mark_lost(worker_id, incarnation)
         if self.axes is not None:
             self.axes.mark_lost(worker_id)
 
@@ -290,6 +306,8 @@ class Arena:
             "shared": self.shared,
             "staleness": self.staleness,
             "collectives": self.collectives,
+            "newcomers": self.newcomers,
+            "incarnation": self._incarnation,
             "num_servers": self.plan.num_servers,
         }
 

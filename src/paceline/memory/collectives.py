@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ __all__ = ["SharedMemoryCollectives"]
 
 _BYTES_PER_LINE_LOST = 2**16  # a step's buckets fit into one round if they are this large: each begins a line
 _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
-_LEFT, _DEAD = 1, 2
 _DIED = "has left the run (killed, or its loop ended earlier)"
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
@@ -42,8 +42,9 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     An operation needs every member. A worker that is declared dead counts in a round if it had reached the round's first
     barrier: its vector is then whole, and the others reduce the part that it owed. All survivors see the same arrivals of a
     dead worker, so they agree without a message on whose vectors count. Whoever left in another way, or does not arrive in
-    time, ends the run with `WorkerLostError`. A run that is being stopped ends between two rounds: waiters leave only once
-    another worker has left, so that all have made the same updates.
+    time, ends the run with `WorkerLostError`. A dead worker's replacement takes part once the members `let_in` it. A run that
+    is being stopped ends between two rounds: waiters leave only once another worker has left, so that all have made the same
+    updates.
 
     The mean is `sum_k (w_k / w_f) * g_k / sum_k (w_k / w_f)`, where f is the first worker with a weight and sums run
     in the order of worker ids. With equal weights all factors are exactly 1, so it is the plain sum divided by
@@ -92,7 +93,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._names = names if names is not None else range(num_workers)
         self._num_barriers = self._num_rounds = 0
         self._capacity_bytes = _size_bytes(plan)
-        self._members = self.members = tuple(range(num_workers))
+        self._members = self.members = tuple(range(num_workers)) if not incarnation else ()
+        self._incarnations = [0] * num_workers
         self._part = slice(0, 0)
         self._divide_among_members()
         self._areas: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
@@ -109,7 +111,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             "weights": layout.reserve("lockstep.weights", num_workers * 8),
             "numbers": layout.reserve("lockstep.numbers", num_workers * 8),
             "arrivals": layout.words("lockstep.arrivals", num_workers),  # how many barriers it has come to
-            "losses": layout.words("lockstep.losses", num_workers),  # _LEFT or _DEAD
+            # Of the last incarnation i that has left the run, 2 i + 1, or has died, 2 i + 2.
+            "losses": layout.words("lockstep.losses", num_workers),
         }
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
@@ -234,6 +237,20 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         if not is_passed:
             self._part_from(self._barrier(), is_passed=True)
 
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        self._members = self.members = tuple(sorted({*self._members, *newcomers}))
+        for worker, incarnation in newcomers.items():
+            self._incarnations[worker] = incarnation
+        self._divide_among_members()
+        names = ("_members", "_incarnations", "_num_barriers", "_num_rounds")
+        return {name: getattr(self, name) for name in names}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part from the next operation on, with what `let_in` returned."""
+        vars(self).update(given)
+        self.members = self._members
+        self._divide_among_members()
+
     def _divide_among_members(self) -> None:
         if self._worker_id in self._members:  # it is no observer
             self._part = self._part_of(self._worker_id, self._plan.num_parameters, self._members)
@@ -256,16 +273,17 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
         return area
 
-    def mark_lost(self, worker_id: int, *, is_dead: bool = False) -> None:
+    def mark_lost(self, worker_id: int, incarnation: int = 0, *, is_dead: bool = False) -> None:
         """Declares this worker lost, of which workers that wait for it hear at once.
 
         Args:
             worker_id: which.
+            incarnation: of it.
             is_dead: its process has ended: the others go on without it. Else they get `WorkerLostError`.
         """
-        word = self._losses + worker_id * LINE_BYTES
-        if not load(word):
-            store(word, _DEAD if is_dead else _LEFT)
+        word, left = self._losses + worker_id * LINE_BYTES, 2 * incarnation + 1
+        if load(word) < left:
+            store(word, left + is_dead)
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
     def _reduce(self, part: slice, out: torch.Tensor) -> None:
@@ -292,12 +310,12 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         """Waits for a worker; returns whether it has come, or else has died."""
         word = self._arrivals + worker * LINE_BYTES
         while (arrived := load(word)) < self._num_barriers:
-            loss = load(self._losses + worker * LINE_BYTES)
-            if loss:
+            left, loss = 2 * self._incarnations[worker] + 1, load(self._losses + worker * LINE_BYTES)
+            if loss >= left:
                 # It may have arrived and died between our two looks; then this barrier is complete.
                 if load(word) >= self._num_barriers:
                     return True
-                if loss == _DEAD:
+                if loss > left:
                     return False
                 raise_if_stopped(self._abort)
                 raise self._lost(self._missing(), _DIED)
@@ -305,6 +323,10 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
                 raise self._lost(self._missing(), f"did not arrive within {self._timeout_s:g} s")
             wait_briefly(word, arrived)
         return True
+
+    def is_dead(self, worker: int, incarnation: int) -> bool:
+        """Whether an incarnation of a worker is known to have died."""
+        return load(self._losses + worker * LINE_BYTES) > 2 * incarnation + 1
 
     def _missing(self) -> list[int]:
         return [one for one in self._members if load(self._arrivals + one * LINE_BYTES) < self._num_barriers]

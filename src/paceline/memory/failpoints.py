@@ -21,6 +21,7 @@ FAIL_POINTS = (
     "lock.taken",  # a lock was just taken, for reading or for writing; nothing is written yet
     "locked.mid_write",  # the locked vector is marked as being written
     "lockstep.arrived",  # this worker has written its gradient and announced it; it still waits for the others
+    "newcomers.let_in",  # this worker is about to give its state to a dead worker's replacement, which is let in by now
     "replicated.mid_write",  # this worker is marked as writing its own replica
     "served.mid_write",  # this server is marked as writing its shard
     "racing.mid_write",  # this worker is marked as writing the racing vector

@@ -95,6 +95,13 @@ class ReplicatedVector(SegmentPart[PartPlan]):
             if worker not in members and not load(last):
                 store(last, self.version + 1)
 
+    def enter(self, giver: int) -> None:
+        """Takes part again as a dead worker's replacement, with another worker's vector."""
+        x = torch.empty_like(self.x)
+        self.restore(self.copy_of(giver, x), x)
+        store(self._version + 32, 0)
+        store(self._absent, 0)
+
     def last_version_of(self, worker: int) -> int | None:
         """The last update in which a dead worker has a part; None: the others have made none without it."""
         word = load(self._word("words", worker) + 32)

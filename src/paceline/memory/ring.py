@@ -97,6 +97,14 @@ class RecordRing:
         return load(self._written)
 
     @property
+    def newest_version(self) -> int:
+        """The version that the last record's step made, or, if it made none, computed at; 0: there is no record."""
+        if not (written := load(self._written)):
+            return 0
+        last = self._records[(written - 1) % self._capacity]
+        return max(0, int(last["applied_version"]), int(last["gradient_version"]))
+
+    @property
     def num_read(self) -> int:
         """Records that `drain` has passed, lost ones included."""
         return self._num_read

@@ -12,7 +12,15 @@ from torch import nn
 from paceline.optim.settings import is_from_torch, raw_step
 from paceline.system.saved_state import check_fits, unfit
 
-__all__ = ["asked_by_run", "check_length", "check_state", "first_state", "kinds_of", "state_for_checkpoints"]
+__all__ = [
+    "asked_by_run",
+    "check_length",
+    "check_state",
+    "first_state",
+    "kinds_of",
+    "load_with_own_settings",
+    "state_for_checkpoints",
+]
 
 asked_by_run: ContextVar[bool] = ContextVar("asked_by_run", default=False)  # not by the loop
 
@@ -111,3 +119,9 @@ def state_for_checkpoints(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
     finally:
         asked_by_run.reset(before)
+
+
+def load_with_own_settings(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Loads an optimizer's state; its learning rate and all other settings stay its own."""
+    settings = state_for_checkpoints(optimizer)["param_groups"]
+    optimizer.load_state_dict({**saved, "param_groups": settings})

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import torch
 
+from paceline.ports.newcomers import Newcomers
 from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
 
 __all__ = [
@@ -64,6 +65,13 @@ class Collectives(Protocol):
 
     @property
     def members(self) -> Sequence[int]: ...
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """Counts newcomers (worker id: incarnation) among the members from now on; all members call it.
+
+        Returns: what a newcomer needs to take part in the next operation.
+        """
+        ...
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
@@ -298,6 +306,7 @@ class Ports(Generic[S_co]):
     staleness: StalenessCounts
     moved: Callable[..., None] = lambda *_, **__: None  # (vectors, of=None); real time has passed by itself
     collectives: Collectives | None = None
+    newcomers: Newcomers | None = None  # replacements of dead workers; None: there are none
     mailbox: Mailbox | None = None
     concurrency: Concurrency | None = None
     counts: Counts = field(default_factory=Counts)

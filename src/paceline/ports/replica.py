@@ -43,7 +43,21 @@ class Replica(Protocol):
     skipped: bool  # GradScaler has left out the last `apply`, on all workers that share the gradient
     closure: bool | None  # whether the loop passed one to its step; None: it has not stepped, or it does not matter
     evaluations: Any  # the program's, if closures are evaluated in rounds (`algorithms/evaluations.py`)
+    deal: Any  # of `worker.batches`, or a task's batches, in rounds; None: they are not dealt in rounds
+    given: dict[str, Any] | None  # what this newcomer got from the first worker, until its first step
     before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
+
+    def carries_all(self) -> bool:
+        """Whether newcomers can have all that this worker's loop has: its optimizer, and its schedulers."""
+        ...
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """What newcomers need of this replica, whose step is to begin; after `carries_all`."""
+        ...
+
+    def let_in(self, members: Sequence[int]) -> dict[str, Any]:
+        """These are the workers now; returns the deal of batches for those that are new."""
+        ...
 
     @property
     def g(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
-from paceline.optim.saved_state import check_state, state_for_checkpoints
+from paceline.optim.saved_state import check_state, load_with_own_settings, state_for_checkpoints
 from paceline.optim.several_optimizers import members_of
 from paceline.records.checkpoint_files import PARAMETERS, describe, load_part, numbers, parts, write_part
 from paceline.records.checkpoint_files import end as end_files
@@ -305,7 +305,7 @@ def load_worker(
             "optimizer that the run was started with."
         )
     check_state(state["optimizer"]["state"], members_of(optimizer), sizes=sizes)
-    optimizer.load_state_dict({**state["optimizer"], "param_groups": settings})
+    load_with_own_settings(optimizer, state["optimizer"])
     if is_new:
         return state["taken"]
     try:

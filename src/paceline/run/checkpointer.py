@@ -48,8 +48,8 @@ class Checkpointer:
     def tick(self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: About) -> None:
         """Call after every drain of the records."""
         assert supervisor.arena is not None
-        running = [worker.worker_id for worker in supervisor.workers if worker.running]
-        lost = [worker.worker_id for worker in supervisor.workers if worker.lost] if _go_on(supervisor) else []
+        running = [worker.worker_id for worker in supervisor.workers if worker.takes_part]
+        lost = [one.worker_id for one in supervisor.workers if one.lost or one.waits] if supervisor.goes_on else []
         needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
         for number in checkpoint_files.numbers(self._folder):
             if checkpoint_files.is_complete(self._folder, number) or not needed:
@@ -126,11 +126,6 @@ class Checkpointer:
         self._complete(supervisor, number, workers, about(number, workers))
         if number in left_out:
             raise NotWrittenError(left_out[number])
-
-
-def _go_on(supervisor: Supervisor) -> bool:
-    algorithm, arena = supervisor.algorithm, supervisor.arena
-    return algorithm is not None and algorithm.survivors_continue and arena is not None and arena.axes is None
 
 
 def _needs_all(supervisor: Supervisor) -> bool:

@@ -116,8 +116,9 @@ class GoalWatcher:
             self._gone_s = time.monotonic()
             self._asked = None
             self._give_back()
-        lost = 0 in supervisor.outcome.workers_lost
-        if not self._told and (lost or all_ended or time.monotonic() - self._gone_s > _NEWS_S):
+        first = supervisor.workers[0]
+        lost = first.lost
+        if not (self._told or first.waits) and (lost or all_ended or time.monotonic() - self._gone_s > _NEWS_S):
             self._told = True
             who = "thread" if process == ENDED_THREAD else "process"
             why = "ended with worker 0" if lost else f"ended, as the {who} that made them is gone"

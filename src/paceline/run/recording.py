@@ -268,7 +268,8 @@ class Recording(RunRecord):
         last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in rows.items()}
         ends = {worker: arena.shared.last_version_of(worker) if arena is not None else None for worker in failed}
         newest = max(last.values(), default=0)
-        return sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
+        of_replaced = arena.load("unrecorded") if arena is not None else 0
+        return of_replaced + sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
 
 
 def last_s(records: Mapping[int, np.ndarray]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing import connection as mp_connection
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,15 @@ import torch
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError
-from paceline.membership.environment import SupervisedEnvironment
 from paceline.memory.arena import Arena
-from paceline.memory.placement import placement_registry
 from paceline.memory.waiting import wake_all
 from paceline.records.checkpoint_contents import Parameters
 from paceline.run.earlier_part import EarlierPart
-from paceline.run.fork_server import fork_server_context
 from paceline.run.handshake import Handshake
 from paceline.run.loops import Loop
 from paceline.run.servers import Servers
 from paceline.run.spool import Spool
+from paceline.run.starter import Starter
 from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Contribution, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
@@ -32,9 +29,6 @@ from paceline.worker.supervised import (
     Outcome,
     WorkerState,
     how_ended,
-    pickled,
-    start_process,
-    start_thread,
 )
 
 __all__ = ["Supervisor"]
@@ -78,35 +72,16 @@ class Supervisor:
         self.ready_after_s: float | None = None  # how long that took
         self.workers = [WorkerState(worker_id) for worker_id in range(config.workers)]
         self._gathering = Gathering(self.workers)
-        self._own_processes = config.backend == "processes"
-        self._pickled = pickled(loop.function) if self._own_processes else b""
-        dataset = loop.task.dataset if loop.task is not None else None
-        self._handles = (dataset.fd,) if dataset is not None else ()
-        self._environment = SupervisedEnvironment(
-            num_workers=config.workers,
-            seed=config.seed,
-            checkpoint=folder / "checkpoint" if folder is not None else None,
-            resume=earlier.checkpoint,
-            placement=config.placement,
-            pin=placement_registry.build(config.placement).pin,
-            intra_op_threads=config.intra_op_threads,
-            goal=loop.goal if loop.goal.any or folder is not None else None,
-            slow=config.slow or {},
-            batches_done=earlier.batches_done,
-            done_before=earlier.done_before,
-            plan=loop.plan,
-            step_deadline_s=loop.step_deadline_s,
-        )
+        self._starter = Starter(loop, folder, earlier)
         self._restarts_left = config.restarts
         self._on_tick = on_tick
         self._on_end = on_end
         self._handshake = Handshake(self.workers, loop, earlier.saved)
         self.servers = Servers(
-            launch=self._launch_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
+            launch=self._start_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
         )
         self._folder = folder
         self._first_death, self._failed_s = "", float("inf")
-        self._context = fork_server_context()
 
     # Life of the run
 
@@ -119,8 +94,8 @@ class Supervisor:
         interruption = noted_by()
         intra_op_threads = torch.get_num_threads()
         try:
-            if not self._own_processes:
-                torch.set_num_threads(self._environment.intra_op_threads)
+            if not self._starter.own_processes:
+                torch.set_num_threads(self._starter.environment.intra_op_threads)
             for worker in self.workers:
                 self._start(worker)
             while any(worker.running for worker in self.workers):
@@ -171,6 +146,16 @@ class Supervisor:
         return self._handshake.arena
 
     @property
+    def goes_on(self) -> bool:
+        """Whether workers in rounds go on without a dead one."""
+        algorithm, arena = self.algorithm, self.arena
+        return algorithm is not None and algorithm.survivors_continue and arena is not None and arena.axes is None
+
+    def _has_entered(self, worker: WorkerState) -> bool:
+        newcomers = self.arena.newcomers if self.arena is not None else None
+        return newcomers is None or newcomers.has_entered(worker.worker_id, worker.incarnation)
+
+    @property
     def all_returned(self) -> bool:
         """Whether every worker's function returned, without a failure."""
         return all(one.ended and one.failure is None for one in self.workers)
@@ -212,34 +197,12 @@ class Supervisor:
         self._wait_for(self.servers.states, time.monotonic() + _SERVERS_DEADLINE_S)
 
     def _start(self, worker: WorkerState) -> None:
-        self._launch(worker, self.loop.function, self._pickled, self._handles, self._environment)
+        worker.waits = worker.incarnation > 0 and self.goes_on
+        taken = self.spool.num_written(worker.worker_id) if worker.incarnation else 0
+        self._starter.start_worker(worker, self.algorithm, taken)
 
-    def _launch_server(self, server: WorkerState, main: ServerMain) -> None:
-        environment = replace(self._environment, pin=False)
-        self._launch(server, main, pickled(main) if self._own_processes else b"", (), environment)
-
-    def _launch(
-        self,
-        worker: WorkerState,
-        target: Callable[[], Any],
-        pickled_target: bytes,
-        handles: tuple[int, ...],
-        environment: SupervisedEnvironment,
-    ) -> None:
-        ours, theirs = self._context.Pipe(duplex=True)
-        worker.connection = ours
-        worker.ready = worker.lost = worker.ended = False
-        environment = replace(
-            environment,
-            worker_id=worker.worker_id,
-            incarnation=worker.incarnation,
-            taken=self.spool.num_written(worker.worker_id) if worker.incarnation and worker in self.workers else 0,
-            algorithm=registry.spec(self.algorithm) if self.algorithm and environment.plan is None else None,
-        )
-        if self._own_processes:
-            start_process(worker, self._context, pickled_target, environment, handles, theirs)
-        else:
-            start_thread(worker, target, environment, handles, theirs)
+    def _start_server(self, server: WorkerState, main: ServerMain) -> None:
+        self._starter.start_server(server, self.algorithm, main)
 
     def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
         """Receives messages from all workers until they have ended, or until `until_s`."""
@@ -251,9 +214,12 @@ class Supervisor:
         for worker in [*self.workers, *self.servers.states]:
             if worker.running:
                 sources[worker.connection] = worker
-                if self._own_processes:
+                if self._starter.own_processes:
                     sources[worker.handle.sentinel] = worker
-        for source in mp_connection.wait(list(sources), timeout=_POLL_S):
+        news = mp_connection.wait(list(sources), timeout=_POLL_S)
+        for worker in self.workers:
+            worker.waits &= not self._has_entered(worker)
+        for source in news:
             worker = sources[source]
             if worker.running:
                 self._hear(worker)
@@ -263,7 +229,7 @@ class Supervisor:
         """Handles one message; a closed connection without a goodbye is a death."""
         try:
             if not worker.connection.poll():
-                if self._own_processes and not worker.handle.is_alive() and not worker.connection.poll():
+                if self._starter.own_processes and not worker.handle.is_alive() and not worker.connection.poll():
                     self._lose(worker)
                 return
             message = worker.connection.recv()
@@ -288,8 +254,11 @@ class Supervisor:
                 self._tell_waiters(worker)
                 self._handshake.answer()
             case Failure():
-                worker.ended = True
-                worker.failure = message
+                if worker.waits or message.kind in ("not let in", "not replaced"):
+                    worker.handle.join()
+                    self._lose_newcomer(worker, message)
+                    return
+                worker.ended, worker.failure = True, message
                 self._fail(f"Worker {worker.worker_id}: ", message)
                 self._tell_waiters(worker)
 
@@ -306,7 +275,7 @@ class Supervisor:
             self.spool.open(self.arena)
             own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
             self.outcome.notes += [note for note in (self._handshake.note, own) if note]
-            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._own_processes)
+            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._starter.own_processes)
 
     def _count_ready(self, worker: WorkerState) -> None:
         worker.ready = True
@@ -368,25 +337,49 @@ class Supervisor:
             self._fail(who, Failure("error", f"{how} before training began{hint}"))
             return
         self._handshake.lose(worker)
-        if self.arena.shared.recover(worker.worker_id, worker.incarnation):
-            self.outcome.torn_updates += 1
-        self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
         assert self.algorithm is not None
-        if "kill" not in self.algorithm.tolerates:
-            if self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
-                self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot continue without it."))
-        elif self._restarts_left > 0:
+        self._repair(worker)
+        if "kill" in self.algorithm.tolerates or self.goes_on:
+            self._go_on_without(worker)
+        elif self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
+            self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot continue without it."))
+        if worker.lost and not self.goes_on:  # errors of those who cannot go on say what they were waiting for
+            self.arena.mark_gone(worker.worker_id)
+        if not any(one.takes_part or (one.ended and not one.waits) for one in self.workers):
+            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
+
+    def _lose_newcomer(self, worker: WorkerState, message: Failure) -> None:
+        worker.lost = True
+        self._repair(worker)
+        is_final = message.kind in ("not replaced", "usage")
+        what = " is not replaced" if is_final else "'s replacement could not join"
+        self.outcome.notes.append(f"Worker {worker.worker_id}{what}: {message.message.rstrip('.')}.")
+        self._go_on_without(worker, replace=not is_final)
+
+    def _repair(self, worker: WorkerState) -> None:
+        """Releases what a dead worker held."""
+        assert self.arena is not None
+        if self.arena.shared.recover(worker.worker_id, worker.incarnation):
+            self.outcome.torn_updates += not worker.waits
+        self.arena.epoch_claims().release(worker.worker_id, None, is_left=False)
+
+    def _go_on_without(self, worker: WorkerState, *, replace: bool = True) -> None:
+        """Lets the others go on, and starts a replacement if there may be one."""
+        assert self.arena is not None
+        collectives = self.arena.collectives
+        if self.goes_on and worker.waits and collectives is not None:  # they may have let it in already
+            collectives.mark_lost(worker.worker_id, worker.incarnation, is_dead=True)
+            self.arena.mark_ended(worker.worker_id)
+        elif self.goes_on:
+            self.arena.mark_gone(worker.worker_id, worker.incarnation, others_continue=True)
+            if self._restarts_left > 0 and self.arena.newcomers is None:
+                self._restarts_left = 0
+                self.outcome.notes.append(f"{registry.spec(self.algorithm)} does not replace dead workers.")
+        if replace and self._restarts_left > 0 and (not self.goes_on or any(one.takes_part for one in self.workers)):
             self._restarts_left -= 1
             self.outcome.restarts += 1
             worker.incarnation += 1
             self._start(worker)
-        if worker.lost:  # errors of those who cannot go on say what they were waiting for
-            goes_on = self.algorithm.survivors_continue and self.arena.axes is None
-            if goes_on and self._restarts_left:
-                self.outcome.notes.append(f"{registry.spec(self.algorithm)} does not replace dead workers.")
-            self.arena.mark_gone(worker.worker_id, others_continue=goes_on)
-        if not any(other.running or other.ended for other in self.workers):
-            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""
@@ -397,4 +390,4 @@ class Supervisor:
         """Joins every worker; those that do not end within `grace_s` are killed."""
         until_s = time.monotonic() + grace_s
         for worker in [*self.workers, *self.servers.states]:
-            worker.join(until_s, is_process=self._own_processes)
+            worker.join(until_s, is_process=self._starter.own_processes)

@@ -14,7 +14,7 @@ from paceline.data.plan import BatchPlan
 from paceline.data.shared import DatasetHandle, open_dataset
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import RunStopped, WorkerLostError
-from paceline.loop.base_replica import TaskReplica
+from paceline.loop.task_replica import TaskReplica
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.model_parallel.layouts import division_of, layout_of
 from paceline.optim.shared_state import shared_state_of
@@ -103,6 +103,13 @@ class TaskWorker:
             replica.without_batch = without_batch if run.part is not None else None
             claims.taken = run.restore(replica.optimizer, replica.expect_state)
             run.share_state(replica.optimizer)
+            try:
+                given = run.enter(-1)
+            except RunStopped:  # a replacement that comes too late
+                return
+            if given:
+                claims.enter(given["deal"])
+                replica.enter(given)
             model.train()
             try:
                 with torch.no_grad():

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from paceline.data.plan import BatchSource
-from paceline.loop.base_replica import BaseReplica, TaskReplica
+from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import bucket_ranges
+from paceline.loop.task_replica import TaskReplica
 from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import OptimizerSettings, SettingsGroup

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from operator import length_hint
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from paceline.data.round_deal import Left
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
 from paceline.data.stream_batches import StreamBatches
-from paceline.data.wrappers import moved_to, telling_end
+from paceline.data.wrappers import moved_to
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import BatchesTaken
@@ -32,48 +31,13 @@ from paceline.system.global_randomness import SeparateRandomness
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.own_rounds import OwnRounds
 
-__all__ = ["Batches", "WorkerBatches"]
+__all__ = ["WorkerBatches"]
 
 _TWO_AT_ONCE = (
     "The loop iterates worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), but workers share only"
     " one epoch at a time: give it the loader that defines the epoch and iterate the other loader itself, or combine both"
     " data sets, for example with StackDataset."
 )
-
-
-class Batches:
-    """A loader's batches for one worker: each iteration is the run's next epoch, also after a `break`.
-
-    In lockstep every worker gets as many batches as the one with the most: a worker that has none left gets its last batch
-    again, with gradient weight 0. In asynchronous runs the length is the whole epoch's, although one worker may get most of
-    it. Other attributes, such as `dataset`, are the loader's.
-
-    Args:
-        loader: the user's.
-        shared: hands out its batches.
-        on_epoch: called as an epoch begins.
-        own: whether the loader's data belong to this worker alone.
-    """
-
-    def __init__(self, loader: Iterable[Any], shared: Any, on_epoch: Callable[[], None], *, own: bool = False) -> None:
-        self._loader = loader
-        self._own = own
-        self._shared = shared
-        self._on_epoch = on_epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        self._on_epoch()  # from here on, a step begins when its batch is handed out
-        batches = self._shared.epoch(self._loader, own=self._own)
-        is_accelerated = hasattr(self._loader, "gradient_state")
-        return telling_end(self._loader, batches, length_hint(self)) if is_accelerated else batches
-
-    def __len__(self) -> int:
-        return self._shared.length(self._loader, own=self._own)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as those that copy and pickle look up before there is a loader
-            raise AttributeError(name)
-        return getattr(self.__dict__["_loader"], name)
 
 
 class WorkerBatches:
@@ -130,7 +94,8 @@ class WorkerBatches:
         self._epoch = 0
         self._not_begun: deque[int] = deque()  # numbers of the batches that the loop has got ahead of their steps
         self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
-        self._is_epoch_told = self._is_begun = False
+        self._is_epoch_told = self._is_begun = self._has_entered = False
+        self._entry: dict[str, Any] | None = None  # what the others have given this newcomer
 
     @property
     def given(self) -> BatchesTaken:
@@ -189,6 +154,8 @@ class WorkerBatches:
         batches = self.batches_of(loader)
         claims = self._claims_for(batches)
         claims.begin(epoch)
+        if not self._enter(claims):
+            return
         given = self._handed_out(claims, epoch)
         batch: Any = None
         while True:
@@ -226,6 +193,20 @@ class WorkerBatches:
                 f" {self.num_workers} workers.",
                 stacklevel=3,
             )
+
+    def _enter(self, claims: WorkerClaims) -> bool:
+        """Enters a run as a dead worker's replacement; returns whether the others are in this epoch, too."""
+        if self._has_entered:
+            return True
+        if self._entry is None:
+            self._entry = self._membership.enter(claims.epoch)
+        if self._entry is None or self._entry.get("deal", {}).get("epoch", 0) > claims.epoch:
+            return False
+        if self._entry:
+            claims.enter(self._entry["deal"])
+            self._replica.enter(self._entry)
+        self._has_entered, self._entry = True, None
+        return True
 
     def _begin(self, started_s: float, number: int, samples: int, round: int) -> None:
         self._not_begun.append(number)

@@ -103,7 +103,9 @@ class Gathering:
 
     def hear(self, worker: WorkerState, message: Contribution | Left) -> None:
         """Takes a worker's part, or notes that it has left."""
-        if isinstance(message, Contribution):
+        if isinstance(message, Contribution) and worker.waits:  # in an epoch that it skips, it is alone
+            _answer(worker, message, (message.value,))
+        elif isinstance(message, Contribution):
             self._parts[worker.worker_id] = message
         else:
             self._left.add((worker.worker_id, worker.incarnation))
@@ -115,15 +117,19 @@ class Gathering:
         for one in self._workers:
             if not one.running:
                 self._parts.pop(one.worker_id, None)
-        here = [one for one in self._workers if one.running and (one.worker_id, one.incarnation) not in self._left]
+        here = [one for one in self._workers if one.takes_part and (one.worker_id, one.incarnation) not in self._left]
         if not self._parts or not all(one.worker_id in self._parts for one in here):
             return
         values = tuple(part.value for _, part in sorted(self._parts.items()))
         for one in self._workers:
             part = self._parts.pop(one.worker_id, None)
             if part is not None:
-                with contextlib.suppress(OSError):  # it is gone: its end is the next news
-                    one.connection.send(Contributions(part.number, values))
+                _answer(one, part, values)
+
+
+def _answer(worker: WorkerState, part: Contribution, values: tuple[bytes, ...]) -> None:
+    with contextlib.suppress(OSError):  # it is gone: its end is the next news
+        worker.connection.send(Contributions(part.number, values))
 
 
 class SupervisedGatherer:

@@ -20,7 +20,7 @@ from paceline.loop.guards.hidden_hooks import leave_out_of_copies
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.several_optimizers import members_of
-from paceline.worker.batches import Batches
+from paceline.worker.user_batches import Batches
 from paceline.worker.worker import Worker
 
 __all__ = ["LoneWorker"]

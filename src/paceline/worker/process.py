@@ -19,7 +19,15 @@ from typing import Any
 
 import torch
 
-from paceline.errors import DivergedError, PacelineError, RunStopped, UsageError, WorkerLostError, exits_in_order
+from paceline.errors import (
+    DivergedError,
+    NotReplacedError,
+    PacelineError,
+    RunStopped,
+    UsageError,
+    WorkerLostError,
+    exits_in_order,
+)
 from paceline.membership.environment import SupervisedEnvironment, set_environment
 from paceline.memory import failpoints
 from paceline.memory import numa as placement
@@ -32,7 +40,11 @@ from paceline.system.tagged_output import tagged_output
 
 __all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
 
-_KINDS = {DivergedError: "diverged", WorkerLostError: "worker-lost", UsageError: "usage"}
+_KINDS = {
+    DivergedError: "diverged",
+    WorkerLostError: "worker-lost",
+    UsageError: "usage",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class Ready:
 class Failure:
     """The worker's program ended with an error."""
 
-    kind: str  # "diverged" | "worker-lost" | "usage" | "error"
+    kind: str  # "diverged" | "worker-lost" | "not let in" | "not replaced" | "usage" | "error"
     message: str
     trace: str = ""
 
@@ -155,6 +167,8 @@ def _ending(error: BaseException) -> Done | Failure:
     """The report to the supervisor about a function that raised this, with a traceback unless the error is Paceline's own."""
     if isinstance(error, RunStopped) or exits_in_order(error):
         return Done()
+    if isinstance(error, NotReplacedError):
+        return Failure("not let in" if error.can_try_again else "not replaced", str(error))
     if isinstance(error, PacelineError):
         return Failure(next((kind for one, kind in _KINDS.items() if isinstance(error, one)), "error"), str(error))
     return Failure("error", f"{type(error).__name__}: {error}", traceback.format_exc())

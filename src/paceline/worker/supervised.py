@@ -53,11 +53,17 @@ class WorkerState:
     ended: bool = False
     lost: bool = False
     failure: Failure | None = None
+    waits: bool = False  # it is a dead worker's replacement that the others have not let in yet
 
     @property
     def running(self) -> bool:
         """Whether the worker may still be active."""
         return not self.ended and not self.lost
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the worker may still be active, and the others wait for it where all meet."""
+        return self.running and not self.waits
 
     @property
     def exit_code(self) -> int | None:
@@ -131,7 +137,9 @@ def how_ended(code: int | None) -> str:
 def survivors(workers: Iterable[WorkerState]) -> list[int]:
     """Workers that ended by themselves, or because they missed another one."""
     return [
-        one.worker_id for one in workers if one.ended and (one.failure is None or one.failure.kind == "worker-lost")
+        one.worker_id
+        for one in workers
+        if one.ended and not one.waits and (one.failure is None or one.failure.kind == "worker-lost")
     ]
 
 

@@ -30,10 +30,11 @@ from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
 from paceline.system.torch_internals import mark_as_stepped
-from paceline.worker.batches import Batches, WorkerBatches
+from paceline.worker.batches import WorkerBatches
 from paceline.worker.initial_states import check_states
 from paceline.worker.memberships.entry import Entry, enter
 from paceline.worker.memberships.membership import Membership
+from paceline.worker.user_batches import Batches
 from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.whole_run import WholeRun
 
@@ -157,7 +158,7 @@ class Worker(WholeRun):
         )
         self._undo.append(self._batches.close)
         self._bind_newest()
-        if self.num_workers > 1 and self.algorithm.averages_in_backward:
+        if self.num_workers > 1 and self.algorithm.averages_in_backward and not run.incarnation:
             self._undo.append(replica.run_ahead())
         replica.awaited = StepsAwaited(parameters)
         if run.deals_batches or self.num_workers > 1:

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import PacelineError, PeerLostError, UsageError
-from paceline.loop.base_replica import TaskReplica
+from paceline.loop.task_replica import TaskReplica
 from paceline.memory import atomics
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.shared_store import SharedStore

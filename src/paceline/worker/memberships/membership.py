@@ -109,6 +109,21 @@ class Membership(Protocol):
         """Where batches are claimed."""
         ...
 
+    def enter(self, epoch: int) -> dict[str, Any] | None:
+        """Waits until the others let this worker in, if it replaces a dead one in a run whose others train on in rounds.
+
+        Args:
+            epoch: that its loop has reached; negative: it can go on in any.
+
+        Returns:
+            what the others have; empty: it replaces nobody; None: the others are in a later epoch.
+
+        Raises:
+            NotReplacedError: they cannot let it in.
+            RunStopped: they have ended.
+        """
+        return {}
+
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:

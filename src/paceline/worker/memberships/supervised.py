@@ -107,6 +107,7 @@ class SupervisedMembership(Membership):
             self.binding = self.part.binding
         self.saves_after_loss = algorithm.survivors_have_all and self.part is None
         self._any_number = self.part is None and algorithm.takes_any_workers
+        self._entered_in = -1  # the epoch in whose middle this worker has entered
         self._shared_state = shared_state or {}
         self._buffers = dense_buffers(model)
         self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
@@ -239,14 +240,42 @@ class SupervisedMembership(Membership):
             first, done = left.least, left.done
         return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
 
+    def enter(self, epoch: int) -> dict[str, Any] | None:
+        """As in `Membership`."""
+        arena = self.arena
+        if not self.incarnation or arena.newcomers is None:
+            return {}
+        assert arena.collectives is not None
+        given = arena.newcomers.enter(
+            epoch,
+            newest=lambda: arena.load("epoch"),
+            is_over=lambda: bool(arena.load("abort")) or arena.all_ended(),
+            is_dead=arena.collectives.is_dead,
+        )
+        if given is None:
+            return None
+        last = arena.shared.last_version_of(self.worker_id)
+        recorded = max(arena.ring(self.worker_id).newest_version, arena.load("initial_version"))
+        arena.add("unrecorded", int(last is not None and last > recorded))
+        arena.shared.enter(given["giver"])
+        arena.collectives.enter(given["collectives"])
+        arena.mark_back(self.worker_id)
+        self._entered_in = given["deal"]["epoch"]
+        return given
+
+    @property
+    def _has_entered(self) -> bool:
+        newcomers = self.arena.newcomers
+        return newcomers is None or newcomers.has_entered(self.worker_id, self.incarnation)
+
     # Checkpoints
 
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:
         """As in `Membership`."""
+        self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
         if epoch and self._environment.checkpoint is not None:
-            self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             self.save_epoch(epoch, first_batch, optimizer, taken, parameters=leads)
 
     def save_epoch(
@@ -254,6 +283,8 @@ class SupervisedMembership(Membership):
     ) -> None:
         """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch begins."""
         if self._environment.checkpoint is None or self.arena.load("checkpoint_epoch") not in (-1, epoch):
+            return
+        if epoch == self._entered_in:  # its beginning was before
             return
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
         next_batch = number if kept is None else min(kept, number)
@@ -266,7 +297,7 @@ class SupervisedMembership(Membership):
 
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
         """As in `Membership`; the supervisor saves the parameters."""
-        if self._environment.checkpoint is not None:
+        if self._environment.checkpoint is not None and self._has_entered:
             self._storage.save(None, optimizer, taken, self._own_model, left=left)
 
     @property
@@ -299,7 +330,7 @@ class SupervisedMembership(Membership):
         if not self.ports.num_servers:
             # Servers write their last checkpoint when all workers have left, with the run's result.
             self._memory.close_peers()
-        arena.mark_lost(self.worker_id)  # workers that wait in a round for this one stop waiting
+        arena.mark_lost(self.worker_id, self.incarnation)  # workers that wait in a round for this one stop waiting
         arena.mark_ended(self.worker_id)
         wait_for(arena.all_ended)
         if self.leads:
@@ -344,6 +375,7 @@ class SupervisedMembership(Membership):
         self.arena.add("unresolved_exchanges", self.ports.counts.unresolved_exchanges)
         self.arena.store("delay", self.ports.counts.delay)
         self._memory.close()
-        self.arena.mark_gone(self.worker_id)
+        if not (failed and self.incarnation):  # else the supervisor decides what the others do
+            self.arena.mark_gone(self.worker_id, self.incarnation)
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()

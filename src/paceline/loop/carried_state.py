@@ -1,0 +1,95 @@
+"""What a dead worker's replacement gets of another worker's loop: optimizer, schedulers, progress."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import NotReplacedError
+from paceline.loop.run_progress import RunProgress
+from paceline.loop.schedules import FollowedScheduler
+from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
+from paceline.optim.several_optimizers import members_of
+from paceline.ports.newcomers import Refusal
+from paceline.system.torch_internals import is_followed_by_scheduler
+
+__all__ = ["CarriedState", "take_state"]
+
+
+class CarriedState:
+    """What newcomers get of this worker's loop, and whether they can get all.
+
+    Schedulers that follow the run catch up by themselves, from the newcomer's own learning rates.
+
+    Args:
+        optimizer: the loop's.
+        progress: of the run.
+        on_progress: what is called before and after every step.
+
+    Attributes:
+        is_whole: whether the schedulers can be told from each other, and all follow the run or none does.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        progress: RunProgress | None,
+        on_progress: Sequence[Callable[[], None]],
+    ) -> None:
+        self._optimizer, self._progress = optimizer, progress
+        calls = [getattr(one, "__self__", None) for one in on_progress]
+        self._followed = [one.scheduler for one in calls if isinstance(one, FollowedScheduler)]
+        own = [one for one in _schedulers_of(optimizer) if not any(one is other for other in self._followed)]
+        self._own = {_name(one): one for one in own}
+        self.is_whole = len(self._own) == len(own) and not (own and self._followed)
+
+    def state(self) -> dict[str, Any]:
+        """For `take_state`."""
+        schedulers = {name: one.state_dict() for name, one in self._own.items()}
+        return {
+            "optimizer": state_for_checkpoints(self._optimizer),
+            "schedulers": None if self._followed else schedulers,
+            "progress": self._progress.position if self._progress is not None else (0.0, 0.0),
+        }
+
+
+def take_state(optimizer: torch.optim.Optimizer, progress: RunProgress | None, given: dict[str, Any]) -> None:
+    """Takes over the `state` of another worker's loop.
+
+    Raises:
+        NotReplacedError: this loop has other schedulers.
+    """
+    if progress is not None:
+        progress.position = given["progress"]
+    if given["schedulers"] is None:
+        load_with_own_settings(optimizer, given["optimizer"])
+        return
+    own = {_name(one): one for one in _schedulers_of(optimizer)}
+    if own.keys() != given["schedulers"].keys():
+        raise NotReplacedError(Refusal.SCHEDULES.why)
+    for name, state in given["schedulers"].items():
+        own[name].load_state_dict(state)
+    optimizer.load_state_dict(given["optimizer"])
+
+
+def _name(scheduler: Any) -> str:
+    return type(scheduler).__qualname__
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """An optimizer's schedulers, to which PyTorch keeps no reference, without those that are parts of others.
+
+    Costs: one look at all objects that Python's garbage collector knows, if the optimizer has had a scheduler.
+    """
+    if not any(map(is_followed_by_scheduler, members_of(optimizer))):
+        return []
+    every = (
+        one for one in gc.get_objects() if issubclass(type(one), LRScheduler)
+    )  # isinstance would load lazy modules
+    found = [one for one in every if any(one.optimizer is member for member in members_of(optimizer))]
+    parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
+    return [one for one in found if id(one) not in parts]

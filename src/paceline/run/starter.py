@@ -1,0 +1,90 @@
+"""Starts a run's workers and servers, each in a process or a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.algorithms import Algorithm, registry
+from paceline.membership.environment import SupervisedEnvironment
+from paceline.memory.placement import placement_registry
+from paceline.run.earlier_part import EarlierPart
+from paceline.run.fork_server import fork_server_context
+from paceline.run.loops import Loop
+from paceline.worker.server_process import ServerMain
+from paceline.worker.supervised import WorkerState, pickled, start_process, start_thread
+
+__all__ = ["Starter"]
+
+
+class Starter:
+    """Starts workers and servers.
+
+    Args:
+        loop: what workers run.
+        folder: the run's, or None.
+        earlier: the part of the run before it was resumed.
+
+    Attributes:
+        own_processes: whether they are processes.
+        environment: what all workers are told.
+    """
+
+    def __init__(self, loop: Loop, folder: Path | None, earlier: EarlierPart) -> None:
+        config = loop.config
+        self._function = loop.function
+        self.own_processes = config.backend == "processes"
+        self._pickled = pickled(loop.function) if self.own_processes else b""
+        dataset = loop.task.dataset if loop.task is not None else None
+        self._handles = (dataset.fd,) if dataset is not None else ()
+        self.environment = SupervisedEnvironment(
+            num_workers=config.workers,
+            seed=config.seed,
+            checkpoint=folder / "checkpoint" if folder is not None else None,
+            resume=earlier.checkpoint,
+            placement=config.placement,
+            pin=placement_registry.build(config.placement).pin,
+            intra_op_threads=config.intra_op_threads,
+            goal=loop.goal if loop.goal.any or folder is not None else None,
+            slow=config.slow or {},
+            batches_done=earlier.batches_done,
+            done_before=earlier.done_before,
+            plan=loop.plan,
+            step_deadline_s=loop.step_deadline_s,
+        )
+        self._context = fork_server_context()
+
+    def start_worker(self, worker: WorkerState, algorithm: Algorithm | None, taken: int) -> None:
+        """Starts a worker, or a dead one's replacement; `taken`: batches that the dead ones have trained on."""
+        environment = replace(self.environment, taken=taken)
+        self._start(worker, algorithm, self._function, self._pickled, self._handles, environment)
+
+    def start_server(self, server: WorkerState, algorithm: Algorithm | None, main: ServerMain) -> None:
+        """Starts a server, or the second copy of a shard."""
+        environment = replace(self.environment, pin=False)
+        self._start(server, algorithm, main, pickled(main) if self.own_processes else b"", (), environment)
+
+    def _start(
+        self,
+        worker: WorkerState,
+        algorithm: Algorithm | None,
+        target: Callable[[], Any],
+        pickled_target: bytes,
+        handles: tuple[int, ...],
+        environment: SupervisedEnvironment,
+    ) -> None:
+        ours, theirs = self._context.Pipe(duplex=True)
+        worker.connection = ours
+        worker.ready = worker.lost = worker.ended = False
+        environment = replace(
+            environment,
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            algorithm=registry.spec(algorithm) if algorithm and environment.plan is None else None,
+        )
+        if self.own_processes:
+            start_process(worker, self._context, pickled_target, environment, handles, theirs)
+        else:
+            start_thread(worker, target, environment, handles, theirs)
