@@ -196,11 +196,11 @@ def task(num_batches, make):
     return Task(name="rounds", model=globals()[make], datasets=lambda _: (dataset, dataset), batch_size=2)
 
 
-def shuffled(num_batches):
+def shuffled(num_batches, epochs=EPOCHS):
     """The task's epochs."""
     x, y = samples(num_batches)
     plan = BatchPlan(num_samples=len(x), batch_size=2)
-    numbers = [range(epoch * num_batches, (epoch + 1) * num_batches) for epoch in range(EPOCHS)]
+    numbers = [range(epoch * num_batches, (epoch + 1) * num_batches) for epoch in range(epochs)]
     return [[(x[plan.indices(k)], y[plan.indices(k)]) for k in epoch] for epoch in numbers]
 
 

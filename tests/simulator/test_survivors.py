@@ -249,3 +249,42 @@ def test_a_task_is_evaluated_with_the_statistics_of_the_first_worker_that_is_ali
     own = [np.count_nonzero(rows["samples"]) for rows in run.records.values()]
     assert simulation.model is not None
     assert simulation.model[1].num_batches_tracked == own[1] > own[0] + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kills", [{1: 2}, {0: 2}, {0: 1, 2: 3}], ids=str)
+def test_replacements_take_part_with_what_the_others_have(method, kills, tmp_path):
+    """A replacement comes some rounds later, and has each batch of its deal; momentum would show a wrong state."""
+    config = pl.TrainConfig(
+        task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=8, restarts=2, **SPECS["momentum"]
+    )
+    cluster = Cluster(workers=3, restart_s=0.1, **CLUSTER)
+    simulation = TaskSimulation(config, cluster, faults=at_step(kills))
+    run, shared = simulation.run(), simulation.machine.shared
+    assert (run.result["outcome"], run.result["workers_lost"], run.result["restarts"]) == (
+        "stopped", sorted(kills), len(kills),
+    )  # fmt: skip
+    assert all((run.records[worker]["incarnation"] == 1).sum() > 3 for worker in kills)
+    trained = [rows[rows["samples"] > 0] for rows in run.records.values()]
+    assert sorted(np.concatenate([rows["batch"] for rows in trained])) == list(range(8 * NUM_BATCHES))
+    assert shared.model_ids() == [0, 1, 2]
+    model, batches = made(), [batch for epoch in shuffled(NUM_BATCHES, 8) for batch in epoch]
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    for version in range(1, run.result["version"] + 1):
+        own = [int(one["batch"]) for rows in trained for one in rows if one["applied_version"] == version]
+        optimizer.zero_grad()
+        backward(model, [batches[one] for one in own])
+        optimizer.step()
+    for worker in range(3):
+        views = simulation.binding.views(shared.workers[worker].x)
+        for one, other in zip(views, model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kills", "outcome"), [({1: 16}, "stopped"), ({0: 2, 1: 2, 2: 2}, "crashed")], ids=str)
+def test_a_replacement_that_nobody_can_let_in_ends(kills, outcome, tmp_path):
+    """The others have ended before it starts, or have died."""
+    config = pl.TrainConfig(task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm="lockstep", epochs=8, restarts=3)
+    cluster = Cluster(workers=3, restart_s=100.0, **CLUSTER)
+    result = TaskSimulation(config, cluster, faults=at_step(kills)).run().result
+    assert (result["outcome"], result["workers_lost"]) == (outcome, sorted(kills))

@@ -18,6 +18,7 @@ from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import bucket_bytes_for, bucket_ranges
+from paceline.loop.task_replica import TaskReplica
 from paceline.memory.placement import placement_registry
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
@@ -154,7 +155,7 @@ class TaskSimulation:
             seed=config.seed,
             faults=self.faults,
             placing=self._placing(),
-            restarts=self.config.restarts if "kill" in self.algorithm.tolerates else 0,
+            restarts=self._restarts(),
         )
         self.scheduler = self.machine.scheduler
         if self.algorithm.needs.averaged and self.model is not None:
@@ -208,6 +209,11 @@ class TaskSimulation:
             return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
         return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
 
+    def _restarts(self) -> int:
+        """Where lockstep methods go on without dead workers, replacements need the exchanges of real values."""
+        replaces = "kill" in self.algorithm.tolerates or (self.algorithm.survivors_continue and not self.timing_only)
+        return self.config.restarts if replaces else 0
+
     # The workers
 
     def _make_replicas(self) -> Callable[[int], BaseReplica]:
@@ -234,7 +240,7 @@ class TaskSimulation:
             if not self.timing_only and (worker_id or ports.incarnation):
                 seed = hash((config.seed, worker_id, ports.incarnation)) & (2**63 - 1)
                 random_states.begin(worker_id, seed)
-            shares = deal = None
+            shares = deal = claims = None
             if self.plan is None:
                 if self.algorithm.by_speed and config.workers > 1:
                     shares = RoundShares(worker_id, config.workers)
@@ -262,7 +268,20 @@ class TaskSimulation:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
                 replica = SimulatedReplica(self.model, self.task.loss, config.make_optimizer, batches, **base)
             replica.shares, replica.deal = shares, deal
-            machine.start(worker_id, lambda: self.algorithm.work(cast(Any, replica), ports))
+
+            def work() -> None:
+                if ports.incarnation and machine.newcomers is not None and claims is not None:
+                    given = machine.enter(worker_id)
+                    if given is None:  # the others have ended
+                        return
+                    self.record.count_unrecorded_of(worker_id, machine.shared.ends[worker_id])
+                    machine.shared.enter(worker_id, given["giver"])
+                    cast(Any, ports.collectives).enter(given["collectives"])
+                    claims.enter(given["deal"])
+                    cast(TaskReplica, replica).enter(given)
+                self.algorithm.work(cast(Any, replica), ports)
+
+            machine.start(worker_id, work)
             return replica
 
         return make

@@ -67,6 +67,7 @@ class SimulationRecord(RunRecord):
         self._timing_only = timing_only
         self._evaluated = _SimulatedParameters(machine.shared, buffers)
         self._recorded = _Records(machine.cluster.workers)
+        self._unrecorded_of_replaced = 0
         self.know_epoch(epoch_samples)
 
     def recorder(self, worker_id: int) -> _Recorder:
@@ -165,13 +166,20 @@ class SimulationRecord(RunRecord):
             return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
         return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
 
+    def count_unrecorded_of(self, worker_id: int, end: int | None) -> None:
+        """Counts the record that a dead worker, which is being replaced, lacks if it took part in update `end`."""
+        last = int(self.records_of(worker_id)["applied_version"].max(initial=0))
+        self._unrecorded_of_replaced += end is not None and end > last
+
     def _unrecorded_rounds(self, records: dict[int, np.ndarray]) -> int:
         """Missing records of workers that died after a round had their gradient: at most one each."""
         if not self._algorithm.survivors_continue:
             return 0
         last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
         newest, ends = max(last.values(), default=0), self._machine.shared.ends
-        return sum((newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lost)
+        return self._unrecorded_of_replaced + sum(
+            (newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lost
+        )
 
 
 class _Records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class AllReduceState:
     def lose(self, worker_id: int, reason: str, *, is_dead: bool = False) -> None:
         """Records that a worker is gone: programs that wait for it fail, or, if it `is_dead`, may go on without it."""
         if is_dead and self._survivors_continue and worker_id not in self._lost:
+            if worker_id not in self.members:  # a replacement that waited
+                return
             self._dead.add(worker_id)
             self._pass_if_complete()
             return
@@ -142,6 +144,16 @@ class SimulatedCollectives(CarriedOutTogether):
         total = [number]
         self._meet([(mean_into_all, (vector, weight, total))], float(weight != 0), 1.0)
         return total[0]
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """As in `Collectives`."""
+        self.members = self._state.members = sorted({*self._state.members, *newcomers})
+        return {"_num_rounds": self._num_rounds}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part from the next operation on, with what `let_in` returned."""
+        vars(self).update(given)
+        self.members = self._state.members
 
     def _carry_out(self, operations: list[Operation]) -> None:
         num_vectors = sum(map(self._num_vectors, operations))

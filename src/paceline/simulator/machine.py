@@ -34,6 +34,7 @@ from paceline.simulator.memory import (
 )
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
+from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState
 from paceline.specs.bounds import check_simulation
@@ -62,6 +63,7 @@ class SimulatedMachine:
         num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
         lost: workers that were killed, in that order.
         restarts: how many of them were replaced.
+        newcomers: their replacements, where the others go on without the dead; None: elsewhere.
         on_gone: called with a worker that has ended or was killed; set by the caller.
         restart: makes a worker's new incarnation and starts its program; set by the caller.
     """
@@ -123,6 +125,9 @@ class SimulatedMachine:
         elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
+        goes_on = survivors_continue and self._collective == "memory"
+        self.newcomers = SimulatedNewcomers(self.scheduler) if goes_on else None
+        restarts = restarts if goes_on or not survivors_continue else 0
         self._update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * needs.copies
@@ -134,6 +139,7 @@ class SimulatedMachine:
         self.lost: list[int] = []
         self.restarts = 0
         self._num_ended = 0
+        self._is_abandoned = False
         self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
@@ -221,6 +227,7 @@ class SimulatedMachine:
             "staleness": self.staleness,
             "moved": self._moved(core),
             "collectives": self._collectives(core, counts),
+            "newcomers": self.newcomers,
             "mailbox": mailbox,
             "concurrency": concurrency,
             "counts": counts,
@@ -312,8 +319,8 @@ class SimulatedMachine:
 
     @property
     def all_dead(self) -> bool:
-        """Whether every worker was killed and none of them replaced."""
-        return len(self.lost) - self.restarts == self.cluster.workers
+        """Whether every worker was killed, and none of them replaced, as far as others could let replacements in."""
+        return self._is_abandoned or len(self.lost) - self.restarts == self.cluster.workers
 
     @property
     def all_ended(self) -> bool:
@@ -325,6 +332,21 @@ class SimulatedMachine:
         self.on_gone(worker_id)
         self._network.end(worker_id)
         self.trains_no_more(worker_id)
+        self._end_newcomers()
+
+    def enter(self, worker_id: int) -> dict[str, Any] | None:
+        """Waits until the others let a replacement in; returns what they give it. None: they have ended."""
+        assert self.newcomers is not None
+        self.scheduler.call_at(self.scheduler.now_s, self._end_newcomers)
+        return self.newcomers.enter(worker_id, self._incarnations[worker_id])
+
+    def _end_newcomers(self) -> None:
+        """Ends replacements that wait although nobody is left who could let them in."""
+        waiting = self.newcomers.num_waiting if self.newcomers is not None else 0
+        if waiting and len(self.lost) - self.restarts + self._num_ended + waiting == self.cluster.workers:
+            assert self.newcomers is not None
+            self._is_abandoned = not self._num_ended
+            self.newcomers.end()
 
     # Faults
 
@@ -363,10 +385,13 @@ class SimulatedMachine:
         self.scheduler.end_worker(worker_id)
         if self.needs.kind == "replicated":
             self.shared.lose(worker_id)
+        if self.newcomers is not None:
+            self.newcomers.forget(worker_id)
         self.on_gone(worker_id)
         if self._all_reduce is not None:
             lose = partial(self._all_reduce.lose, worker_id, reason, is_dead=True)
             self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
+        self._end_newcomers()
 
     def _replace(self, worker_id: int) -> None:
         """Starts a dead worker's next incarnation once others know of its death and a process is up; the run waits for it."""
@@ -374,7 +399,7 @@ class SimulatedMachine:
         assert self.restart is not None
         self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
         self._network.replace(worker_id, self._incarnations[worker_id])
-        if self.needs.kind == "replicated":
+        if self.needs.kind == "replicated" and self.newcomers is None:
             self.shared.come_back(worker_id)
         self._core_of[worker_id].moved_s = 0.0
         self.restart(worker_id)

@@ -264,6 +264,14 @@ class ReplicatedState:
         """Includes the vector of a replaced worker again, as the dead one left it."""
         self._lost.discard(worker_id)
 
+    def enter(self, worker_id: int, giver: int) -> None:
+        """Includes a replacement, with another worker's vector."""
+        own, other = self.workers[worker_id], self.workers[giver]
+        own.x.copy_(other.x)
+        own.version = other.version
+        self.ends[worker_id] = None
+        self.come_back(worker_id)
+
     def model_ids(self) -> list[int]:
         """The workers that are alive; if all are dead, all, the one with the newest model first."""
         workers = range(len(self.workers))

@@ -1,0 +1,74 @@
+"""Replacements of dead workers on one simulated machine: how the others let them in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import NotReplacedError
+from paceline.ports.newcomers import Refusal
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
+
+__all__ = ["SimulatedNewcomers"]
+
+
+class SimulatedNewcomers:
+    """Implements `Newcomers` for all workers of a machine."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._asking: dict[int, tuple[int, Program]] = {}  # by worker: its incarnation, and the program that waits
+        self._inside: dict[int, int] = {}
+        self._given: dict[int, dict[str, Any] | Refusal] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._asking)
+
+    def accepted(self, epoch: int) -> dict[int, int]:
+        """As in `Newcomers`; a task goes on in any epoch."""
+        return {one: n for one, (n, _) in self._asking.items() if self._inside.get(one, 0) < n}
+
+    def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
+        """As in `Newcomers`."""
+        for worker in newcomers:
+            self._wake(worker, why)
+
+    def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
+        """As in `Newcomers`."""
+        self._inside |= newcomers
+
+    def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
+        """As in `Newcomers`."""
+        for worker in newcomers:
+            self._wake(worker, copy.deepcopy(state))
+
+    def _wake(self, worker: int, given: dict[str, Any] | Refusal) -> None:
+        if worker in self._asking:  # else it has been killed
+            self._given[worker] = given
+            self._scheduler.wake(self._asking.pop(worker)[1])
+
+    def forget(self, worker: int) -> None:
+        """A worker was killed, perhaps while it waited."""
+        self._asking.pop(worker, None)
+
+    def end(self) -> None:
+        """The others have ended: nobody lets newcomers in."""
+        for _, program in self._asking.values():
+            self._scheduler.wake(program)
+        self._asking.clear()
+
+    def enter(self, worker: int, incarnation: int) -> dict[str, Any] | None:
+        """Waits until the others let a newcomer in; returns what they give it. None: they have ended.
+
+        Raises:
+            NotReplacedError: they cannot let it in.
+        """
+        self._asking[worker] = incarnation, self._scheduler.current
+        self._scheduler.wait("the others to let it in")
+        given = self._given.pop(worker, None)
+        if isinstance(given, Refusal):
+            raise NotReplacedError(given.why)
+        return given
