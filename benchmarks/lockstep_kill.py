@@ -1,15 +1,19 @@
 """`kill -9` of a worker under lockstep methods: how long until all others have made their next step.
 
-    python benchmarks/lockstep_kill.py [--trials 40] [--workers 4] [--methods all-reduce,lockstep]
+    python benchmarks/lockstep_kill.py [--trials 40] [--workers 4] [--methods all-reduce,lockstep] [--replaced 10]
 
-Prints a table and writes benchmarks/results/lockstep_kill.md. Each trial is a run of its own, in which one worker kills itself
+Prints tables and writes benchmarks/results/lockstep_kill.md. Each trial is a run of its own, in which one worker kills itself
 before a step drawn at random. The time counts from that moment to the end of the next step of the last survivor. The control
 is the same time without a death: the longest of a trial's steps before it, and their median.
+
+In the second table, the worker is replaced: how long until the replacement's first step has ended, and how long the others
+wait for it, as their longest step from a second before that to its end. The control are their steps before the death.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -28,30 +32,38 @@ from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, WARM_UP = 120, 20
+# With replacements: a layer's width, and rounds, which last until the replacement has come.
+SIZES = {"0.5 MB": (256, 2500), "16 MB": (1448, 150), "80 MB": (3238, 40)}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Trains 131,000 parameters (0.5 MB); each worker writes down when its steps ended."""
+    """Trains 131,000 parameters (0.5 MB) or more; each worker writes down when its steps ended."""
 
     folder: Path
     method: str
     victim: int
     at: int
+    width: int = 256
+    num_batches: int = STEPS * 4
+    is_replaced: bool = False
 
     def __call__(self) -> None:
         """Runs in a worker."""
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 255))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        batches = [torch.randn(16, 256) for _ in range(STEPS * 4)]
+        net = nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, self.width - 1))
+        kind = torch.optim.Adam if self.is_replaced else torch.optim.SGD
+        optimizer = kind(net.parameters(), lr=0.001)
+        batches = [torch.randn(16, self.width)] * self.num_batches
         with pl.attach(net, optimizer, algorithm=self.method) as worker:
-            times = (self.folder / str(worker.worker_id)).open("wb", buffering=0)
+            path = self.folder / str(worker.worker_id)
+            is_replacement = path.exists()
+            times = (self.folder / f"{worker.worker_id}{'-1' * is_replacement}").open("wb", buffering=0)
             for step, x in enumerate(worker.batches(batches)):
                 optimizer.zero_grad()
                 loss = net(x).square().mean()
-                if (worker.worker_id, step) == (self.victim, self.at):
+                if (worker.worker_id, step, is_replacement) == (self.victim, self.at, False):
                     times.write(struct.pack("d", time.monotonic()))
                     os.kill(os.getpid(), signal.SIGKILL)
                 loss.backward()
@@ -81,6 +93,37 @@ def trial(method: str, workers: int, draws: random.Random) -> dict[str, float]:
     }
 
 
+def replaced(method: str, workers: int, size: str, draws: random.Random) -> dict[str, float]:
+    """One run with a death and a replacement, in seconds."""
+    victim, at, (width, rounds) = draws.randrange(workers), 10, SIZES[size]
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(Path(folder), method, victim, at, width, rounds * workers, is_replaced=True)
+        result = pl.launch(loop, workers=workers, restarts=1).result
+        if result["outcome"] != "stopped" or result["restarts"] != 1:
+            raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
+        ended = {
+            path.name: [t for (t,) in struct.iter_unpack("d", path.read_bytes())] for path in Path(folder).iterdir()
+        }
+    killed_s, first_s = ended.pop(str(victim))[at], ended.pop(f"{victim}-1")[0]
+    steps = [(a, b) for own in ended.values() for a, b in itertools.pairwise(own[5:])]
+    return {
+        "replaced": first_s - killed_s,
+        "waited": max(b - a for a, b in steps if b > first_s - 1.0 and a < first_s),
+        "longest": max(b - a for a, b in steps if b < killed_s),
+    }
+
+
+def row_of_replaced(method: str, workers: int, size: str, trials: int, seed: int) -> str:
+    """A row of the second table."""
+    draws = random.Random(f"{method} {size} {seed}")
+    found = [replaced(method, workers, size, draws) for _ in range(trials)]
+    cells = []
+    for name in ("replaced", "waited"):
+        values = sorted(one[name] for one in found)
+        cells.append(f"{statistics.median(values):.2f} | {values[-1]:.2f}")
+    return f"| `{method}` | {size} | {' | '.join(cells)} | {statistics.median(one['longest'] for one in found):.2f} |"
+
+
 def row(method: str, workers: int, trials: int, seed: int) -> str:
     """One method's row of the table."""
     draws = random.Random(f"{method} {seed}")
@@ -98,10 +141,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--methods", default="all-reduce,lockstep")
+    parser.add_argument("--replaced", type=int, default=10, help="trials with a replacement, for each size")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    rows = [row(method, options.workers, options.trials, options.seed) for method in options.methods.split(",")]
+    methods = options.methods.split(",")
+    rows = [row(method, options.workers, options.trials, options.seed) for method in methods]
+    replacements = [
+        row_of_replaced(method, options.workers, size, options.replaced, options.seed)
+        for method in methods
+        for size in SIZES
+    ]
     about, used = machine(), versions()
     page = [
         "# A worker is killed under a lockstep method",
@@ -117,6 +167,14 @@ def main() -> None:
         "| method | median | 95 % | longest | control: median step | control: longest step |",
         "|---|---|---|---|---|---|",
         *rows,
+        "",
+        f"With replacements, {options.replaced} deaths for each size of the parameters, trained with Adam. Times in s. The"
+        " control is the others' longest step before the death, median over the trials.",
+        "",
+        "| method | parameters | until the replacement's first step: median | longest | others' longest step: median |"
+        " longest | control |",
+        "|---|---|---|---|---|---|---|",
+        *replacements,
     ]
     print("\n".join(page))
     (RESULTS / "lockstep_kill.md").write_text("\n".join(page) + "\n")
