@@ -190,7 +190,7 @@ def test_replacements_of_replacements(tmp_path):
 def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_waits_for_it(tmp_path, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "newcomers.let_in@0#1")
     program = Survivors(tmp_path, {1: 2}, newcomers={4: {1: 1}, 10: {0: 1, 1: 2}}, num_batches=60)
-    run = pl.launch(program, workers=WORKERS, restarts=5)
+    run = pl.launch(program, workers=WORKERS, restarts=2)
     assert (sorted(run.result["workers_lost"]), run.result["restarts"]) == ([0, 1], 3)
     assert {int(n) for n in run.records[1]["incarnation"]} == {0, 2}
     check(replace(program, kills={}), run)

@@ -352,6 +352,7 @@ class Supervisor:
         worker.lost = True
         self._repair(worker)
         is_final = message.kind in ("not replaced", "usage")
+        self._restarts_left += message.kind == "not let in"  # it was another worker that failed
         what = " is not replaced" if is_final else "'s replacement could not join"
         self.outcome.notes.append(f"Worker {worker.worker_id}{what}: {message.message.rstrip('.')}.")
         self._go_on_without(worker, replace=not is_final)
