@@ -244,14 +244,14 @@ def _of_another_launcher() -> LaunchedEnvironment | None:
         if rank in os.environ and size in os.environ:
             say_alone()
             worker_id, num_workers = _number(rank), _number(size)
-            if num_workers == 1:
+            named = os.environ.get("PACELINE_CHECKPOINT")
+            if num_workers == 1 and not named:
                 return None
             if not 0 <= worker_id < num_workers:
                 raise UsageError(
                     f"{rank}={worker_id} does not exist: with {size}={num_workers}, workers are numbered from 0 to "
                     f"{num_workers - 1}."
                 )
-            named = os.environ.get("PACELINE_CHECKPOINT")
             folder = Path(named).absolute() if named else None
             return LaunchedEnvironment(
                 worker_id=worker_id,

@@ -141,9 +141,10 @@ class LaunchedRun:
             WorkerLostError: worker 0 does not leave its `with` within the deadline.
         """
         self.collectives.end()
+        self.collectives.on_wait()
         if self._worker_id == 0:
             self.store.set(_FINAL, "1" if is_left else "0")
-        elif missing_keys(self.store, [_FINAL], self.deadline_s):
+        elif missing_keys(self.store, [_FINAL], self.deadline_s, self.collectives.on_wait):
             raise WorkerLostError(
                 f"end: worker 0, whose model is the run's result, did not leave its `with` within {self.deadline_s:g} s. See"
                 " its output; or set PACELINE_DEADLINE_S higher."

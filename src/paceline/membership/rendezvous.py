@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,15 @@ def wait_for_readers(store: Any, what: str, worker_id: int, workers: Sequence[in
         missing_keys(store, [f"read/{what}/{worker}" for worker in workers], _FAREWELL_S)
 
 
-def missing_keys(store: Any, keys: Sequence[str], within_s: float) -> list[int]:
-    """Waits until all keys are there; returns the positions of those still missing after `within_s`."""
+def missing_keys(
+    store: Any, keys: Sequence[str], within_s: float, on_wait: Callable[[], object] = lambda: None
+) -> list[int]:
+    """Waits until all keys are there, and calls `on_wait`; returns the positions of those still missing after `within_s`."""
     until_s = time.monotonic() + within_s
     missing = list(range(len(keys)))
     while True:
         missing = [index for index in missing if not store.check([keys[index]])]
         if not missing or time.monotonic() > until_s:
             return missing
+        on_wait()
         time.sleep(0.005)

@@ -112,9 +112,9 @@ def save_successors(checkpoint: Path, lost: list[int], survivor: int) -> bool:
     return True
 
 
-def end(folder: Path, parameters: Parameters) -> int:
-    """Makes a checkpoint of the given parameters and the parts that workers saved at the run's end; returns its number."""
-    number = max([parameters.next_batch, *(taken + 1 for taken in numbers(folder))])
+def end(folder: Path, parameters: Parameters, least: int = 0) -> int:
+    """Makes a checkpoint of these parameters and the parts saved at the run's end; returns its number, at least `least`."""
+    number = max([parameters.next_batch, least, *(taken + 1 for taken in numbers(folder))])
     write_part(folder, None, PARAMETERS, vars(parameters))
     end_files(folder, number)
     return number

@@ -21,7 +21,9 @@ from paceline.system import files, tensor_files
 __all__ = [
     "PARAMETERS",
     "all_there",
+    "begin",
     "check",
+    "claim_end",
     "clear",
     "complete",
     "describe",
@@ -39,6 +41,7 @@ __all__ = [
 PARAMETERS = "parameters.pt"
 _COMPLETE = "complete.json"
 _ENDING = "ending"
+_RUNNING = "running-"  # prefix of the file that stands for a run without a supervisor, until it ends
 _DIGEST = ".sha256"  # suffix of the file with a part's digest; if it exists, the part is written
 _NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
@@ -145,9 +148,32 @@ def clear(folder: Path, keep: Path | None) -> None:
         NotWrittenError: it cannot be removed.
     """
     with files.writing(folder):
+        for path in folder.glob(f"{_RUNNING}*"):  # first: a worker of that run writes nothing from now on
+            path.unlink()
         for path in [*(folder / str(number) for number in numbers(folder)), folder / _ENDING]:
             if path != keep and path.exists():
                 shutil.rmtree(path)
+
+
+def begin(folder: Path, run: str, keep: Path | None) -> None:
+    """Clears the folder for a run without a supervisor, named `run`.
+
+    Raises:
+        NotWrittenError: the folder cannot be written.
+    """
+    clear(folder, keep)
+    with files.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{_RUNNING}{run}").touch()
+
+
+def claim_end(folder: Path, run: str) -> bool:
+    """Whether the caller writes the run's last checkpoint: the first of its workers to ask, unless a newer run has begun."""
+    try:
+        (folder / f"{_RUNNING}{run}").unlink()
+    except OSError:
+        return False
+    return True
 
 
 # Reading

@@ -11,10 +11,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 __all__ = [
+    "DeferredTermination",
     "Interruption",
     "Terminated",
     "exit_code",
@@ -27,6 +29,7 @@ __all__ = [
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORTS = "<frozen importlib"
+_SAME_S = 3.0  # a launcher and its agent may both send SIGTERM
 
 
 class Terminated(KeyboardInterrupt):
@@ -78,6 +81,41 @@ class Interruption:
             yield
         finally:
             self._calls.remove(call)
+
+
+class DeferredTermination(Interruption):
+    """Notes the first SIGTERM from `begin` to `end`, which then ends the process by it; another one after 3 s ends it at once.
+
+    Does nothing if the program has a handler of its own, or in other threads than the main one, which cannot set any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_begun = False
+        self._noted_s = 0.0
+
+    def begin(self) -> None:
+        """Notes SIGTERM from now on; further calls do nothing."""
+        if self._is_begun or threading.current_thread() is not threading.main_thread():
+            return
+        self._is_begun = True
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if not self:
+            self._noted_s = now_s
+            self.note(signum)
+        elif now_s > self._noted_s + _SAME_S:
+            self.end()
+
+    def end(self) -> None:
+        """Leaves SIGTERM to the system again, which ends the process if one has come."""
+        if self._is_begun and signal.getsignal(signal.SIGTERM) == self._hear:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 _current: Interruption | None = None  # of the run that is going on in the main thread

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, UsageError
 
-__all__ = ["SAID", "say_alone"]
+__all__ = ["SAID", "say", "say_alone"]
 
 #: Environment variable of one agent's workers: a folder in which the first worker to print an error notes it.
 SAID = "PACELINE_SAID"
@@ -26,17 +26,23 @@ def say_alone() -> None:
     if getattr(before, "__module__", "") == __name__:
         return
 
-    def say(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        # Not sys.stderr: torch.distributed's hook replaces it, and prints its contents only if this returns.
-        if sys.__stderr__ is not None and not _was_said(str(error)):  # print would take None for standard output
-            with contextlib.suppress(OSError):  # a full disk must not change the exit code
-                print(f"paceline: {error}", file=sys.__stderr__, flush=True)
+        if not _was_said(str(error)):
+            say(str(error))
         raise SystemExit(2 if isinstance(error, UsageError) else 1)
 
-    sys.excepthook = say
+    sys.excepthook = hook
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence to standard error, as from Paceline."""
+    # Not sys.stderr: torch.distributed's hook replaces it, and prints its contents only if this returns.
+    if sys.__stderr__ is not None:  # print would take None for standard output
+        with contextlib.suppress(OSError):  # a full disk must not change the exit code
+            print(f"paceline: {sentence}", file=sys.__stderr__, flush=True)
 
 
 def _was_said(sentence: str) -> bool:

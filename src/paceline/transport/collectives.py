@@ -49,6 +49,7 @@ class DistributedCollectives:
     Attributes:
         counts: as given.
         waited_s: seconds spent in `wait`; the caller reads it and sets it back to 0.
+        on_wait: called before and during each wait, every half second; an error that it raises ends the wait.
     """
 
     remedy = (
@@ -78,6 +79,7 @@ class DistributedCollectives:
         self._num_started = 0
         self._has_ended = False
         self.waited_s = 0.0
+        self.on_wait: Callable[[], object] = lambda: None
 
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the weighted mean over all workers: sum_k (w_k / w_f) g_k / sum_k (w_k / w_f).
@@ -181,6 +183,7 @@ class DistributedCollectives:
         begun_s = time.perf_counter()
         try:
             while True:
+                self.on_wait()
                 try:
                     if _is_done_soon(work, in_slices=in_slices):
                         self._roll_call.operation_ended()
@@ -207,7 +210,7 @@ class DistributedCollectives:
 
     def _lost(self, label: str, why: object) -> WorkerLostError:
         """Gives up, collects which workers are present, and names the missing ones."""
-        answers = self._roll_call.give_up()
+        answers = self._roll_call.give_up(self.on_wait)
         if answers is None:
             return WorkerLostError(
                 f"{label}: the workers' common store is gone, most likely with worker 0, which holds it unless the launcher"

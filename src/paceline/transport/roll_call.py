@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["RollCall"]
@@ -49,8 +50,11 @@ class RollCall:
         except RuntimeError:
             return True
 
-    def give_up(self) -> tuple[set[int], set[int]] | None:
-        """Tells the others; returns the present workers, and those that had ended before. None: the store is gone."""
+    def give_up(self, on_wait: Callable[[], object] = lambda: None) -> tuple[set[int], set[int]] | None:
+        """Tells the others; returns the present workers, and those that had ended before. None: the store is gone.
+
+        Calls `on_wait` while it waits; an error that it raises ends the wait.
+        """
         everyone = range(self._num_workers)
         present, left = {self._worker_id}, set[int]()
         answer_s = max(self._answer_s, min(_MOST_S, 2 * max(self._gaps_s, default=0.0)))
@@ -59,6 +63,7 @@ class RollCall:
             self._store.set("gave up", "1")
             self._store.set(f"there/{self._worker_id}", "1")
             while len(present) + len(left) < self._num_workers and time.monotonic() < until_s:
+                on_wait()
                 time.sleep(_BETWEEN_LOOKS_S)
                 present = {worker for worker in everyone if self._store.check([f"there/{worker}"])}
                 left = {w for w in everyone if w not in present and self._store.check([f"ended/{w}"])}

@@ -150,6 +150,7 @@ class WorkerBatches:
         epoch, self._epoch = self._epoch, self._epoch + 1
         self._not_begun.clear()
         if self._epoch > 1 and self._membership.stopped():  # a loop goes through the epochs that are left
+            self._membership.raise_if_terminated()
             return
         batches = self.batches_of(loader)
         claims = self._claims_for(batches)
@@ -162,6 +163,7 @@ class WorkerBatches:
             started_s = self._replica.now_s()
             number, fetch = next(given, (END, None))
             if number == END or fetch is None:
+                self._membership.raise_if_terminated()
                 break
             if number != ABSENT:
                 batch = fetch()
@@ -242,7 +244,7 @@ class WorkerBatches:
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
-                self._membership.complete_checkpoint()
+                self._membership.before_batch()
                 if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
                     number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
                 claims.hand_out(number)

@@ -175,13 +175,22 @@ class StoreGatherer:
         worker_id: this worker.
         num_workers: of the run.
         deadline_s: how long to wait for the others.
+        on_wait: called during each wait; an error that it raises ends the wait.
     """
 
-    def __init__(self, store: Any, worker_id: int, num_workers: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        worker_id: int,
+        num_workers: int,
+        deadline_s: float,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> None:
         self._store = store
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._deadline_s = deadline_s
+        self._on_wait = on_wait
         self._number = 0
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
@@ -191,6 +200,7 @@ class StoreGatherer:
         missing, gone = list(range(self._num_workers)), set[int]()
         until_s = time.monotonic() + self._deadline_s
         while missing:
+            self._on_wait()
             gone |= {one for one in missing if self._store.check([f"left sums/{one}"])}
             missing = [one for one in missing if not self._store.check([self._key(one)])]
             if all(one in gone for one in missing):  # the missing ones left before this worker looked for their parts

@@ -58,10 +58,10 @@ class WorkerStorage:
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """Does nothing: the membership writes a worker's checkpoints."""
 
-    def left(self) -> Left | None:
-        """The batches that are left; None: the checkpoint does not say."""
+    def left(self, first: int) -> Left:
+        """The batches that a run in rounds has left; `first`: of a checkpoint at an epoch's beginning, which does not say."""
         found = checkpoint.load_left(self._resume) if self._resume is not None else None
-        return Left(found[0], found[1:]) if found is not None else None
+        return Left(found[0], found[1:]) if found is not None else Left(first, [])
 
     def load_parameters(
         self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None
@@ -138,6 +138,36 @@ class WorkerStorage:
                 checkpoint.save_parameters(folder, number, parameters())
 
         return self._try(number, write)
+
+    def save_alone(
+        self,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        parameters: checkpoint.Parameters,
+        left: Left,
+        least: int,
+    ) -> Path | None:
+        """Writes a run's last checkpoint with this worker's part alone, from which workers that are equal can all resume.
+
+        Args:
+            optimizer: as for `save`, like `taken` and `left`.
+            taken: batches that the worker has taken.
+            parameters: the run's.
+            left: the batches that are left.
+            least: the checkpoint's number is at least this.
+
+        Returns:
+            the checkpoint; None: it could not be written.
+        """
+        written: list[Path] = []
+
+        def write(folder: Path) -> None:
+            checkpoint.save_worker(folder, None, self._worker_id, optimizer, taken, left=left)
+            number = checkpoint.end(folder, parameters, least)
+            checkpoint_files.complete(folder, number, [self._worker_id], {})
+            written.append(folder / str(number))
+
+        return written[0] if self._try(None, write) else None
 
     def complete(self, number: int, num_workers: int) -> bool:
         """Marks a checkpoint as complete once all workers' parts are there; returns False while parts are missing."""

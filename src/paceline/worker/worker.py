@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, RunStopped, UsageError, WorkerLostError, exits_in_order
+from paceline.errors import DivergedError, PacelineError, RunStopped, UsageError, WorkerLostError, exits_in_order
 from paceline.loop.grad_scaler import ask_for_every_step
 from paceline.loop.guards.gradient_watch import GradientWatch
 from paceline.loop.guards.guard import Guards
@@ -29,6 +29,7 @@ from paceline.membership.environment import WorkerEnvironment
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
+from paceline.system.interrupts import Terminated
 from paceline.system.torch_internals import mark_as_stepped
 from paceline.worker.batches import WorkerBatches
 from paceline.worker.initial_states import check_states
@@ -179,10 +180,16 @@ class Worker(WholeRun):
             except UsageError:
                 self._leave(failed=True)
                 raise
-        if kind is not None and issubclass(kind, WorkerLostError) and self._membership.saves_after_loss:
-            self._save_end(is_cut=True)
-        self._leave(failed=failed, is_cut=is_cut)
+        if self._is_ended_from_outside(kind):
+            self._save_end(is_cut=True, is_lost=True)
+        self._leave(failed=failed or self._membership.is_terminated, is_cut=is_cut)
         return is_cut
+
+    def _is_ended_from_outside(self, kind: type[BaseException] | None) -> bool:
+        """Whether a lost worker or SIGTERM ends this one, whose last step is sound; other errors of ours question it."""
+        if kind is not None and issubclass(kind, PacelineError):
+            return issubclass(kind, WorkerLostError)
+        return self._membership.is_terminated
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         left = self._left_by_loop() if not (failed or is_cut) else None
@@ -203,6 +210,9 @@ class Worker(WholeRun):
                     self._save_end(is_cut=is_cut)
                 if never_stepped is not None and not self._membership.has_updates():
                     raise never_stepped
+        except (Terminated, WorkerLostError):
+            self._save_end(is_cut=False, is_lost=True)
+            raise
         finally:
             self._membership.close(failed=failed)
 
@@ -212,14 +222,17 @@ class Worker(WholeRun):
             return None
         return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
 
-    def _save_end(self, *, is_cut: bool) -> None:
-        """Saves the worker's part of the run's last checkpoint, if there are any."""
+    def _save_end(self, *, is_cut: bool, is_lost: bool = False) -> None:
+        """Saves the worker's part of the run's last checkpoint, if there are any; `is_lost`: others do not save theirs."""
+        if is_lost and not self._membership.saves_after_loss:
+            return
         if is_cut and self._replica.is_applying and self._membership.saves_after_loss:
             return  # between two evaluations of a closure, which move the parameters
         # A loop that gets no further batch ends by itself, perhaps between two passes of a step.
         at_end = self._batches.at_end(is_cut=is_cut or self._membership.stopped())
         if at_end is not None:
-            self._membership.save_end(self._optimizer, *at_end)
+            save = self._membership.save_after_loss if is_lost else self._membership.save_end
+            save(self._optimizer, *at_end)
 
     def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -12,6 +13,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
+from paceline.data.round_deal import Left
 from paceline.errors import UsageError
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
@@ -22,6 +24,8 @@ from paceline.optim.model_state import dense_buffers, state_of
 from paceline.records import checkpoint_files
 from paceline.records.checkpoint_contents import Parameters
 from paceline.records.step_record import PackedRecords
+from paceline.system.interrupts import DeferredTermination
+from paceline.system.uncaught import say
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.layout_part import Division
@@ -69,6 +73,7 @@ class LaunchedMembership(Membership):
         self.deals_batches = not environment.own_data
         folder, resume = environment.checkpoint, environment.resume
         self.resumed_from = resume.name if resume is not None else ""
+        self._resumed = int(self.resumed_from or 0)
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         copies = copies_of(self.binding, algorithm)
         spec = registry.spec(algorithm)
@@ -83,6 +88,7 @@ class LaunchedMembership(Membership):
         buffers = dense_buffers(model)
         self._storage = WorkerStorage(self.worker_id, resume, folder)
         self._first_version = self._read_checkpoint(buffers)
+        self._left = self._storage.left(self._next_batch)
         gpu = copies.device_name if copies is not None and algorithm.needs.collectives else None
         words = {
             "algorithm": spec,
@@ -94,9 +100,12 @@ class LaunchedMembership(Membership):
         self._run = run = LaunchedRun(environment, words, gpu, random_states, list(state_of(model).values()))
         self.tables = run.tables
         if folder is not None:
+            name = torch.tensor([secrets.randbits(62)])
             if self.worker_id == 0:
-                checkpoint_files.clear(folder, keep=resume)
-            run.collectives.broadcast(torch.zeros(1))  # the others save nothing before
+                checkpoint_files.begin(folder, str(int(name)), keep=resume)
+            run.collectives.broadcast(name)  # the others save nothing before
+            self._name = str(int(name))
+            self.saves_after_loss = algorithm.survivors_continue and layout is None
         if gpu is not None:  # report NCCL errors here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         self._records = records = PackedRecords()
@@ -107,8 +116,10 @@ class LaunchedMembership(Membership):
         if self.part is not None:
             memory.ports = self.part.begin(memory.ports, run.axes(self.part.axes), algorithm)
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
-        self.stopped, self.snapshot = memory.stopped, memory.snapshot
-        self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s)
+        self._sigterm = sigterm = DeferredTermination()
+        self.stopped, self.snapshot = lambda: bool(sigterm) or memory.stopped(), memory.snapshot
+        self.raise_if_terminated = run.collectives.on_wait = end = sigterm.raise_if_any
+        self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s, end)
 
     def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
         """Loads the checkpoint's parameters and buffers into the model; returns their version."""
@@ -160,13 +171,13 @@ class LaunchedMembership(Membership):
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        return BatchShare(self._run.claims(), self._next_batch)
+        return BatchShare(self._run.claims(), self._left.least, self._left.done)
 
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
     ) -> None:
-        """As in `Membership`; every epoch is saved, if any is."""
-        if epoch and self._environment.checkpoint is not None:
+        """As in `Membership`; every epoch is saved, if any is, but for those that the run has resumed from."""
+        if first_batch > self._resumed and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
             self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None)
@@ -181,10 +192,35 @@ class LaunchedMembership(Membership):
         whole = replace(own, x=part.whole_of(own.x))
         return lambda: whole
 
-    def complete_checkpoint(self) -> None:
-        """As in `Membership`."""
+    def before_batch(self) -> None:
+        """As in `Membership`; from the first batch on, SIGTERM ends the worker after its step."""
+        if self.saves_after_loss:
+            self._sigterm.begin()
         if self._incomplete is not None and self._storage.complete(self._incomplete, self.num_workers):
             self._incomplete = None
+
+    @property
+    def is_terminated(self) -> bool:
+        return bool(self._sigterm)
+
+    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+        """As in `Membership`: the first worker that comes here saves the run, as all have the same parameters and state.
+
+        Workers may be a step apart, and differ in what they drew and in buffers. A loop on batches of its own has none left
+        to tell of, and saves nothing.
+        """
+        folder = self._environment.checkpoint
+        if left is None or left == self._left or folder is None or not checkpoint_files.claim_end(folder, self._name):
+            return
+        # No worker begins an epoch of that number: others are a step ahead at most.
+        least = left.first + self.num_workers + 1
+        written = self._storage.save_alone(optimizer, taken, self._memory.parameters(left.least), left, least)
+        if written is not None:
+            why = "SIGTERM" if self.is_terminated else "A worker was lost"
+            say(
+                f"{why}: worker {self.worker_id} has written a checkpoint of the last step, {written}. The next start"
+                " resumes there, with any number of workers."
+            )
 
     def has_updates(self) -> bool:
         """As in `Membership`; the worker's own memory says nothing about others' models."""
@@ -219,7 +255,11 @@ class LaunchedMembership(Membership):
 
     def close(self, *, failed: bool) -> None:
         """As in `Membership`."""
+        self._sigterm.end()
         self._memory.close()
         self._run.close(failed=failed)
+        folder = self._environment.checkpoint
+        if folder is not None and not (failed or self.worker_id):
+            checkpoint_files.claim_end(folder, self._name)
         if self._servers is not None:
             self._servers.close()

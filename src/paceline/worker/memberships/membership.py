@@ -53,7 +53,7 @@ class Membership(Protocol):
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
         snapshot: copies the run's newest parameters into a vector (P,).
-        saves_after_loss: whether workers save their parts when another one is lost, as each has all that it had.
+        saves_after_loss: whether workers save the last step when another one is lost, as each has all that it had.
         part: of the model that this worker has, under a layout; None: all of it.
         replica: makes the loop's replica, given its optimizer.
     """
@@ -137,11 +137,23 @@ class Membership(Protocol):
             leads: whether it saves the parameters, too.
         """
 
-    def complete_checkpoint(self) -> None:
-        """Marks a checkpoint as complete once all workers have saved their parts, where no supervisor does."""
+    def before_batch(self) -> None:
+        """The loop is about to get a batch: completes a checkpoint of which all parts are there, where no supervisor does."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether SIGTERM ends this worker, without a supervisor, before its next step."""
+        return False
+
+    def raise_if_terminated(self) -> None:
+        """Raises `Terminated` if SIGTERM ends this worker."""
 
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any; `left`: the batches left, in rounds."""
+
+    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+        """As `save_end`, when another worker is lost or SIGTERM ends this one."""
+        self.save_end(optimizer, taken, left)
 
     def has_updates(self) -> bool:
         """Whether any worker is known to have made an update, given that this one has made none."""

@@ -236,7 +236,7 @@ class SupervisedMembership(Membership):
         if (
             self._algorithm.in_rounds
         ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
-            left = self._storage.left() or Left(first, [])
+            left = self._storage.left(first)
             first, done = left.least, left.done
         return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
 

@@ -1,0 +1,155 @@
+"""Under torchrun, survivors write a checkpoint of the last step, from which any number of workers goes on."""
+
+import json
+import os
+import signal
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import forked
+from free_ports import free_port
+from processes import step_checkpoints
+from processes.step_checkpoints import Loop, check, wait_until
+
+PROGRAM = Path(step_checkpoints.__file__)
+
+
+def environment(loop, **more):
+    told = {"PACELINE_TEST_LOOP": json.dumps(asdict(loop)), "PACELINE_CHECKPOINT": str(folder_of(loop))}
+    return {"OMP_NUM_THREADS": "1", **told, **more}
+
+
+def folder_of(loop):
+    return Path(loop.folder, "checkpoint")
+
+
+def started(loop, num_workers, life=0):
+    """Workers by themselves, as of a launcher that lets the others live."""
+    port = str(free_port())
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_workers)}
+    common["PACELINE_TEST_LIFE"] = str(life)
+    return forked.running([PROGRAM], [environment(loop, RANK=str(rank), **common) for rank in range(num_workers)])
+
+
+def ended(workers):
+    """(code, output, errors) of each."""
+    outputs = [one.communicate(forked.AGAINST_HANGS_S) for one in workers]
+    return [(one.returncode, *texts) for one, texts in zip(workers, outputs, strict=True)]
+
+
+def live(loop, num_workers, life=0):
+    with started(loop, num_workers, life) as workers:
+        return ended(workers)
+
+
+def said(results):
+    return [line for _, _, errors in results for line in errors.splitlines() if "has written a checkpoint" in line]
+
+
+def go_on(loop, num_workers, begins, life=1):
+    """The next life sees it through."""
+    results = live(loop, num_workers, life)
+    assert [code for code, *_ in results] == [0] * num_workers, results
+    check(loop, num_workers, begins)
+
+
+def torchrun(loop, *options, num_workers=3):
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}", *options, PROGRAM]
+    return forked.Python(words, environment={**os.environ, **environment(loop)})
+
+
+@pytest.mark.parametrize("event", ["kill", "raise"])
+def test_torchrun_goes_on_from_the_last_step(event, tmp_path):
+    """Worker 1 dies in the seventh round, the third of the second epoch: an epoch's checkpoint would be after the fourth."""
+    loop = Loop(str(tmp_path), event)
+    with torchrun(loop, "--max-restarts=1") as agent:
+        ((code, output, errors),) = ended([agent])
+    assert code == 0, errors
+    assert output.count("has ended") == 3
+    (line,) = said([(code, output, errors)])
+    assert line.endswith("The next start resumes there, with any number of workers.")
+    assert "/paceline/" not in errors or event == "raise"  # as in a traceback
+    check(loop, 3, [0, 6])
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (3, 1), (2, 5)])
+@pytest.mark.parametrize("event", ["kill", "kill after"])
+def test_any_number_of_workers_goes_on(event, before, after, tmp_path):
+    loop = Loop(str(tmp_path), event, at=5, optimizer="adam")
+    results = live(loop, before)
+    assert [code for code, *_ in results] == [1, -signal.SIGKILL, *[1] * (before - 2)]
+    (line,) = said(results)
+    assert line.startswith("paceline: A worker was lost: worker ")
+    go_on(loop, after, [0, 5 + (event == "kill after")])
+
+
+def test_an_epochs_checkpoint_takes_any_number_too(tmp_path):
+    """The worker that writes the last step's checkpoint is killed as it does: the second epoch's beginning counts."""
+    loop = Loop(str(tmp_path), "kill", saver=2, dies_writing=True)
+    results = live(loop, 3)
+    assert [code for code, *_ in results] == [1, -signal.SIGKILL, -signal.SIGKILL]
+    assert not said(results)
+    go_on(loop, 2, [0, 4])
+
+
+@pytest.mark.parametrize("saver", [0, 2])
+def test_survivors_that_are_a_step_apart(saver, tmp_path):
+    """Worker 2 has not got the mean of the sixth step, and worker 0 has; either writes a whole checkpoint."""
+    loop = Loop(str(tmp_path), "kill after", at=5, behind=2, saver=saver)
+    assert len(said(live(loop, 3))) == 1
+    go_on(loop, 2, [0, 6 if saver == 0 else 5])
+
+
+def terminated(loop, num_workers):
+    with started(loop, num_workers) as workers:
+        wait_until(lambda: len(list(tmp_path_of(loop).glob("here-*"))) == num_workers)
+        for one in workers:
+            one.terminate()
+        return ended(workers)
+
+
+def tmp_path_of(loop):
+    return Path(loop.folder)
+
+
+@pytest.mark.parametrize(
+    ("event", "at", "num_workers"),
+    [
+        ("terminate", 6, 3),
+        ("terminate", 4, 2),
+        ("terminate at end", 8, 3),
+        ("terminate", 3, 1),
+        ("terminate at end", 20, 1),
+    ],
+)
+def test_sigterm_to_all(event, at, num_workers, tmp_path):
+    """Each ends as by the signal itself: while it waits for others, or after its step if it is alone."""
+    loop = Loop(str(tmp_path), event, at=at)
+    results = terminated(loop, num_workers)
+    assert [code for code, *_ in results] == [-signal.SIGTERM] * num_workers
+    (line,) = said(results)
+    assert line.startswith("paceline: SIGTERM: worker ")
+    assert all("Traceback" not in errors for *_, errors in results)
+    go_on(loop, 2, [0, at + ((event, num_workers) == ("terminate", 1))])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"per_step": 2, "num_batches": 12, "at": 5},
+        {"ahead": True},
+        {"data": "processes"},
+        {"data": "stream"},
+        {"data": "drawn"},
+        {"sums": True, "optimizer": "adam"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("event", ["kill", "terminate"])
+def test_with(event, options, tmp_path):
+    loop = Loop(str(tmp_path), event, **options)
+    results = terminated(loop, 3) if event == "terminate" else live(loop, 3)
+    assert len(said(results)) == 1, results
+    go_on(loop, 2, [0, loop.at // loop.per_step])
