@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import forked
+import leftovers
 from free_ports import free_port
 from processes import step_checkpoints
 from processes.step_checkpoints import Loop, check, wait_until
@@ -153,3 +154,46 @@ def test_with(event, options, tmp_path):
     results = terminated(loop, 3) if event == "terminate" else live(loop, 3)
     assert len(said(results)) == 1, results
     go_on(loop, 2, [0, loop.at // loop.per_step])
+
+
+def test_torchrun_takes_sigterm_from_itself_and_from_the_job(tmp_path):
+    """As Slurm sends it, to all processes: the agent then sends it once more."""
+    loop = Loop(str(tmp_path), "terminate")
+    with torchrun(loop) as agent:
+        wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 3)
+        for pid in [*leftovers.descendants(agent.pid), agent.pid]:
+            os.kill(pid, signal.SIGTERM)
+        results = ended([agent])
+    assert results[0][0] != 0
+    (line,) = said(results)
+    assert line.startswith("paceline: SIGTERM: worker ")
+    go_on(loop, 2, [0, 6])
+
+
+def test_torchrun_goes_on_if_the_last_steps_are_made(tmp_path):
+    """Worker 0 dies after its loop, as others wait for its weights: they have all that there is."""
+    loop = Loop(str(tmp_path), "kill at end", at=8, victim=0)
+    with torchrun(loop, "--max-restarts=1") as agent:
+        results = ended([agent])
+    assert results[0][0] == 0, results
+    assert len(said(results)) == 1
+    check(loop, 3, [0, 8])
+
+
+def test_torchrun_ends_workers_that_wait_in_a_sum_and_their_loaders(tmp_path):
+    """A worker dies after the epoch's last step, as the others wait in `worker.sum`."""
+    loop = Loop(str(tmp_path), "kill after", at=3, sums=True, data="processes")
+    with torchrun(loop, "--max-restarts=1") as agent:
+        results = ended([agent])
+    assert results[0][0] == 0, results
+    assert len(said(results)) == 1
+    check(loop, 3, [0, 4])
+
+
+def test_a_loop_on_a_loader_of_its_own_has_no_such_checkpoint(tmp_path):
+    """Paceline does not know where in it the loop is."""
+    loop = Loop(str(tmp_path), "terminate", own=True)
+    results = terminated(loop, 2)
+    assert [code for code, *_ in results] == [-signal.SIGTERM] * 2
+    assert not said(results)
+    assert not list(folder_of(loop).glob("[0-9]*"))

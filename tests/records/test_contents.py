@@ -208,3 +208,15 @@ def test_a_resumed_run_starts_from_one_and_keeps_it(tmp_path):
     assert checkpoint_files.complete(tmp_path, 30, [0, 1], {}, keep=start)
     assert checkpoint.load_worker(start, 1, optimizer_after(0)) == 8
     assert checkpoint_files.newest(tmp_path).name == "30"
+
+
+def test_one_worker_of_the_newest_run_writes_the_last_checkpoint(tmp_path):
+    """A worker of an earlier run that wakes up late writes none."""
+    folder = tmp_path / "checkpoint"
+    checkpoint_files.begin(folder, "first", keep=None)
+    assert not checkpoint_files.claim_end(folder, "second")
+    checkpoint_files.begin(folder, "second", keep=None)
+    assert not checkpoint_files.claim_end(folder, "first")
+    assert checkpoint_files.claim_end(folder, "second")
+    assert not checkpoint_files.claim_end(folder, "second")
+    assert not list(folder.iterdir())

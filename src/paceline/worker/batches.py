@@ -78,9 +78,7 @@ class WorkerBatches:
         self._shares = (
             RoundShares(self.worker_id, self.num_workers) if algorithm.by_speed and self.num_workers > 1 else None
         )
-        self._optimizer = optimizer
-        self._taken = taken
-        self._progress = progress
+        self._optimizer, self._taken, self._progress = optimizer, taken, progress
         self._bind_newest = bind_newest
         self._randomness = randomness
         self._given = BatchesTaken()
@@ -126,11 +124,7 @@ class WorkerBatches:
         )
 
     def length(self, loader: Any, *, own: bool = False) -> int:
-        """The rounds of an epoch in lockstep; otherwise the most batches that a worker can get.
-
-        Raises:
-            TypeError: the loader has no length.
-        """
+        """The rounds of an epoch in lockstep, else the most batches that a worker can get; `TypeError`: it is unknown."""
         if own or not self._membership.deals_batches:
             return len(loader)
         whole = self.batches_of(loader).length
@@ -191,8 +185,7 @@ class WorkerBatches:
             self._bind_newest()
         if self._replica.num_begun == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
             warnings.warn(
-                f"This worker got no batch: {batches.length} batches an epoch are too few for"
-                f" {self.num_workers} workers.",
+                f"This worker got no batch: {batches.length} batches an epoch are too few for {self.num_workers} workers.",
                 stacklevel=3,
             )
 
