@@ -5,6 +5,7 @@ Each worker notes the samples of each step, by the version of the parameters tha
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -19,8 +20,10 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import paceline as pl
+from lazy_copies import LazyCopies
 from paceline.records import checkpoint_files
 from paceline.transport.collectives import DistributedCollectives
+from paceline.worker.memberships import memory
 from processes.survivors import EPOCHS, OPTIMIZERS, OneAhead, Survivors, loader, model
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -39,6 +42,7 @@ class Loop:
         victim: the worker that it happens to.
         saver: the only worker that may write the last checkpoint; the others wait for it; None: the first to come.
         behind: a worker that fails in the step before the victim's death, as if it had not got the mean.
+        on_device: whether the model counts as one on a device whose copies take their time.
         dies_writing: whether the worker that writes the last checkpoint is killed as it does.
     """
 
@@ -54,14 +58,19 @@ class Loop:
     sums: bool = False
     saver: int | None = None
     behind: int | None = None
+    on_device: bool = False
     dies_writing: bool = False
     num_batches: int = 10
     epochs: int = EPOCHS
 
     def run(self):
         torch.set_num_threads(1)
+        multiprocessing.set_start_method("fork", force=True)  # as in programs that no fork server has started
         net, data = model(), loader(self.data, self.num_batches)
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
+        if self.on_device:
+            copies = LazyCopies()
+            memory.device_copies = lambda device: copies
         if not LIFE:
             self._arrange()
         number, step, before = 0, [], None
@@ -127,7 +136,8 @@ class Loop:
 
             def fail(collectives, work, label, **options):
                 wait_for(collectives, work, label, **options)
-                if self._worker._membership.ports.shared.version == self.at:
+                worker = getattr(self, "_worker", None)  # which joins first
+                if worker is not None and worker._membership.ports.shared.version == self.at:
                     raise collectives._lost(label, "as if the connection had broken")
 
             DistributedCollectives.wait_for = fail

@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import pytest
 
 import forked
 import leftovers
+import soak_results
 from free_ports import free_port
 from processes import step_checkpoints
-from processes.step_checkpoints import Loop, check, wait_until
+from processes.step_checkpoints import Loop, check, notes, wait_until
 
 PROGRAM = Path(step_checkpoints.__file__)
 
@@ -104,15 +107,12 @@ def test_survivors_that_are_a_step_apart(saver, tmp_path):
 
 
 def terminated(loop, num_workers):
+    """Sends SIGTERM to all workers once each is in the middle of its loop."""
     with started(loop, num_workers) as workers:
-        wait_until(lambda: len(list(tmp_path_of(loop).glob("here-*"))) == num_workers)
+        wait_until(lambda: len(list(Path(loop.folder).glob("here-*"))) == num_workers)
         for one in workers:
             one.terminate()
         return ended(workers)
-
-
-def tmp_path_of(loop):
-    return Path(loop.folder)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,7 @@ def test_sigterm_to_all(event, at, num_workers, tmp_path):
         {"data": "stream"},
         {"data": "drawn"},
         {"sums": True, "optimizer": "adam"},
+        {"on_device": True, "optimizer": "adam"},
     ],
     ids=str,
 )
@@ -197,3 +198,53 @@ def test_a_loop_on_a_loader_of_its_own_has_no_such_checkpoint(tmp_path):
     assert [code for code, *_ in results] == [-signal.SIGTERM] * 2
     assert not said(results)
     assert not list(folder_of(loop).glob("[0-9]*"))
+
+
+def disturbed(loop, num_workers, life, draws):
+    """A life in which some workers get signals at a drawn instant."""
+    signals = draws.choice([[signal.SIGKILL], [signal.SIGTERM], [signal.SIGTERM] * num_workers, [signal.SIGKILL] * 2])
+    victims = draws.sample(range(num_workers), min(len(signals), num_workers - (signals[0] == signal.SIGKILL)))
+    path = Path(loop.folder, f"notes-{life}-{victims[0]}.jsonl")
+    num_steps, pause_s = draws.randrange(40), draws.random() * 0.01
+    with started(loop, num_workers, life) as workers:
+        wait_until(lambda: workers[0].poll() is not None or num_lines(path) > num_steps)
+        time.sleep(pause_s)
+        for victim, signum in zip(victims, signals, strict=False):
+            workers[victim].send_signal(signum)
+        return ended(workers)
+
+
+def num_lines(path):
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.soak
+def test_a_hundred_runs_with_signals_at_any_instant(tmp_path, monkeypatch):
+    """Survivors lose one step at most; each run goes on with another number of workers, twice, and is seen through."""
+    monkeypatch.setenv("PACELINE_DEADLINE_S", "30")  # worker 0 waits as long for one that dies after its loop
+    before, begun_s, num_saved = leftovers.everything(), time.monotonic(), 0
+    for number in range(100):
+        draws, folder = random.Random(f"step checkpoints {number}"), tmp_path / str(number)
+        folder.mkdir()
+        loop = Loop(str(folder), optimizer=draws.choice(["sgd", "adam"]), num_batches=60, epochs=3)
+        saved = []
+        for life in range(2):
+            num_workers = draws.randint(2, 4)
+            results = disturbed(loop, num_workers, life, draws)
+            if all(code == 0 for code, *_ in results):
+                break
+            lines = said(results)
+            assert len(lines) <= 1, (number, results)
+            saved.append(len(lines))
+        num_workers = draws.randint(1, 4)
+        results = live(loop, num_workers, life=2)
+        assert [code for code, *_ in results] == [0] * num_workers, (number, results)
+        lives = [list(one.values()) for _, one in sorted(notes(folder).items())]
+        begins = [life[0][0] for life in lives]
+        check(loop, num_workers, begins)
+        for life, has_saved, begun in zip(lives, saved, begins[1:], strict=False):
+            assert not has_saved or begun >= min(max(versions, default=0) for _, versions in life) - 1, number
+        num_saved += sum(saved)
+    leftovers.assert_nothing_new(before)
+    took_s = round(time.monotonic() - begun_s, 1)
+    soak_results.keep("soak_step_checkpoints", "all-reduce", {"runs": 100, "saved": num_saved, "took_s": took_s})

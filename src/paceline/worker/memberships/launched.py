@@ -104,7 +104,7 @@ class LaunchedMembership(Membership):
             if self.worker_id == 0:
                 checkpoint_files.begin(folder, str(int(name)), keep=resume)
             run.collectives.broadcast(name)  # the others save nothing before
-            self._name = str(int(name))
+            self._run_name = str(int(name))
             self.saves_after_loss = algorithm.survivors_continue and layout is None
         if gpu is not None:  # report NCCL errors here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
@@ -210,7 +210,12 @@ class LaunchedMembership(Membership):
         to tell of, and saves nothing.
         """
         folder = self._environment.checkpoint
-        if left is None or left == self._left or folder is None or not checkpoint_files.claim_end(folder, self._name):
+        if (
+            left is None
+            or left == self._left
+            or folder is None
+            or not checkpoint_files.claim_end(folder, self._run_name)
+        ):
             return
         # No worker begins an epoch of that number: others are a step ahead at most.
         least = left.first + self.num_workers + 1
@@ -260,6 +265,6 @@ class LaunchedMembership(Membership):
         self._run.close(failed=failed)
         folder = self._environment.checkpoint
         if folder is not None and not (failed or self.worker_id):
-            checkpoint_files.claim_end(folder, self._name)
+            checkpoint_files.claim_end(folder, self._run_name)
         if self._servers is not None:
             self._servers.close()
