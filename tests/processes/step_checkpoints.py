@@ -24,7 +24,7 @@ from lazy_copies import LazyCopies
 from paceline.records import checkpoint_files
 from paceline.transport.collectives import DistributedCollectives
 from paceline.worker.memberships import memory
-from processes.survivors import EPOCHS, OPTIMIZERS, OneAhead, Survivors, loader, model
+from processes.survivors import EPOCHS, OPTIMIZERS, OneAhead, Survivors, loader, model, own_samples
 
 RANK = int(os.environ.get("RANK", "0"))
 LIFE = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + int(os.environ.get("PACELINE_TEST_LIFE", "0"))
@@ -73,7 +73,7 @@ class Loop:
             memory.device_copies = lambda device: copies
         if not LIFE:
             self._arrange()
-        number, step, before = 0, [], None
+        number, step = 0, []
         with pl.attach(net, optimizer) as worker:
             self._worker, shared = worker, worker._membership.ports.shared
             self._note({"begun": shared.version})
@@ -83,8 +83,7 @@ class Loop:
                     self._happens(number, "kill", "raise", "terminate")
                     if not step:
                         optimizer.zero_grad()
-                    step.append([] if indices is before else indices.tolist())
-                    before = indices
+                    step.append([indices.tolist(), worker._replica.batches_of_step[-1] >= 0])
                     if len(step) == self.per_step:
                         self._note({"version": shared.version + 1, "batches": step})
                         nn.functional.mse_loss(net(x), y).backward()
@@ -168,14 +167,14 @@ def check(loop, num_workers, begins):
     """
     lives = notes(loop.folder)
     assert [{begun for begun, _ in one.values()} for one in lives.values()] == [{one} for one in begins]
-    counted = {}
+    counted, rate = {}, OPTIMIZERS[loop.optimizer](model().parameters()).param_groups[0]["lr"]
     for life, end in zip(lives.values(), [*begins[1:], math.inf], strict=True):
         for _, versions in life.values():
             for version in filter(lambda one: one <= end, versions):
-                counted.setdefault(version, []).append(versions[version])
+                counted.setdefault(version, []).append((rate, versions[version]))
     counted = dict(sorted(counted.items()))
     assert list(counted) == list(range(1, len(counted) + 1))
-    times = Counter(n for parts in counted.values() for part in parts for batch in part for n in batch)
+    times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
     assert times == dict.fromkeys(range(4 * loop.num_batches - 1), loop.epochs)
     reference = Survivors(
         Path(loop.folder), optimizer=loop.optimizer, per_step=loop.per_step, marks=True, num_batches=loop.num_batches
