@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +12,7 @@ from paceline.algorithms.shares import SharesBySpeed
 from paceline.errors import NotReplacedError
 from paceline.optim.flat import Ranges
 from paceline.ports.newcomers import Refusal
-from paceline.ports.ports import Ports
+from paceline.ports.ports import GrowingCollectives, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 
@@ -162,7 +162,7 @@ class AgreedGradient:
         self._come |= newcomers
         self.rounds.compare_anew()
         port.let_in(newcomers, first)
-        own["collectives"] = self._collectives.let_in(newcomers)
+        own["collectives"] = cast(GrowingCollectives, self._collectives).let_in(newcomers)
         members = self._collectives.members
         self._num_members = len(members)
         own["deal"] = replica.let_in(members)

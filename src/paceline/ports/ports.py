@@ -26,6 +26,7 @@ __all__ = [
     "Counts",
     "Event",
     "Filter",
+    "GrowingCollectives",
     "Handle",
     "Joinable",
     "Lock",
@@ -66,13 +67,6 @@ class Collectives(Protocol):
     @property
     def members(self) -> Sequence[int]: ...
 
-    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """Counts newcomers (worker id: incarnation) among the members from now on; all members call it.
-
-        Returns: what a newcomer needs to take part in the next operation.
-        """
-        ...
-
     def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
 
@@ -103,6 +97,17 @@ class Collectives(Protocol):
         """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) receives the pieces for this worker.
 
         Pieces have n / num_workers elements and are ordered by worker id; both vectors may be bytes.
+        """
+        ...
+
+
+class GrowingCollectives(Collectives, Protocol):
+    """Collectives that replacements of dead workers can come to."""
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """Counts newcomers (worker id: incarnation) among the members from now on; all members call it.
+
+        Returns: what a newcomer needs to take part in the next operation.
         """
         ...
 
