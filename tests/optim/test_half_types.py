@@ -105,25 +105,32 @@ def moved(num_vectors, of=None):
     """Real workers are not charged for it."""
 
 
+def replica_of(samples):
+    return SimpleNamespace(
+        samples=samples,
+        missing=(),
+        ranges=(),
+        round_samples=0,
+        step=1,
+        round=None,
+        changed_outside=False,
+        meet=lambda members: None,
+    )
+
+
+def ports_of(vectors, collectives, **more):
+    return SimpleNamespace(num_workers=len(vectors), collectives=collectives, incarnation=0, newcomers=None, **more)
+
+
 def overlapped(vectors, weights, members):
     """As `all-reduce` makes it, in two buckets."""
 
     def program(worker, collectives):
         g = vectors[worker].clone()
         g[0] = g[-1] = 0  # its padding
-        replica = SimpleNamespace(
-            samples=weights[worker],
-            missing=(),
-            ranges=(),
-            round_samples=0,
-            step=1,
-            round=None,
-            changed_outside=False,
-            meet=lambda members: None,
-        )
+        replica = replica_of(weights[worker])
         shared = SimpleNamespace(x=torch.empty(P))
-        ports = SimpleNamespace(num_workers=len(vectors), shared=shared, moved=moved, shards=None)
-        ports.collectives = collectives
+        ports = ports_of(vectors, collectives, shared=shared, moved=moved, shards=None)
         mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, ports), ports)
         for bucket in (g[40:], g[:40]):
             mean.begin(bucket)
@@ -138,17 +145,8 @@ def strips(vectors, weights, members):
     """As `all-reduce(sharded=true)` makes it: every worker's pieces, put together."""
 
     def program(worker, collectives):
-        replica = SimpleNamespace(
-            samples=weights[worker],
-            missing=(),
-            ranges=(),
-            round_samples=0,
-            step=1,
-            round=None,
-            changed_outside=False,
-            meet=lambda members: None,
-        )
-        ports = SimpleNamespace(num_workers=len(vectors), collectives=collectives)
+        replica = replica_of(weights[worker])
+        ports = ports_of(vectors, collectives)
         numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, ports)
         owned = PartReduce(replica, collectives, gradient, *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):

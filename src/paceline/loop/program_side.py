@@ -350,9 +350,8 @@ class ProgramSide(BaseReplica):
         return self._carried.is_whole
 
     def for_newcomers(self) -> dict[str, Any]:
-        if self._carried is None:  # a worker has died that had asked whether all can be carried
-            self.carries_all()
-        assert self._carried is not None
+        if self._carried is None:  # the worker that has asked for `carries_all` has died
+            self._carried = CarriedState(self.optimizer, self._progress, self.on_progress)
         return self._carried.state() | self._counts_for_newcomers()
 
     def enter(self, given: dict[str, Any]) -> None:

@@ -23,20 +23,14 @@ from paceline.simulator.hardware.core import COPY_VECTORS, Core, OwnMemory, Simu
 from paceline.simulator.hardware.cores import Cores, SharedCore
 from paceline.simulator.hardware.numa import SocketCore, SocketMachine
 from paceline.simulator.hardware.sockets import Placing
-from paceline.simulator.locks import LockedState, LockState
 from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
-from paceline.simulator.memory import (
-    ReplicatedState,
-    SimulatedRacing,
-    SimulatedSlots,
-    SimulatedStalenessCounts,
-)
+from paceline.simulator.memory import SimulatedStalenessCounts
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.scheduler import Scheduler
-from paceline.simulator.served import ServedState
+from paceline.simulator.shared_state import shared_state
 from paceline.specs.bounds import check_simulation
 
 __all__ = ["SimulatedMachine"]
@@ -98,7 +92,6 @@ class SimulatedMachine:
         self._seed = seed
         self._is_timing_only = not x.numel()
         self._codec_moves = cluster.codec_moves
-        self._is_gossip = is_gossip
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
         self._spin_s = cluster.spin_s if cluster.workers <= (cluster.cores or 0) else 0.0  # like `have_core_each`
         on_one_machine = needs.one_machine or self._cores is not None
@@ -128,14 +121,16 @@ class SimulatedMachine:
         goes_on = survivors_continue and self._collective == "memory"
         self.newcomers = SimulatedNewcomers(self.scheduler) if goes_on else None
         restarts = restarts if goes_on or not survivors_continue else 0
-        self._update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * needs.copies
         if self._cores is not None:
             self._network: Network = LoopbackNetwork(self.scheduler, cluster, self._num_server_programs, self._cores)
         else:
             self._network = Network(self.scheduler, cluster, self._num_server_programs)
-        self.shared: Any = self._shared_state()
+        update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
+        named = {"spin_s": self._spin_s, "is_gossip": is_gossip, "num_servers": self._num_servers}
+        own = needs, x.clone(), cluster, self.scheduler, self._caller
+        self.shared: Any = shared_state(*own, **named, update_vectors=update_vectors)
         self.lost: list[int] = []
         self.restarts = 0
         self._num_ended = 0
@@ -147,26 +142,6 @@ class SimulatedMachine:
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
-
-    def _shared_state(self) -> Any:
-        x = self._x.clone()
-        match self.needs.kind:
-            case "racing":
-                return SimulatedRacing(x, self._caller)
-            case "slots":
-                return SimulatedSlots(x, self._caller)
-            case "locked":
-                lock = LockState(
-                    self.scheduler, self.cluster.wake_s, sharing=self.needs.lock == "rwlock", spin_s=self._spin_s
-                )
-                return LockedState(x, lock)
-            case "replicated":
-                return ReplicatedState(x, self.cluster.workers, is_mean=self._is_gossip)
-            case "served":
-                averaged, update_vectors = self.needs.averaged, self._update_vectors
-                return ServedState(
-                    x, self.cluster.workers, self._num_servers, averaged=averaged, update_vectors=update_vectors
-                )
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on its own machine if the workers use the network; all incarnations share it."""
@@ -341,12 +316,9 @@ class SimulatedMachine:
         return self.newcomers.enter(worker_id, self._incarnations[worker_id])
 
     def _end_newcomers(self) -> None:
-        """Ends replacements that wait although nobody is left who could let them in."""
-        waiting = self.newcomers.num_waiting if self.newcomers is not None else 0
-        if waiting and len(self.lost) - self.restarts + self._num_ended + waiting == self.cluster.workers:
-            assert self.newcomers is not None
+        num_left = self.cluster.workers - len(self.lost) + self.restarts - self._num_ended
+        if self.newcomers is not None and self.newcomers.end_if_alone(num_left):
             self._is_abandoned = not self._num_ended
-            self.newcomers.end()
 
     # Faults
 

@@ -23,10 +23,6 @@ class SimulatedNewcomers:
         self._inside: dict[int, int] = {}
         self._given: dict[int, dict[str, Any] | Refusal] = {}
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._asking)
-
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`; a task goes on in any epoch."""
         return {one: n for one, (n, _) in self._asking.items() if self._inside.get(one, 0) < n}
@@ -54,11 +50,14 @@ class SimulatedNewcomers:
         """A worker was killed, perhaps while it waited."""
         self._asking.pop(worker, None)
 
-    def end(self) -> None:
-        """The others have ended: nobody lets newcomers in."""
+    def end_if_alone(self, num_left: int) -> bool:
+        """Ends those that wait if the workers left are no more: nobody lets them in. Returns whether it did."""
+        if not self._asking or len(self._asking) < num_left:
+            return False
         for _, program in self._asking.values():
             self._scheduler.wake(program)
         self._asking.clear()
+        return True
 
     def enter(self, worker: int, incarnation: int) -> dict[str, Any] | None:
         """Waits until the others let a newcomer in; returns what they give it. None: they have ended.
