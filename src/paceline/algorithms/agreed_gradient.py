@@ -133,9 +133,10 @@ class AgreedGradient:
 
     def _accepts(self) -> bool:
         """Whether this worker, the first, accepts a newcomer: all hear of it in this round's exchange."""
-        port, deal = self._ports.newcomers, self._replica.deal
+        port = self._ports.newcomers
         if port is None or self._ports.worker_id != self._collectives.members[0]:
             return False
+        deal = self._replica.deal
         self._accepted = port.accepted(deal.epoch if deal is not None else -1)
         if self._accepted and (why := self._why_not()):
             port.refuse(self._accepted, why)
