@@ -70,6 +70,40 @@ def test_a_stream_does_not_go_back():
     assert deal.places(1) == [2]
 
 
+def test_what_a_dead_worker_left_in_the_epoch_before_comes_first():
+    deal = RoundDeal(0, 2)
+    deal.begin(0, 0, 3)
+    hand_out(deal, 0, 1)
+    assert deal.unmet(lambda place: place < 3) == [0, 1, 2]
+    deal.begin(2, 1, 3)
+    hand_out(deal, 2)
+    deal.meet([0])  # worker 1 had batch 1 in each epoch, and none in round 1
+    assert [deal.places(number) for number in (3, 4, 5)] == [[-2], [1], [2]]
+    assert deal.left(3) == Left(5, [1, 4])
+
+
+def test_a_mean_that_was_sent_earlier_contains_earlier_rounds_only():
+    deal = RoundDeal(0, 2)
+    deal.begin(0, 0, NUMBERS)
+    hand_out(deal, 0, 1, 2)
+    deal.meet([0, 1], rounds=2)
+    deal.meet([0], rounds=2)
+    assert deal.places(3) == [5]
+
+
+def test_an_epoch_ends_once_all_members_are_alive_or_in_a_mean():
+    asked = []
+    deal = RoundDeal(0, 2, living=lambda: asked.append(None) or [0])
+    deal.begin(0, 0, NUMBERS)
+    hand_out(deal, 0)
+    deal.settle()
+    assert deal.places(1) == [1]
+    hand_out(deal, 1)
+    deal.meet([0])
+    deal.settle()
+    assert len(asked) == 1
+
+
 rounds = st.tuples(st.booleans(), st.sets(st.integers(0, WORKERS - 1)))
 
 

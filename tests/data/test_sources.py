@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -127,3 +129,12 @@ def test_an_absent_worker_gets_no_samples(counter):
     assert source.next()[0] == 2
     assert source.next() == (-1, None, None)
     assert source.next() is None
+
+
+def test_a_batch_of_an_earlier_epoch_begins_no_epoch():
+    plan, epochs = BatchPlan(num_samples=4, batch_size=2), []
+    handed = SimpleNamespace(plan=plan, indices=plan.indices, next=iter([0, 2, 1, 3]).__next__)
+    samples = TensorDataset(torch.arange(4), torch.arange(4))
+    source = DatasetBatches(samples, handed, lambda *about: epochs.append(about))
+    assert [source.next()[0] for _ in range(4)] == [0, 2, 1, 3]
+    assert epochs == [(0, True), (1, True)]

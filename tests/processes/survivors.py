@@ -23,9 +23,10 @@ OPTIMIZERS = {
 }
 
 
-def model():
+def model(kind="plain"):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    middle = nn.Tanh() if kind == "plain" else nn.BatchNorm1d(5)
+    return nn.Sequential(nn.Linear(3, 5), middle, nn.Linear(5, 1)).double()
 
 
 def samples(num_batches):
@@ -130,6 +131,7 @@ class Survivors:
     per_step: int = 1
     marks: bool = False
     data: str = "plain"
+    net: str = "plain"
     sums: bool = False
     scales: bool = False
     ahead: bool = False
@@ -139,7 +141,7 @@ class Survivors:
     epochs: int = EPOCHS
 
     def __call__(self):
-        net, data = model(), loader(self.data, self.num_batches)
+        net, data = model(self.net), loader(self.data, self.num_batches)
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
         if self.data == "stream":
             torch.manual_seed(2)

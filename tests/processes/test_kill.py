@@ -206,8 +206,9 @@ def test_a_worker_of_a_resumed_run_is_replaced(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "method",
     [
-        *("all-reduce(shares=auto)", "all-reduce(sharded=true)", "local-sgd", "d-psgd"),
-        *("da-sgd(delay=3, merge=corrected)", "diloco(period=9, fragments=2, delay=3)"),
+        *("all-reduce(shares=auto)", "all-reduce(sharded=true)", "local-sgd(codec=fp16)", "d-psgd"),
+        "da-sgd(delay=3, merge=corrected, codec=fp16)",
+        "diloco(period=9, fragments=2, delay=3, codec=fp16)",
     ],
 )
 def test_what_a_kill_has_ended_is_resumed(method, tmp_path):

@@ -112,9 +112,14 @@ class Algorithm:
         return False
 
     @property
+    def loses_steps(self) -> bool:
+        """Whether the steps since the last mean of models are lost with a dead worker, and others train on their batches."""
+        return self.survivors_continue and self.gossip
+
+    @property
     def takes_any_workers(self) -> bool:
         """Whether a run can be resumed with more or fewer workers."""
-        return not self.lockstep or self.survivors_continue
+        return not self.lockstep or (self.survivors_continue and self.together)
 
     @property
     def together(self) -> bool:

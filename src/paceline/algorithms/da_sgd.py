@@ -70,6 +70,7 @@ class DaSGD(Algorithm):
     compensate: bool = True
     codec: Codec = field(default_factory=NoCodec)
 
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -86,6 +87,10 @@ class DaSGD(Algorithm):
             )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
+
+    @property
+    def survivors_continue(self) -> bool:
+        return not self.is_coded
 
     @property
     def needs(self) -> Needs:

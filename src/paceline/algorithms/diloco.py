@@ -61,6 +61,7 @@ class DiLoCo(Algorithm):
     local_weight: Annotated[float, DECAY] = 0.0
     codec: Codec = field(default_factory=NoCodec)
 
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,6 +84,10 @@ class DiLoCo(Algorithm):
     @property
     def _most_delay(self) -> int:
         return (self.period - 1) // self.fragments
+
+    @property
+    def survivors_continue(self) -> bool:
+        return not self.is_coded
 
     @property
     def needs(self) -> Needs:

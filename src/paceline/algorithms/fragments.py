@@ -122,6 +122,7 @@ class Flight(NamedTuple):
     sent: torch.Tensor  # (n,), this worker's contribution
     due: int  # the step after which it is merged
     mean: MeanUnderWay
+    rounds: int = 0  # of batches, whose steps it contains; 0: those of a checkpoint
 
 
 class Averages:
@@ -158,6 +159,7 @@ class Averages:
         self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
         self._rounds = [SameRounds(replica, ports) for _ in range(schedule.num_fragments)]
         self._flights: list[Flight] = []
+        self._rounds_in = [0] * schedule.num_fragments  # of batches, whose steps each fragment's last mean contains
         self._of_changes = of_changes or not isinstance(self._codec, NoCodec)
         self._is_on = of_changes or ports.num_workers > 1
         kept = ports.storage.restore() if ports.storage is not None and self._is_on else None
@@ -256,6 +258,7 @@ class Averages:
             mean, total = self._means.start(index, vector, number).wait()
             self._means.landed(index)
             ports.moved(2, of=x)
+        self._contains(index, replica.rounds_begun)
         self._rounds[index].meet_after(total)
         self._write(index, x, vector, mean)
 
@@ -268,15 +271,23 @@ class Averages:
         if not self._only_time:
             sent = self._rule.outgoing(index, x)
             sent = sent.clone() if self._rule.sends_a_copy else sent
-        self._flights.append(Flight(index, sent, due, self._means.start(index, sent, number)))
+        mean = self._means.start(index, sent, number)
+        self._flights.append(Flight(index, sent, due, mean, self._replica.rounds_begun))
 
     def _land(self, flight: Flight) -> None:
         mean, total = flight.mean.wait()
         self._means.landed(flight.fragment)
+        self._contains(flight.fragment, flight.rounds)
         self._rounds[flight.fragment].tell_if(total)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
+
+    def _contains(self, index: int, rounds: int) -> None:
+        """A fragment's mean contains these rounds' steps of its members; a batch counts once it is in all fragments' means."""
+        assert self._ports.collectives is not None
+        self._rounds_in[index] = rounds
+        self._replica.meet(self._ports.collectives.members, min(self._rounds_in))
 
     def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
         ports, rule = self._ports, self._rule
@@ -354,7 +365,8 @@ def train(
             replica.gradient(at=shared.x, version=k)
             if warms_up:
                 gradient.average(weight=replica.samples)
-            if warms_up or replica.samples:  # without a batch, a worker makes no local step
+            # Without a batch, a worker makes no local step.
+            if (warms_up and not gradient.is_void) or (replica.samples and not warms_up):
                 with shared.writing():
                     replica.apply(to=shared.x, scale=rate_factor(averages.delay))
             if not warms_up:

@@ -44,6 +44,7 @@ class LocalSGD(Algorithm):
     warmup_steps: Annotated[int, COUNT_FROM_0] = 0
     codec: Codec = field(default_factory=NoCodec)
 
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -58,6 +59,10 @@ class LocalSGD(Algorithm):
     def closures(self, num_workers: int) -> Closures:
         """A warm-up averages one gradient per step."""
         return "once" if self.warmup_steps and num_workers > 1 else super().closures(num_workers)
+
+    @property
+    def survivors_continue(self) -> bool:
+        return not self.is_coded
 
     @property
     def needs(self) -> Needs:

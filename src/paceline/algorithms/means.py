@@ -79,7 +79,7 @@ class Means:
         assert ports.collectives is not None
         if self._coded is None:
             is_padded = bool(self._layouts) and self._layouts[fragment].is_padded
-            return _PlainMean(ports.collectives, ports.num_workers, vector, number, is_padded=is_padded)
+            return _PlainMean(ports.collectives, vector, number, is_padded=is_padded)
         only_time = not vector.numel()
         coded = self._coded[0 if only_time else fragment]
         if self._keeps:
@@ -109,16 +109,13 @@ class _PlainMean:
 
     Args:
         collectives: adds up the vectors.
-        num_workers: of the run.
         vector: (n,), which is copied.
         number: this worker's.
         is_padded: whether the number replaces the last element; otherwise it is appended.
     """
 
-    def __init__(
-        self, collectives: Collectives, num_workers: int, vector: torch.Tensor, number: float, *, is_padded: bool
-    ) -> None:
-        self._num_workers = num_workers
+    def __init__(self, collectives: Collectives, vector: torch.Tensor, number: float, *, is_padded: bool) -> None:
+        self._collectives = collectives
         self._is_padded = is_padded
         self._only_time = not vector.numel()  # then no number travels
         self._buffer = vector
@@ -146,7 +143,7 @@ class _PlainMean:
             total[-1] = 0.0
         else:
             total = total[:-1]
-        return total.div_(self._num_workers), number
+        return total.div_(len(self._collectives.members)), number
 
 
 class _CodedMean:

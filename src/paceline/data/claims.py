@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from paceline.data.epoch_claims import EpochClaims
@@ -26,7 +26,7 @@ class WorkerClaims:
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
         done: batches that are left out: a resumed run begins with their updates.
-        tracks: as for `RoundDeal`.
+        tracks, living: as for `RoundDeal`.
         is_late: others may be in a later epoch: this worker begins there.
 
     Attributes:
@@ -47,10 +47,13 @@ class WorkerClaims:
         done: Collection[int] = (),
         is_late: bool = False,
         tracks: bool = False,
+        living: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         self.batches = batches
         self.taken = taken
-        self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks) if lockstep else None
+        self.deal = None
+        if lockstep:
+            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, living=living)
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts
@@ -74,7 +77,8 @@ class WorkerClaims:
 
     def begin(self, epoch: int) -> None:
         """The loop enters its next epoch, wherever it has left the last one."""
-        before, self._epoch = self._epoch, self.batches.begin(epoch)
+        unmet = self.deal.unmet(self.batches.has) if self.deal is not None else []
+        before, self._epoch = self._epoch, self.batches.begin(epoch, unmet)
         if self.deal is not None and self._epoch != before:
             numbers = self.batches.epoch_numbers
             self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
@@ -98,8 +102,13 @@ class WorkerClaims:
         return number
 
     def dealt(self) -> int:
-        """The batch of the loop's next round, which differs from the claimed one if a worker has died since that."""
+        """The batch of the loop's next round, which differs from the claimed one if a worker has died since that.
+
+        At the epoch's end this may wait for the others.
+        """
         assert self.deal is not None
+        if self._in_round(self.deal, self.taken) == END:
+            self.deal.settle()
         return self._in_round(self.deal, self.taken)
 
     def places_of_round(self) -> list[int]:
@@ -141,8 +150,8 @@ class WorkerClaims:
         return self.deal.left(self.taken) if self.deal is not None else None
 
     def place(self, number: int) -> int:
-        """A batch's place in its epoch."""
-        return number % self.batches.epoch_numbers
+        """A batch's place in the epoch; negative: it is an earlier epoch's."""
+        return number - self.epoch * self.batches.epoch_numbers
 
     def _in_round(self, deal: RoundDeal, round: int) -> int:
         numbers = self.batches.epoch_numbers

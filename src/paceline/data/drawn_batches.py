@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -50,12 +50,16 @@ class DrawnBatches:
         self._is_batched = loader.batch_sampler is not None
         self._fetch = fetcher(loader)
         self._drawn: list[Any] = []
+        self._earlier: dict[int, Any] = {}  # of earlier epochs, by negative places
+        self._epoch = 0
         self._order: Iterator[Any] | None = None
         self._randomness = SeparateRandomness(0)
         with contextlib.suppress(TypeError, NotImplementedError):
             self.length = len(sampler)  # type: ignore[arg-type]
 
-    def begin(self, epoch: int) -> int:
+    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
+        shift, self._epoch = (epoch - self._epoch) * DRAWN_EPOCH, epoch
+        self._earlier = {place - shift: self._at(place) for place in unmet}
         self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
         self._drawn, self._order = [], None
         self._draw()
@@ -82,15 +86,18 @@ class DrawnBatches:
                 return False
         return True
 
+    def _at(self, place: int) -> Any:
+        return self._drawn[place] if place >= 0 else self._earlier[place]
+
     def indices(self, place: int) -> Any:
-        return self._drawn[place]
+        return self._at(place)
 
     def samples(self, place: int) -> int:
-        drawn = self._drawn[place]
+        drawn = self._at(place)
         return len(drawn) if isinstance(drawn, Sequence) else 0
 
     def fetch(self, place: int) -> Any:
-        return self._fetch(self._drawn[place])
+        return self._fetch(self._at(place))
 
 
 class DrawnShares(DrawnBatches):
@@ -110,10 +117,10 @@ class DrawnShares(DrawnBatches):
             samples -= samples % size if sampler.drop_last else 0
             self.length = num_parts(samples, size, self._num_workers)
 
-    def begin(self, epoch: int) -> int:
+    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
         self._round = (-1, [])
         self._first_round = epoch * -(-self.epoch_numbers // self._num_workers)
-        return super().begin(epoch)
+        return super().begin(epoch, unmet)
 
     def has(self, place: int) -> bool:
         round, worker_id = divmod(place, self._num_workers)

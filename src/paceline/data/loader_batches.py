@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -56,8 +56,11 @@ class LoaderBatches(Protocol):
     can_repeat: bool = True
     shares: RoundShares | None = None
 
-    def begin(self, epoch: int) -> int:
-        """Begins an epoch and draws its order; returns its number, or an earlier one if that epoch continues."""
+    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
+        """Begins an epoch and draws its order; returns its number, or an earlier one if that epoch continues.
+
+        The batches at the places `unmet` of the epoch before may still be asked for, at negative places.
+        """
         ...
 
     def fingerprint(self, *, in_processes: bool) -> Fingerprint:
@@ -98,7 +101,7 @@ class PlannedBatches(LoaderBatches):
         self._fetch = fetch
         self._first = 0
 
-    def begin(self, epoch: int) -> int:
+    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
         self._first = epoch * self.epoch_numbers
         return epoch
 

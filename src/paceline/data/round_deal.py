@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 __all__ = ["Left", "RoundDeal"]
@@ -37,13 +37,15 @@ class RoundDeal:
     """Deals an epoch's batches in rounds: the next ones go to the members, in the order of their ids.
 
     Every worker computes the whole deal by itself. It depends only on what all workers know: who took part in each mean. If a
-    member dies, the others deal the batches whose gradients are in no mean again, before all others.
+    member dies, the others deal the batches whose gradients are in no mean again, before all others: also those of earlier
+    epochs, whose places are negative.
 
     Args:
         worker_id: this worker.
         num_workers: who are the members at first.
         left: numbers of the batches that the run has left; a resumed run begins in the middle of an epoch.
         tracks: whether `meet` is called for every mean, as where workers go on without others.
+        living: waits for all members, and returns those that are alive; None: an epoch's steps get their means within it.
 
     Attributes:
         members: workers that get batches, in the order of their ids.
@@ -52,12 +54,20 @@ class RoundDeal:
         epoch: the present one.
     """
 
-    def __init__(self, worker_id: int, num_workers: int, left: Left = _ALL, *, tracks: bool = True) -> None:
+    def __init__(
+        self,
+        worker_id: int,
+        num_workers: int,
+        left: Left = _ALL,
+        *,
+        tracks: bool = True,
+        living: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = self.met = self.epoch = 0
-        self._worker_id, self._tracks = worker_id, tracks
-        self._unmet: list[dict[int, int]] = []  # the rounds after these that the loop has got: each member's place
-        self._first_round = 0
+        self._worker_id, self._tracks, self._living = worker_id, tracks, living
+        self._unmet: dict[int, dict[int, int]] = {}  # by round in no mean yet: members' places
+        self._handed = self._first_round = 0
         self._left_before = left
         self._first = self._numbers = 0  # the epoch's first batch, and how many it has
         self._again: list[int] = []  # places that come before all others
@@ -73,10 +83,11 @@ class RoundDeal:
             numbers: how many batches an epoch has, at most.
             can_repeat: whether a batch can be fetched later than in its turn.
         """
-        self.begun = self.met = self._first_round = round
-        self._unmet.clear()
-        self.epoch = epoch
-        self._first, self._numbers, self._can_repeat = epoch * numbers, numbers, can_repeat
+        shift, self._first = epoch * numbers - self._first, epoch * numbers
+        for places in self._unmet.values():
+            places.update((worker, place - shift) for worker, place in places.items())
+        self.begun = self.met = self._handed = self._first_round = round
+        self.epoch, self._numbers, self._can_repeat = epoch, numbers, can_repeat
         self._place = max(0, self._left_before.first - self._first)
         self._again = sorted(one - self._first for one in self._left_before.earlier if one // numbers == epoch)
 
@@ -84,7 +95,7 @@ class RoundDeal:
         """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
         first = (round - self._first_round) * len(self.members)
         if first < 0:  # dealt before the members changed
-            return list(self._unmet[round - self.met].values())
+            return list(self._unmet[round].values())
         return [self._at(number) for number in range(first, first + len(self.members))]
 
     def first(self, round: int) -> int:
@@ -95,33 +106,53 @@ class RoundDeal:
     def place(self, round: int) -> int:
         """This worker's batch in that round; from the epoch's end on, it has none."""
         if round < self._first_round:
-            return self._unmet[round - self.met].get(self._worker_id, self._numbers)
+            return self._unmet[round].get(self._worker_id, self._numbers)
         return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
-        if self._tracks and round >= self.met + len(self._unmet):
-            self._unmet.append(dict(zip(self.members, self.places(round), strict=True)))
+        if self._tracks and round >= self._handed:
+            self._unmet[round] = dict(zip(self.members, self.places(round), strict=True))
+        self._handed = max(self._handed, round + 1)
+
+    def unmet(self, has: Callable[[int], bool]) -> list[int]:
+        """The places of batches that are in no mean yet; call it before the next epoch begins.
+
+        Args:
+            has: whether the epoch has a batch at a place.
+        """
+        if not self._can_repeat:
+            self._unmet.clear()
+        for places in self._unmet.values():
+            for worker in [one for one, place in places.items() if not has(place)]:
+                del places[worker]
+        return [place for places in self._unmet.values() for place in places.values()]
+
+    def settle(self) -> None:
+        """The epoch has no further round: asks who is alive if batches are in no mean; those of the dead are dealt again."""
+        if self._unmet and self._living is not None:
+            self.meet(self._living(), rounds=0)
 
     def _at(self, number: int) -> int:
         again = self._again
         return again[number] if number < len(again) else self._place + number - len(again)
 
-    def meet(self, members: Sequence[int]) -> None:
-        """A mean contains the gradients of these members in the rounds begun so far."""
+    def meet(self, members: Sequence[int], rounds: int | None = None) -> None:
+        """A mean contains the gradients of these members in the first `rounds`; None: in all that have begun."""
         if len(members) < len(self.members):
             self._go_on_with(members)
-        del self._unmet[: self.begun - self.met]
-        self.met = self.begun
+        contained = self.begun if rounds is None else rounds
+        self.met = max(self.met, contained)
+        self._unmet = {round: places for round, places in self._unmet.items() if round >= contained}
 
     def _go_on_with(self, members: Sequence[int]) -> None:
         """Deals the rounds that the loop has not got among other members."""
-        dead, handed = set(self.members).difference(members), self.met + len(self._unmet)
-        again = [round.pop(worker) for round in self._unmet for worker in dead if worker in round]
-        dealt = (handed - self._first_round) * len(self.members)
+        dead = set(self.members).difference(members)
+        again = [places.pop(worker) for places in self._unmet.values() for worker in dead if worker in places]
+        dealt = (self._handed - self._first_round) * len(self.members)
         again = sorted([*again, *self._again[dealt:]]) if self._can_repeat else []
         self._place += max(0, dealt - len(self._again))
-        self.members, self._first_round, self._again = members, handed, again
+        self.members, self._first_round, self._again = members, self._handed, again
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
         """Deals further rounds among these members, too; returns what a newcomer needs for that."""
@@ -143,9 +174,8 @@ class RoundDeal:
         if dealt < 0:
             if round < self.met:
                 return None
-            earlier = [
-                one for row in self._unmet[round - self.met : self._first_round - self.met] for one in row.values()
-            ]
+            rounds = range(round, self._first_round)
+            earlier = [one for number in rounds for one in self._unmet.get(number, {}).values()]
             dealt = 0
         place = min(self._place + max(0, dealt - len(self._again)), self._numbers)
         earlier = sorted([*earlier, *self._again[dealt:]])

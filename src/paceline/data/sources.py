@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class BatchClaims:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         done: batches that are left out: a resumed run begins with their updates.
         first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
-        tracks: as for `RoundDeal`.
+        tracks, living: as for `RoundDeal`.
 
     Attributes:
         deal: of the rounds, in lockstep, unless each worker has its own part.
@@ -63,6 +63,7 @@ class BatchClaims:
         done: Collection[int] = (),
         first: int = 0,
         tracks: bool = False,
+        living: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         self.plan = plan
         self.taken = taken
@@ -76,7 +77,7 @@ class BatchClaims:
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks)
+            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, living=living)
         self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
@@ -136,20 +137,26 @@ class BatchClaims:
         return self.deal.left(self.taken) if self.deal is not None else None
 
     def _begin_epoch(self, deal: RoundDeal, epoch: int) -> None:
-        self._epoch = epoch
-        deal.begin(self.taken, epoch, self.plan.batches_per_epoch)
+        self._epoch, numbers = epoch, self.plan.batches_per_epoch
+        deal.unmet(lambda place: place < numbers)
+        deal.begin(self.taken, epoch, numbers)
 
     def _next_dealt(self, deal: RoundDeal) -> int:
         numbers = self.plan.batches_per_epoch
         if self._epoch < 0:
             self._begin_epoch(deal, self._first_epoch)
-        while deal.first(self.taken) >= numbers:
+        while True:
+            before, end = self._epoch * numbers, numbers
+            if self._limit is not None:
+                end = min(numbers, self._limit - before)
+            if deal.first(self.taken) >= end:
+                deal.settle()
+            if deal.first(self.taken) < end:
+                place = deal.place(self.taken)
+                return before + place if place < end else ABSENT
+            if deal.first(self.taken) < numbers:
+                return END
             self._begin_epoch(deal, self._epoch + 1)
-        before, end = self._epoch * numbers, numbers
-        if self._limit is not None and (end := min(numbers, self._limit - before)) <= deal.first(self.taken):
-            return END
-        place = deal.place(self.taken)
-        return before + place if place < end else ABSENT
 
     def _next_in_order(self) -> int:
         if self._limit is not None and self.taken >= self._limit:
@@ -189,7 +196,7 @@ class DatasetBatches:
             return (-1, None, None)
         plan = self._claims.plan
         epoch, index = divmod(number, plan.batches_per_epoch)
-        if epoch != self._epoch:
+        if epoch > self._epoch:
             if self._on_epoch is not None:
                 self._on_epoch(epoch, index == 0)
             self._epoch = epoch

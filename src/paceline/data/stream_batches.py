@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
 from paceline.data.loader_batches import LoaderBatches
@@ -56,7 +56,7 @@ class StreamBatches(LoaderBatches):
             self.length = len(loader)
         self._reader = self._read_anew()
 
-    def begin(self, epoch: int) -> int:
+    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
         """Iterates the loader again; an iterator has one epoch, which continues."""
         if self._is_begun and isinstance(self.loader, Iterator):
             return self._epoch

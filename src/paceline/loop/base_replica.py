@@ -115,9 +115,13 @@ class BaseReplica:
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
         self._record(-1, gradient_version, failed_publishes)
 
-    def meet(self, members: Sequence[int]) -> None:
+    @property
+    def rounds_begun(self) -> int:
+        return self.deal.begun if self.deal is not None else 0
+
+    def meet(self, members: Sequence[int], rounds: int | None = None) -> None:
         if self.deal is not None:
-            self.deal.meet(members)
+            self.deal.meet(members, rounds)
         self._take_part(members)
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:

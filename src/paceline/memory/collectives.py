@@ -222,6 +222,12 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
 
     # Members
 
+    def living(self) -> Sequence[int]:
+        """Waits for all members, and returns those that are alive; operations that have been started are not carried out."""
+        if self._num_workers > 1:
+            self._gather_members()
+        return self.members
+
     def _gather_members(self) -> None:
         """Waits until all workers have brought their vectors, or have died: `members` are those whose vectors are there."""
         self._num_rounds += 1

@@ -169,8 +169,16 @@ class Replica(Protocol):
         """The gradient was dropped."""
         ...
 
-    def meet(self, members: Sequence[int]) -> None:
-        """The mean of the present round contains the gradients of these workers: batches of all others are dealt again."""
+    @property
+    def rounds_begun(self) -> int:
+        """The rounds of batches up to this step's last one; 0 if batches are not dealt in rounds."""
+        ...
+
+    def meet(self, members: Sequence[int], rounds: int | None = None) -> None:
+        """A mean contains what these workers made of the first `rounds`: batches of all others are dealt again.
+
+        None: of all rounds so far.
+        """
         ...
 
     def absent(self, version: int) -> None:

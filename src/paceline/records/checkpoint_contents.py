@@ -97,15 +97,15 @@ def save_worker(
     write_part(folder, number, f"worker-{worker_id}.pt", state)
 
 
-def save_successors(checkpoint: Path, lost: list[int], survivor: int) -> bool:
-    """Writes parts for the successors of lost workers, from that of a worker that had the same state.
+def save_successors(checkpoint: Path, lost: list[int], survivor: int, *, have_programs: bool) -> bool:
+    """Writes parts for the successors of lost workers that have left none, from a survivor's; random states are new ones.
 
-    Their random states are new ones. Returns False, and writes nothing, if the workers' programs keep state of their own.
+    Returns False, and writes nothing, if programs keep state, unless successors `have_programs` that begin with it.
     """
     state = _peek(checkpoint / f"worker-{survivor}.pt")
-    if "program" in state:
+    if "program" in state and not have_programs:
         return False
-    for worker in lost:
+    for worker in [one for one in lost if not (checkpoint / f"worker-{one}.pt").exists()]:
         random = torch.Generator().manual_seed(int.from_bytes(f"{checkpoint.name}/{worker}".encode()[-7:]))
         successor = {**state, "random": random.get_state()}
         write_part(checkpoint.parent, int(checkpoint.name), f"worker-{worker}.pt", successor)

@@ -52,13 +52,13 @@ class Checkpointer:
         lost = [one.worker_id for one in supervisor.workers if one.lost or one.waits] if supervisor.goes_on else []
         needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
         for number in checkpoint_files.numbers(self._folder):
-            if checkpoint_files.is_complete(self._folder, number) or not needed:
+            if checkpoint_files.is_complete(self._folder, number) or not (running if lost else needed):
                 continue
             if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
                 checkpoint_files.remove(self._folder, number)
             elif self._recorded(supervisor, number, running if lost else needed, running):
-                if lost and not checkpoint.save_successors(self._folder / str(number), lost, running[0]):
-                    continue
+                if lost:
+                    checkpoint.save_successors(self._folder / str(number), lost, running[0], have_programs=True)
                 self._complete(supervisor, number, needed, about(number, needed), self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
@@ -119,7 +119,8 @@ class Checkpointer:
             if not checkpoint.same_round(inside, workers):
                 supervisor.outcome.notes += [] if lost else [NO_LAST_STEP]
                 return
-            if lost and not checkpoint.save_successors(inside, lost, workers[0]):
+            goes_on = supervisor.goes_on
+            if lost and not checkpoint.save_successors(inside, lost, workers[0], have_programs=goes_on):
                 return
             supervisor.outcome.notes += [LAST_STEP] if lost and supervisor.outcome.kind else []
             workers = sorted(workers + lost)

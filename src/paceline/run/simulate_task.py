@@ -25,7 +25,7 @@ from paceline.optim.model_state import dense_buffers
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.simulated_driver import drive, machine_for
+from paceline.run.simulated_driver import drive, living_in, machine_for
 from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
@@ -210,8 +210,9 @@ class TaskSimulation:
         return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
 
     def _restarts(self) -> int:
-        """Where lockstep methods go on without dead workers, replacements need the exchanges of real values."""
-        replaces = "kill" in self.algorithm.tolerates or (self.algorithm.survivors_continue and not self.timing_only)
+        """Where all workers make the same updates without the dead, replacements need the exchanges of real values."""
+        in_rounds = self.algorithm.survivors_continue and self.algorithm.together
+        replaces = "kill" in self.algorithm.tolerates or (in_rounds and not self.timing_only)
         return self.config.restarts if replaces else 0
 
     # The workers
@@ -256,6 +257,7 @@ class TaskSimulation:
                     max_steps=config.steps,
                     taken=taken,
                     tracks=self.algorithm.survivors_continue,
+                    living=living_in(self.algorithm, ports),
                 )
                 shares, deal = claims.shares, claims.deal
                 if self.timing_only:

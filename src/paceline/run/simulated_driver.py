@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.algorithms import Algorithm
 from paceline.observe.report import write_run
+from paceline.ports.ports import Ports
 from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
+from paceline.simulator.collectives import SimulatedCollectives
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.scheduler import Scheduler
 from paceline.system.folder_lock import run_folder
@@ -19,7 +21,7 @@ from paceline.system.interrupts import Interruption, noted
 from paceline.system.machine import machine, versions
 from paceline.system.paths import check_new_folder
 
-__all__ = ["Simulation", "drive", "machine_for"]
+__all__ = ["Simulation", "drive", "living_in", "machine_for"]
 
 _TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
 _TRACED_WORKERS = 256  # no viewer shows thousands of lanes
@@ -103,3 +105,9 @@ def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> Simulat
         update_vectors=None if rule is None else rule.update_vectors,
         **named,
     )
+
+
+def living_in(algorithm: Algorithm, ports: Ports[Any]) -> Callable[[], Sequence[int]] | None:
+    """Says who is alive, as `RoundDeal` asks; None: these workers do not go on without others, or lose no steps with them."""
+    collectives = ports.collectives
+    return collectives.living if algorithm.loses_steps and isinstance(collectives, SimulatedCollectives) else None

@@ -173,7 +173,7 @@ class SimulationRecord(RunRecord):
 
     def _unrecorded_rounds(self, records: dict[int, np.ndarray]) -> int:
         """Missing records of workers that died after a round had their gradient: at most one each."""
-        if not self._algorithm.survivors_continue:
+        if not (self._algorithm.survivors_continue and self._algorithm.together):
             return 0
         last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
         newest, ends = max(last.values(), default=0), self._machine.shared.ends

@@ -179,6 +179,13 @@ class SimulatedCollectives(CarriedOutTogether):
             core.move(part * num_dead)
             self._barrier()
 
+    def living(self) -> Sequence[int]:
+        """Waits for all members, and returns those that are alive."""
+        if self._state.num_workers > 1:
+            self._barrier()
+            self.members = self._state.members
+        return self.members
+
     def _num_vectors(self, operation: Operation) -> float:
         """The operation's size in parameter vectors; if only time is simulated, 1 or what the operation states."""
         whole = operation.vector

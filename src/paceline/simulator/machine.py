@@ -118,9 +118,9 @@ class SimulatedMachine:
         elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        goes_on = survivors_continue and self._collective == "memory"
-        self.newcomers = SimulatedNewcomers(self.scheduler) if goes_on else None
-        restarts = restarts if goes_on or not survivors_continue else 0
+        replaces = survivors_continue and self._collective == "memory" and not needs.own_models
+        self.newcomers = SimulatedNewcomers(self.scheduler) if replaces else None
+        restarts = restarts if replaces or not survivors_continue else 0
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * needs.copies
         if self._cores is not None:

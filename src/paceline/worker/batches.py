@@ -229,7 +229,9 @@ class WorkerBatches:
                 number, fetch = next(source, (END, None))
                 if not self.algorithm.lockstep:
                     self._count_given(claims.batches, epoch, number)
-                if fetch is None:
+                if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
+                    number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
+                if number == END or fetch is None:
                     return
                 if first:
                     first = False
@@ -238,8 +240,6 @@ class WorkerBatches:
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
                 self._membership.before_batch()
-                if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
-                    number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)
                 yield number, fetch

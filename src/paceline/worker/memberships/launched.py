@@ -166,7 +166,7 @@ class LaunchedMembership(Membership):
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
         """As in `Membership`."""
         algorithm = self._algorithm
-        whole, alike = not algorithm.splits_update, algorithm.survivors_continue
+        whole, alike = not algorithm.splits_update, algorithm.survivors_have_all
         return self._storage.load_worker(optimizer, self.ports.shared, sizes=whole, makes_same_updates=alike)
 
     def batches(self) -> BatchShare:

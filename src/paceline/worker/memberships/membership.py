@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ class BatchShare(NamedTuple):
     first: int = 0
     done: Collection[int] = ()
     is_late: bool = False
+    living: Callable[[], Sequence[int]] | None = None  # as for `RoundDeal`
 
 
 class Membership(Protocol):

@@ -227,7 +227,7 @@ class SupervisedMembership(Membership):
             self.arena.shared,
             expect,
             sizes=not self._algorithm.splits_update,
-            makes_same_updates=self._algorithm.survivors_continue,
+            makes_same_updates=self._algorithm.survivors_have_all,
         )
 
     def batches(self) -> BatchShare:
@@ -238,7 +238,8 @@ class SupervisedMembership(Membership):
         ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
             left = self._storage.left(first)
             first, done = left.least, left.done
-        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0)
+        living = self.arena.collectives.living if self._algorithm.loses_steps and self.arena.collectives else None
+        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0, living=living)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""

@@ -1,0 +1,166 @@
+"""Methods with local steps go on without workers that are killed, on one machine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+import rounds
+from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from processes.local_reference import (
+    EACH,
+    LATE,
+    LATEST,
+    LOCAL,
+    LONG,
+    LONGEST,
+    METHODS,
+    STREAM,
+    LocalReference,
+    Training,
+    steps_in,
+    steps_of,
+)
+from processes.survivors import Survivors, samples
+from rounds import made, run_task, shuffled, task_file
+
+WORKERS, NUM_BATCHES = 3, 7
+
+
+def check(method, program, last=None, workers=WORKERS, *, num_missing=0, resumed=None, **options):
+    """Survivors are equal and as one process would have trained; each sample counts once an epoch."""
+    program = replace(program, algorithm=method.spec)
+    run = pl.launch(program, workers=workers, **options)
+    assert sorted(run.result["workers_lost"]) == sorted(program.kills)
+    alive = [one for one in range(workers) if one not in program.kills]
+    first, *others = program.models(alive)
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    steps = steps_of(program.folder, workers)
+    reference = LocalReference(method, Training.of(program), steps, program.kills | (last or {}), resumed)
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+    assert max(reference.counted.values()) <= program.epochs
+    assert program.epochs * len(samples(program.num_batches)[0]) - reference.counted.total() == num_missing
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+def test_without_deaths(method, tmp_path):
+    check(method, Survivors(tmp_path))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    "kills",
+    [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}, {0: 3}, {0: 5}, {1: 7}],
+    ids=[
+        "worker 0",
+        "two at once, the first among them",
+        "one after the other",
+        "first step",
+        "an epoch's last round",
+        "alone in it",
+        "in the second epoch",
+        "in the last round",
+    ],
+)
+def test_whoever_dies_whenever(method, kills, tmp_path):
+    check(method, Survivors(tmp_path, kills))
+
+
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("at", ["backward", "step"])
+def test_dies_within_a_step(method, at, tmp_path):
+    kills = {1: 4}
+    check(method, Survivors(tmp_path, kills, at=at), {1: 5} if at == "step" else None)
+
+
+@pytest.mark.parametrize(("hit", "last"), [(1, 3), (2, 3), (3, 3), (4, 6), (5, 6)])
+def test_a_worker_that_has_brought_its_model_counts(hit, last, tmp_path, monkeypatch):
+    """A mean has two barriers. The third hit is at an epoch's end: its fourth batch is dealt again in the next epoch."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
+    check(LOCAL, Survivors(tmp_path, {1: -1}), {1: last})
+
+
+@pytest.mark.parametrize(("hit", "last"), [(1, 4), (2, 5), (3, 5), (4, 8)])
+def test_a_worker_that_has_brought_a_late_model_counts(hit, last, tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@0#{hit}")
+    check(LATE, Survivors(tmp_path, {0: -1}), {0: last})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adam"},
+        {"clips": True},
+        {"data": "processes"},
+        {"data": "drawn"},
+        {"data": "list"},
+        {"sums": True},
+        {"scales": True},
+        {"ahead": True},
+        {"net": "normalized"},
+        {"epochs": 5, "num_batches": 5},
+        {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
+        {"data": "processes", "epochs": 7, "num_batches": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", [LOCAL, LONG, LATEST, STREAM], ids=lambda one: one.spec)
+def test_with(method, options, tmp_path):
+    check(method, Survivors(tmp_path, {0: 2}, **options))
+
+
+@pytest.mark.parametrize("method", [EACH, LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("kill", [1, 3, 8])
+def test_steps_of_several_batches(method, kill, tmp_path):
+    """The survivors' last round may be the first half of a step that they do not make."""
+    program = Survivors(tmp_path, {0: kill}, per_step=2, num_batches=24, marks=True)
+    check(method, program, {0: kill // 2}, num_missing=7 * ((method, kill) in [(EACH, 3), (LOCAL, 8)]))
+
+
+def test_five_workers_of_whom_one_is_left(tmp_path):
+    check(LOCAL, Survivors(tmp_path, {0: 1, 1: 1, 3: 4, 4: 5}, num_batches=23), workers=5)
+
+
+@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM], ids=lambda one: one.spec)
+def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(method, tmp_path):
+    folder, program = tmp_path / "run", Survivors(tmp_path, {0: 3}, optimizer="adam")
+    check(method, program, out=folder)
+    made = len(steps_of(tmp_path, WORKERS)[1])
+    check(method, replace(program, kills={}, epochs=5), {0: 3}, resumed=made, resume=folder)
+
+
+@pytest.mark.parametrize("method", [LOCAL, LONG, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    ("point", "last"),
+    [("replicated.mid_write@0#2", {0: 1}), ("replicated.mid_write@1#1", {1: 0}), ("ring.unwritten@0#2", {0: 2})],
+)
+def test_a_task_goes_on(method, point, last, tmp_path, monkeypatch):
+    """Killed within its second step or its first one, and after the second."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, point)
+    name = task_file(tmp_path, NUM_BATCHES)
+    run, parameters = run_task(method.spec, "momentum", name, WORKERS, "processes", out=tmp_path / "run")
+    assert run.result["workers_lost"] == list(last)
+    assert run.result["records_lost"] == point.startswith("ring")
+    steps = steps_in(run.records)
+    steps[0] += [[[3]]] if point.startswith("ring") else []
+    batches = [batch for epoch in shuffled(NUM_BATCHES) for batch in epoch]
+    data = lambda batch: batches[batch[0]]  # noqa: E731
+    training = Training(made, rounds.OPTIMIZERS["momentum"], data, nn.functional.cross_entropy)
+    reference = LocalReference(method, training, steps, last)
+    for one, other in zip(parameters, reference.train().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert reference.counted == dict.fromkeys(range(rounds.EPOCHS * NUM_BATCHES), 1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["local-sgd(codec=fp16)", "da-sgd(codec=qsgd(bits=4))", "diloco(period=2, codec=fp16)", "d-psgd"]
+)
+def test_others_end_with_an_error(spec, tmp_path):
+    with pytest.raises(pl.WorkerLostError, match="Worker 0 was ended by signal 9") as raised:
+        pl.launch(Survivors(tmp_path, {0: 2}, spec), workers=WORKERS)
+    raised.value.__traceback__ = None
