@@ -37,6 +37,8 @@ class DaSGD(Algorithm):
     1 - (1 - local_weight) delay / period of its steps count, 0.81 by default: the result's `progress_factor`. The learning
     rate is divided by it to compensate, unless `compensate=false`. The other merges drop nothing.
 
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+
     Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation of `delay` steps; two more copies
     of the parameters while it runs. Shared memory hides nothing: the cores that compute also add up.
     Clipping acts on the worker's own gradient, before its local step.
@@ -52,7 +54,8 @@ class DaSGD(Algorithm):
         merge: `paper`: x = xi x + (1 - xi) mean; `corrected`: x = x + (1 - xi) (mean - snapshot);
             `cocod`: x = mean + (x - snapshot).
         compensate: whether to divide the learning rate by the progress factor.
-        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`.
+        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`. A death then
+            ends the run.
 
     Differs from the paper: the paper does not divide the learning rate (`compensate=false`). The workers' models are averaged
     at the end; BatchNorm's statistics are worker 0's. With delay 0 every worker merges; in the authors' code only the last

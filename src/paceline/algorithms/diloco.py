@@ -29,6 +29,8 @@ class DiLoCo(Algorithm):
     fragment's outer step is merged `delay` steps after its departure. A merge keeps `local_weight` of a worker's progress
     meanwhile and drops the rest, which leaves 1 - (1 - local_weight) delay / period of it: the result's `progress_factor`.
 
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+
     Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation if there is a delay; on every
     worker the outer parameters and their momentum, and two copies of each fragment under way.
     Clipping acts on the worker's own gradient, before its local step.
@@ -42,7 +44,7 @@ class DiLoCo(Algorithm):
         delay: tau, steps from a fragment's departure to its merge, fewer than H / P; `auto` measures a step and an average,
             and takes the smallest delay that hides the average, the same on all workers.
         local_weight: alpha, of the worker's own parameters in the merge.
-        codec: compresses the changes, such as `qsgd(bits=4)`: see `all-reduce`.
+        codec: compresses the changes, such as `qsgd(bits=4)`: see `all-reduce`. A death then ends the run.
 
     Differs from the paper: fragments are whole tensors, grouped to similar sizes, as a flat vector has no layers. Changes are
     quantised only by `codec`, and not to 4-bit floats. Evaluation and the final result use the mean of the workers' models:

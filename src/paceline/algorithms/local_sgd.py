@@ -23,6 +23,8 @@ __all__ = ["LocalSGD"]
 class LocalSGD(Algorithm):
     """Local SGD: each worker takes H steps on its own model, then all average their models, in lockstep.
 
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+
     Costs per step: 1/H of an all-reduce of the parameters. Every H steps all wait for the slowest.
     Clipping acts on the worker's own gradient, before its local step; during warm-up, before the mean.
     Use when: workers are equally fast and communication is the bottleneck.
@@ -32,7 +34,8 @@ class LocalSGD(Algorithm):
     Args:
         period: H, steps between two averages of the parameters.
         warmup_steps: number of first steps that average every gradient instead, as all-reduce does: post-local SGD.
-        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`.
+        codec: compresses the changes since the last average, such as `qsgd(bits=4)`: see `all-reduce`. A death then
+            ends the run.
 
     Differs from the paper: the optimizer's state, such as momentum, stays each worker's own and is not averaged.
 
