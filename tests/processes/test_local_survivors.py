@@ -1,14 +1,20 @@
 """Methods with local steps go on without workers that are killed, on one machine."""
 
+import random
+import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import leftovers
 import paceline as pl
 import rounds
+import soak_results
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.records import checkpoint_files
 from processes.local_reference import (
     EACH,
     LATE,
@@ -39,6 +45,11 @@ def check(method, program, last=None, workers=WORKERS, *, num_missing=0, resumed
     for other in others:
         assert all(torch.equal(first[name], other[name]) for name in first)
     steps = steps_of(program.folder, workers)
+    for worker, own in (
+        enumerate(steps) if resumed is not None else ()
+    ):  # the first batch of a resumed loop may be no new one
+        for step, num_samples in zip(reversed(own), reversed(run.records[worker]["samples"].tolist()), strict=False):
+            step[:] = step if num_samples else []
     reference = LocalReference(method, Training.of(program), steps, program.kills | (last or {}), resumed)
     for name, value in reference.train().items():
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
@@ -164,3 +175,88 @@ def test_others_end_with_an_error(spec, tmp_path):
     with pytest.raises(pl.WorkerLostError, match="Worker 0 was ended by signal 9") as raised:
         pl.launch(Survivors(tmp_path, {0: 2}, spec), workers=WORKERS)
     raised.value.__traceback__ = None
+
+
+def drawn(draws, folder):
+    """A method, a loop and its workers, some of which die at drawn instants, once or together."""
+    workers = draws.randint(2, 5)
+    victims = draws.sample(range(workers), draws.randint(1, workers - 1))
+    together = draws.randrange(8)
+    kills = {one: together if draws.random() < 0.3 else draws.randrange(8) for one in victims}
+    options = {
+        "optimizer": draws.choice(["sgd", "adam"]),
+        "at": draws.choice(["forward", "backward", "step"]),
+        "data": draws.choice(["plain", "drawn"]),  # a list's batches of several epochs are one object
+        "num_batches": draws.choice([5, 7, 10, 23]),
+        "epochs": draws.choice([1, 2, 5]),
+        "sums": draws.random() < 0.3,
+    }
+    return draws.choice(METHODS), Survivors(folder, kills, **options), workers
+
+
+@pytest.mark.soak
+def test_three_hundred_runs_with_deaths(tmp_path):
+    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    before, begun_s, deaths = leftovers.everything(), time.monotonic(), 0
+    for number in range(300):
+        draws, folder = random.Random(f"local survivors {number}"), tmp_path / str(number)
+        folder.mkdir()
+        method, program, workers = drawn(draws, folder)
+        deaths += len(check_drawn(method, program, workers).result["workers_lost"])
+    leftovers.assert_nothing_new(before)
+    took_s = round(time.monotonic() - begun_s, 1)
+    soak_results.keep("soak_local_survivors", "local methods", {"runs": 300, "deaths": deaths, "took_s": took_s})
+
+
+def check_drawn(method, program, workers):
+    """A worker may have had its last batch before its instant; one that dies after it takes steps with it."""
+    program = replace(program, algorithm=method.spec)
+    run = pl.launch(program, workers=workers)
+    lost, steps = run.result["workers_lost"], steps_of(program.folder, workers)
+    first, *others = program.models([one for one in range(workers) if one not in lost])
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    reference = LocalReference(method, Training.of(program), steps, {one: len(steps[one]) for one in lost})
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-7, atol=1e-10)
+    assert max(reference.counted.values()) <= program.epochs
+    if program.at == "forward":
+        assert reference.counted == dict.fromkeys(range(len(samples(program.num_batches)[0])), program.epochs)
+    return run
+
+
+@pytest.mark.parametrize("spec", ["da-sgd(period=3, delay=auto)", "diloco(period=3, delay=auto)"])
+@pytest.mark.parametrize("kill", [2, 5, 6])
+def test_the_delay_is_chosen_by_the_living(spec, kill, tmp_path):
+    """After the sixth step; a dead worker's times are no part of the choice."""
+    program = Survivors(tmp_path, {0: kill}, spec, epochs=4)
+    assert pl.launch(program, workers=WORKERS).result["workers_lost"] == [0]
+    first, second = program.models([1, 2])
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+def test_an_epochs_checkpoint_has_a_part_for_the_dead(method, tmp_path):
+    """An error ends the run, and it is resumed from the beginning of an epoch; the supervisor looks every 50 ms."""
+    folder, program = tmp_path / "run", Survivors(tmp_path, {1: 1}, method.spec, fails={0: 600}, epochs=130)
+    with pytest.raises(pl.PacelineError, match="label 17") as raised:
+        pl.launch(program, workers=WORKERS, out=folder, checkpoint_every_s=0)
+    raised.value.__traceback__ = None
+    number = int(checkpoint_files.newest(folder / "checkpoint").name)
+    assert number >= 2 * 10
+    second = tmp_path / "second"
+    second.mkdir()
+    program = replace(program, folder=second, kills={}, fails={})
+    run = pl.launch(program, workers=WORKERS, resume=folder)
+    assert run.result["workers_lost"] == []
+    times = Counter(n for own in steps_of(second, WORKERS) for step in own for batch in step for n in batch)
+    assert times == dict.fromkeys(range(39), 130 - number // 10)
+
+
+@pytest.mark.parametrize("method", [EACH, LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("samples_before", [50, 333, 1000])
+def test_a_run_that_is_stopped_after_a_death_is_resumed_in_the_middle_of_an_epoch(method, samples_before, tmp_path):
+    folder, program = tmp_path / "run", Survivors(tmp_path, {1: 4}, method.spec, epochs=60)
+    run = pl.launch(program, workers=WORKERS, out=folder, limit_samples=samples_before)
+    made = len(steps_of(tmp_path, WORKERS)[0])
+    assert run.result["workers_lost"] == [1]
+    check(method, replace(program, kills={}), {1: 4}, resumed=made, resume=folder)

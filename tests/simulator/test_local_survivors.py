@@ -10,7 +10,7 @@ from torch import nn
 import paceline as pl
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
-from processes.local_reference import METHODS, LocalReference, Training, steps_in
+from processes.local_reference import METHODS, LocalReference, Method, Training, steps_in
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, in_order, made, shuffled, task_file
 
 NUM_BATCHES = 7  # three workers have rounds of 3, 3 and 1
@@ -126,3 +126,10 @@ def test_a_worker_dies_at_any_instant(method, worker, name):
             check(method, found, {worker: made + 1}, {worker: planned[made]})
             num_unrecorded += 1
     assert (num_unrecorded > 0) == (method.period < 5 and not (method.delay and method.fragments == 1))
+
+
+def test_the_living_choose_the_delay(name):
+    cluster = Cluster(workers=3, compute_s=0.01, core_bytes_per_s=1e5, collective="memory")
+    method = Method("da-sgd(period=6, delay=auto)", 6)
+    delays = [task_run(method, faults, cluster, name)[0].result["delay"] for faults in (None, at_step({0: 2}))]
+    assert delays[0] == delays[1] < 6

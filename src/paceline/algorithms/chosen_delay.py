@@ -48,5 +48,5 @@ class ChosenDelay:
         told = torch.zeros(2, ports.num_workers, dtype=torch.float64)
         told[:, ports.worker_id] = torch.tensor([step_s, average_s])
         collectives.start_all_reduce(told.view(-1)).wait()
-        steps_s, averages_s = told.tolist()
+        steps_s, averages_s = told[:, list(collectives.members)].tolist()
         return min(self._most, math.ceil(max(averages_s) / max(min(steps_s), _SHORTEST_S)))
