@@ -55,7 +55,8 @@ class Fragment:
 def steps_of(folder, workers):
     """By worker: each step's batches, as lists of samples; a worker without a batch has none."""
     paths = [folder / f"steps-{worker}.jsonl" for worker in range(workers)]
-    return [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths]
+    lines = [path.read_text().splitlines() if path.exists() else [] for path in paths]
+    return [[[batch if is_own else [] for batch, is_own in json.loads(one)[1][1]] for one in own] for own in lines]
 
 
 @dataclass(frozen=True)
