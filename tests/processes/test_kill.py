@@ -221,9 +221,11 @@ def test_what_a_kill_has_ended_is_resumed(method, tmp_path):
     assert epochs_done >= 2
     resumed = pl.train(pl.TrainConfig(algorithm=method, epochs=epochs_done + 2, **settings), resume=tmp_path).result
     assert resumed["outcome"] == "stopped", resumed["outcome_reason"]
-    # Worker 1 may die between the round that the others ended and its record of it: one batch of 8, or the last one of 5.
+    # Worker 1 may die between the round that the others ended and its record of it: one batch of 8, or the last one of 5; or
+    # one that is as large as worker 1 is fast, of a round's 24 samples.
     samples_lost = (epochs_done + 2) * 1437 - resumed["samples"]
-    assert (resumed["records_lost"], samples_lost) in {(0, 0), (1, 8), (1, 5)}
+    sizes = range(1, 23) if "shares=auto" in method else (8, 5)
+    assert (resumed["records_lost"], samples_lost) in {(0, 0), *((1, size) for size in sizes)}
     assert resumed["test_accuracy"] > 0.7
 
 
