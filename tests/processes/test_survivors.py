@@ -167,6 +167,7 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"data": "drawn"},
         {"data": "list"},
         {"ahead": True},
+        {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},
         {"schedule": "step"},
@@ -177,7 +178,15 @@ def test_a_replacement_in_a_task(method, monkeypatch):
 def test_a_replacement_with(options, tmp_path):
     options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
     program = Survivors(tmp_path, {1: 2}, **options)
-    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
+    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, epochs=program.epochs)
+
+
+def test_a_replacement_goes_on_alone_with_those_that_come_after_it(tmp_path):
+    """All workers of the beginning die within the rounds in which replacements are compared with them."""
+    program = Survivors(tmp_path, {1: 2, 0: 8}, newcomers={4: {1: 1}}, num_batches=40)
+    run = pl.launch(program, workers=2, restarts=1)
+    assert (sorted(run.result["workers_lost"]), run.result["restarts"]) == ([0, 1], 1)
+    check(replace(program, kills={0: 8}), run, workers=2)
 
 
 def test_replacements_of_replacements(tmp_path):

@@ -54,9 +54,10 @@ class AgreedGradient:
         self._num_members = ports.num_workers
         self.is_void = False
         self.unit = 1.0
-        self._accepted: dict[int, int] = {}  # newcomers, by this worker, the first
-        self._newcomers: dict[int, int] = {}  # those that come in before the next step
-        self._come: dict[int, int] = {}  # those that were let in some steps before
+        # Newcomers, with their incarnations:
+        self._accepted: dict[int, int] = {}  # accepted by this worker, which is the first
+        self._newcomers: dict[int, int] = {}  # let in before the next step
+        self._come: dict[int, int] = {}  # let in some steps ago, and still compared with the others
         self._scales = False
         self._is_new = ports.incarnation > 0
 
@@ -179,7 +180,7 @@ class AgreedGradient:
         """
         digests, rates = places.view(5, -1)[2:4].tolist()
         others = [one for one in self._collectives.members if one not in self._come]
-        for one in [*self._come]:
+        for one in [*self._come] if others else ():  # else all who could differ from them have died
             if any(
                 digests[one] == digests[n] and (rates[one] == rates[n] or 0.0 in (rates[one], rates[n])) for n in others
             ):

@@ -81,8 +81,12 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
         """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
-            compare_and_swap(self._at(worker, _ASKS), 2 * incarnation + 1, -why)
-            wake_all(self._at(worker, _ASKS))
+            self._answer(worker, incarnation, -why)
+
+    def _answer(self, worker: int, incarnation: int, answer: int) -> None:
+        """Answers an accepted newcomer, unless it has died and the next one asks by now."""
+        compare_and_swap(self._at(worker, _ASKS), 2 * incarnation + 1, answer)
+        wake_all(self._at(worker, _ASKS))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         """As in `Newcomers`."""
@@ -94,9 +98,9 @@ class SharedNewcomers(SegmentPart[PartPlan]):
                 os.close(self._files.pop(worker))
             file = self._files[worker] = os.memfd_create("paceline-newcomer")
             Path(f"/proc/self/fd/{file}").write_bytes(content.getbuffer())
-            for word, value in ((_PROCESS, os.getpid()), (_FILE, file), (_GIVEN, newcomers[worker]), (_ASKS, 0)):
+            for word, value in ((_PROCESS, os.getpid()), (_FILE, file), (_GIVEN, newcomers[worker])):
                 store(self._at(worker, word), value)
-            wake_all(self._at(worker, _ASKS))
+            self._answer(worker, newcomers[worker], 0)
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
         """As in `Newcomers`."""
