@@ -100,6 +100,11 @@ def wait_for_newcomer(worker, of, incarnation):
         time.sleep(1e-3)
 
 
+def head(net, x):
+    """The model's output, of which only the last layer gets a gradient."""
+    return net[-1](net[:-1](x).detach())
+
+
 def own_samples(batches):
     """Those of batches that the worker did not have again."""
     return [n for batch, is_own in batches if is_own for n in batch]
@@ -118,6 +123,7 @@ class Survivors:
             its processes there were before.
         schedule: whether the learning rate falls by "epoch", by "step", or by a step that may "follow" the run, or
             by the loop's "own" count.
+        twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
     """
 
@@ -135,6 +141,7 @@ class Survivors:
     sums: bool = False
     scales: bool = False
     ahead: bool = False
+    twice: bool = False
     newcomers: dict = field(default_factory=dict)
     schedule: str = ""
     num_batches: int = 10
@@ -183,6 +190,11 @@ class Survivors:
                         if self.schedule in ("step", "follow"):
                             scheduler.step()
                         self._die(worker, "step", number)
+                        if self.twice:
+                            optimizer.zero_grad()
+                            nn.functional.mse_loss(head(net, x), y).backward()
+                            optimizer.step()
+                            self._log(worker, step)
                         step = []
                     if self.sums:
                         assert worker.sum(1) <= worker.num_workers
@@ -235,19 +247,20 @@ class Survivors:
             if self.marks or self.algorithm == "lockstep"
             else [[n] for n in range(self.per_step)]
         )
-        for told in counted.values():
+        for version, told in counted.items():
+            forward = head if self.twice and version % 2 == 0 else nn.Module.__call__
             rates, parts = zip(*told, strict=True)
             (optimizer.param_groups[0]["lr"],) = set(rates)
-            means = [self._mean(net, [[part[n] for n in one] for part in parts], x, y) for one in passes]
+            means = [self._mean(net, forward, [[part[n] for n in one] for part in parts], x, y) for one in passes]
             optimizer.zero_grad()
             for parameter, *gradients in zip(net.parameters(), *means, strict=True):
-                parameter.grad = sum(gradients)
+                parameter.grad = sum(gradients) if gradients[0] is not None else None
             if self.clips and self.algorithm == "all-reduce":
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             optimizer.step()
         return net.state_dict()
 
-    def _mean(self, net, parts, x, y):
+    def _mean(self, net, forward, parts, x, y):
         """The mean of what the workers' batches add up to, weighted by their own samples.
 
         A worker without a batch has an earlier one again: beside another one it adds to the gradient, and not to the weight.
@@ -257,14 +270,15 @@ class Survivors:
         for batches in parts:
             net.zero_grad()
             for batch, _ in batches:
-                nn.functional.mse_loss(net(x[batch]), y[batch]).backward()
+                nn.functional.mse_loss(forward(net, x[batch]), y[batch]).backward()
             if self.clips and self.algorithm == "lockstep":
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             own = len(own_samples(batches))
             num_samples += own
             for sum_, parameter in zip(total, net.parameters(), strict=True):
-                sum_ += own * parameter.grad if own else 0
-        return [one / num_samples for one in total]
+                sum_ += own * parameter.grad if own and parameter.grad is not None else 0
+        has_gradient = [parameter.grad is not None for parameter in net.parameters()]
+        return [one / num_samples if has else None for one, has in zip(total, has_gradient, strict=True)]
 
     def models(self, workers):
         return [torch.load(self.folder / f"model-{worker}.pt") for worker in workers]

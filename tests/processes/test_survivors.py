@@ -98,12 +98,13 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         {"scales": True, "clips": True},
         {"scales": True, "algorithm": "lockstep"},
         {"ahead": True},
+        {"twice": True},
     ],
     ids=str,
 )
 def test_with(options, tmp_path):
     program = Survivors(tmp_path, {0: 2}, **options)
-    check(program, run_of(program))
+    check(program, run_of(program), epochs=EPOCHS * (1 + program.twice))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -168,6 +169,8 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"data": "list"},
         {"ahead": True},
         {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
+        {"twice": True},
+        {"twice": True, "algorithm": "lockstep"},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},
         {"schedule": "step"},
@@ -178,7 +181,9 @@ def test_a_replacement_in_a_task(method, monkeypatch):
 def test_a_replacement_with(options, tmp_path):
     options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
     program = Survivors(tmp_path, {1: 2}, **options)
-    check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, epochs=program.epochs)
+    check_replaced(
+        program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, epochs=program.epochs * (1 + program.twice)
+    )
 
 
 def test_a_replacement_goes_on_alone_with_those_that_come_after_it(tmp_path):

@@ -68,7 +68,7 @@ class AgreedGradient:
         for step in self._replica.steps():
             if self._is_new:
                 self._enter(self._replica.given)
-            if self._newcomers:
+            if self._newcomers and self._begins_with_batch:
                 self._let_in(self._newcomers)
             self.rounds.note(equal, self._replica.ranges)
             yield step
@@ -86,7 +86,7 @@ class AgreedGradient:
     def number(self) -> float:
         """This worker's number; the sum over all workers is exact even in float32."""
         replica = self._replica
-        has_changed = replica.changed_outside or replica.missing != self._told or self._accepts()
+        has_changed = self._accepts() or replica.changed_outside or replica.missing != self._told
         return self.rounds.number(changed=has_changed)
 
     def settle(self, total: float, mean: Callable[[], torch.Tensor] | None = None) -> None:
@@ -143,6 +143,12 @@ class AgreedGradient:
             port.refuse(self._accepted, why)
             self._accepted = {}
         return bool(self._accepted)
+
+    @property
+    def _begins_with_batch(self) -> bool:
+        """Whether the loop has got a batch for the step that begins: it may make several steps with one."""
+        deal = self._replica.deal
+        return deal is not None and deal.begun > deal.met
 
     def _why_not(self) -> Refusal | None:
         if self._replica.deal is None:
