@@ -87,9 +87,8 @@ def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """
     if not any(map(is_followed_by_scheduler, members_of(optimizer))):
         return []
-    every = (
-        one for one in gc.get_objects() if issubclass(type(one), LRScheduler)
-    )  # isinstance would load lazy modules
+    # By type: isinstance would load lazy modules.
+    every = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
     found = [one for one in every if any(one.optimizer is member for member in members_of(optimizer))]
     parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [one for one in found if id(one) not in parts]

@@ -20,8 +20,8 @@ from paceline.ports.newcomers import Refusal
 
 __all__ = ["SharedNewcomers"]
 
-# A worker's words: what it asks for, and in which epoch; which incarnation is let in, and by whom; the process and the file
-# that has the state; and for which incarnation that is.
+# The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
+# the state; the process and the file that have the state, and the incarnation for which that is.
 _ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN = range(0, 56, 8)
 _GIVER_DIED = "the worker that was to give it the others' state has died"
 

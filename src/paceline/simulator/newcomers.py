@@ -51,7 +51,7 @@ class SimulatedNewcomers:
         self._asking.pop(worker, None)
 
     def end_if_alone(self, num_left: int) -> bool:
-        """Ends those that wait if the workers left are no more: nobody lets them in. Returns whether it did."""
+        """Ends the newcomers that wait if all workers left are newcomers. Returns whether it did."""
         if not self._asking or len(self._asking) < num_left:
             return False
         for _, program in self._asking.values():

@@ -117,7 +117,7 @@ class Membership(Protocol):
             epoch: that its loop has reached; negative: it can go on in any.
 
         Returns:
-            what the others have; empty: it replaces nobody; None: the others are in a later epoch.
+            what the others have; empty: it is no replacement; None: the others are in a later epoch.
 
         Raises:
             NotReplacedError: they cannot let it in.
