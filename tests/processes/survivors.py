@@ -164,8 +164,9 @@ class Survivors:
             for _ in range(self.epochs):
                 for indices, x, y in batches:
                     if not worker._membership.incarnation:
-                        for newcomer in self.newcomers.get(number, {}).items():
-                            wait_for_newcomer(worker, *newcomer)
+                        for of, process in self.newcomers.get(number, {}).items():
+                            if of != worker.worker_id:
+                                wait_for_newcomer(worker, of, process)
                     self._die(worker, "forward", number)
                     last = len(step) == self.per_step - 1
                     if self.sums:

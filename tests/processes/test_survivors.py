@@ -143,9 +143,11 @@ def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
 
 
-def test_a_replacement_of_a_worker_whose_last_gradient_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [2, 6])
+def test_a_replacement_of_a_worker_whose_last_gradient_counts(number, tmp_path, monkeypatch):
+    """It comes in the round in which the worker has died, so that no mean lacks the worker; or later."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "lockstep.arrived@1#5")
-    program = Survivors(tmp_path, {1: -1}, "lockstep", newcomers={6: {1: 1}}, num_batches=30)
+    program = Survivors(tmp_path, {1: -1}, "lockstep", newcomers={number: {1: 1}}, num_batches=30)
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, num_unrecorded=1)
 
 

@@ -276,8 +276,9 @@ class TaskSimulation:
                     given = machine.enter(worker_id)
                     if given is None:  # the others have ended
                         return
-                    self.record.count_unrecorded_of(worker_id, machine.shared.ends[worker_id])
+                    end = machine.shared.ends[worker_id]
                     machine.shared.enter(worker_id, given["giver"])
+                    self.record.count_unrecorded_of(worker_id, ports.shared.version if end is None else end)
                     cast(Any, ports.collectives).enter(given["collectives"])
                     claims.enter(given["deal"])
                     cast(TaskReplica, replica).enter(given)

@@ -166,10 +166,10 @@ class SimulationRecord(RunRecord):
             return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
         return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
 
-    def count_unrecorded_of(self, worker_id: int, end: int | None) -> None:
+    def count_unrecorded_of(self, worker_id: int, end: int) -> None:
         """Counts the record that a dead worker, which is being replaced, lacks if it took part in update `end`."""
         last = int(self.records_of(worker_id)["applied_version"].max(initial=0))
-        self._unrecorded_of_replaced += end is not None and end > last
+        self._unrecorded_of_replaced += end > last
 
     def _unrecorded_rounds(self, records: dict[int, np.ndarray]) -> int:
         """Missing records of workers that died after a round had their gradient: at most one each."""

@@ -257,8 +257,8 @@ class SupervisedMembership(Membership):
             return None
         last = arena.shared.last_version_of(self.worker_id)
         recorded = max(arena.ring(self.worker_id).newest_version, arena.load("initial_version"))
-        arena.add("unrecorded", int(last is not None and last > recorded))
         arena.shared.enter(given["giver"])
+        arena.add("unrecorded", int((arena.shared.version if last is None else last) > recorded))
         arena.collectives.enter(given["collectives"])
         arena.mark_back(self.worker_id)
         self._entered_in = given["deal"]["epoch"]
