@@ -128,11 +128,12 @@ def test_steps_of_several_batches_are_made_anew(options, tmp_path):
     check(program, run_of(program))
 
 
-def check_replaced(program, run, *, deaths, num_refused=0, **expected):
-    """As `check`, after that many deaths, of which all but some were followed by a replacement that took part."""
+def check_replaced(program, run, *, deaths, **expected):
+    """As `check`, after that many deaths, each followed by a replacement that took part."""
     assert (len(run.result["workers_lost"]), run.result["restarts"]) == (deaths, deaths)
     entered = {(worker, int(n)) for worker, rows in run.records.items() for n in rows["incarnation"] if n}
-    assert len(entered) == deaths - num_refused
+    assert len(entered) == deaths
+    assert sum("was replaced" in note for note in run.result["notes"]) == deaths
     check(replace(program, kills={}), run, **expected)
 
 

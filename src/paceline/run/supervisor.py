@@ -218,7 +218,9 @@ class Supervisor:
                     sources[worker.handle.sentinel] = worker
         news = mp_connection.wait(list(sources), timeout=_POLL_S)
         for worker in self.workers:
-            worker.waits &= not self._has_entered(worker)
+            if worker.waits and self._has_entered(worker):
+                worker.waits = False
+                self.outcome.notes.append(f"Worker {worker.worker_id} was replaced.")
         for source in news:
             worker = sources[source]
             if worker.running:
