@@ -86,6 +86,14 @@ def test_the_light_edges_are_cut(threads):
     assert problem.objective() == pytest.approx(2 * 0.1 * 20)  # both labels of the 20 light edges
 
 
+def test_a_row_that_two_threads_wrote_at_once_is_in_the_simplex_after_the_pass():
+    with Team(1) as team:
+        problem = GraphCut(np.array([[0, 1]]), np.array([1.0]), 2, {}, team, nodes=3)
+        problem.x[2] = 0.998, 0.0  # no edge of this pass repairs it
+        problem.make_pass(0.1)
+    assert problem.x[2] == pytest.approx([0.999, 0.001])
+
+
 def test_bad_graphs_are_refused():
     with Team(1) as team:
         for edges, weights, labels, given, words in (

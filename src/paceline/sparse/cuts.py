@@ -49,6 +49,13 @@ def project(x: np.ndarray, node: int) -> None:
 
 
 @compiled
+def project_all(x: np.ndarray) -> None:
+    """Projects every row: two threads that wrote one row at once may have left parts of both."""
+    for node in range(x.shape[0]):
+        project(x, U(node))
+
+
+@compiled
 def cut(
     edges: np.ndarray,
     weights: np.ndarray,
@@ -99,7 +106,7 @@ class GraphCut:
         seed: of the order.
 
     Attributes:
-        x: (nodes, labels), each row in the simplex.
+        x: (nodes, labels), each row in the simplex between passes.
     """
 
     def __init__(
@@ -146,6 +153,7 @@ class GraphCut:
                 self._edges, self._weights, self._order, self.x, self._given, eta, self._team.clock, report[thread]
             )
         )
+        project_all(self.x)
         total, edges, others = report.sum(axis=0)[:3]
         self.passes.append(Pass(total / edges, time.perf_counter() - began_s, int(edges), others / edges, 0))
         return self.passes[-1]
