@@ -167,10 +167,10 @@ def load_fitting(
             f"{num_elements} of {dtype}; resume with the task that the run was started with."
         )
     check_fits(saved.buffers, buffers, "the model's buffers")
-    num_before = len(describe(checkpoint)["workers"])
-    if num_workers is not None and num_before != num_workers:
+    if num_workers not in (None, num_before := len(describe(checkpoint)["workers"])):
         raise UsageError(
-            f"Each worker of this run has state of its own: resume it with {num_before} workers, not {num_workers}."
+            f"The checkpoint has the state of {num_before} workers, but this run needs one for each of its {num_workers}: "
+            f"give it {num_before} workers, or the algorithm that wrote the checkpoint."
         )
     return saved
 
