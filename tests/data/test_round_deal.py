@@ -1,5 +1,7 @@
 """Batches dealt in rounds, in which workers die."""
 
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +95,8 @@ def test_a_mean_that_was_sent_earlier_contains_earlier_rounds_only():
 
 def test_an_epoch_ends_once_all_members_are_alive_or_in_a_mean():
     asked = []
-    deal = RoundDeal(0, 2, living=lambda: asked.append(None) or [0])
+    survivors = SimpleNamespace(living=lambda: asked.append(None) or [0], kept=lambda worker: 0)
+    deal = RoundDeal(0, 2, survivors=survivors)
     deal.begin(0, 0, NUMBERS)
     hand_out(deal, 0)
     deal.settle()
@@ -102,6 +105,16 @@ def test_an_epoch_ends_once_all_members_are_alive_or_in_a_mean():
     deal.meet([0])
     deal.settle()
     assert len(asked) == 1
+
+
+def test_what_others_have_of_a_dead_workers_steps_is_not_dealt_again():
+    survivors = SimpleNamespace(living=lambda: [0], kept=lambda worker: [3, 2][worker])
+    deal = RoundDeal(0, 2, survivors=survivors)
+    deal.begin(0, 0, NUMBERS)
+    hand_out(deal, 0, 1, 2)
+    deal.settle()
+    assert [deal.places(number) for number in (3, 4)] == [[5], [6]]
+    assert deal.met == 3
 
 
 rounds = st.tuples(st.booleans(), st.sets(st.integers(0, WORKERS - 1)))

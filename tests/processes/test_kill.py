@@ -206,7 +206,7 @@ def test_a_worker_of_a_resumed_run_is_replaced(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "method",
     [
-        *("all-reduce(shares=auto)", "all-reduce(sharded=true)", "local-sgd(codec=fp16)", "d-psgd"),
+        *("all-reduce(shares=auto)", "all-reduce(sharded=true)", "local-sgd(codec=fp16)"),
         "da-sgd(delay=3, merge=corrected, codec=fp16)",
         "diloco(period=9, fragments=2, delay=3, codec=fp16)",
     ],

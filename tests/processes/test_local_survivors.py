@@ -164,7 +164,7 @@ def test_a_task_goes_on(method, point, last, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "spec", ["local-sgd(codec=fp16)", "da-sgd(codec=qsgd(bits=4))", "diloco(period=2, codec=fp16)", "d-psgd"]
+    "spec", ["local-sgd(codec=fp16)", "da-sgd(codec=qsgd(bits=4))", "diloco(period=2, codec=fp16)"]
 )
 def test_others_end_with_an_error(spec, tmp_path):
     with pytest.raises(pl.WorkerLostError, match="Worker 0 was ended by signal 9") as raised:

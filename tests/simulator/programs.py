@@ -13,7 +13,7 @@ class PlantedReplica:
     def __init__(self, core, ports, num_steps, gradient, learning_rate):
         self.g = torch.zeros_like(ports.shared.x)
         self.samples, self.round, self.changed_outside = 1, None, False
-        self.update_time_s = 0.0
+        self.update_time_s, self.rounds_begun = 0.0, 0
         self.updates = torch.zeros_like(self.g)
         self.read = []
         self._core, self._ports, self._num_steps = core, ports, num_steps
@@ -23,6 +23,9 @@ class PlantedReplica:
         for step in range(1, self._num_steps + 1):
             self._step = step
             yield step
+
+    def meet(self, members, rounds=None):
+        """Its batches are planted, too: they are not dealt."""
 
     def copy(self, x):
         return x.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -13,15 +13,17 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import check_rates, left_out
 from paceline.algorithms.topology import Ring, Topology, metropolis_weights
 from paceline.compression.carriers import GOSSIP
-from paceline.errors import NoGradient, PeerLostError, WorkerLostError
+from paceline.errors import NoGradient, PeerLostError, UsageError, WorkerLostError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.checks import MalformedMessageError, checked_vector, checked_weight
-from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import SECONDS_ABOVE_0
 
 __all__ = ["DPSGD"]
+
+_ROUNDS_BETWEEN_LOOKS = 64  # at what all workers keep of each other's steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,9 @@ class DPSGD(Algorithm):
     """Decentralized parallel SGD: x_i <- sum_j W_ij x_j - learning rate * g(x_i), in lockstep with the neighbours.
 
     Every worker has its own model; evaluation uses the mean of all models. Models travel while the gradient is computed.
+
+    If a worker dies on one machine, its model is lost. The others keep its steps that are in models that it sent, and train on
+    the batches of its later steps.
 
     Costs per step: one message of the parameters' size to and from every neighbour; a round takes as long as the slowest
     neighbour's, and so, after as many rounds as the graph's diameter, as the slowest worker's.
@@ -40,7 +45,9 @@ class DPSGD(Algorithm):
         topology: which workers average with each other, with Metropolis weights; a time-varying one changes every step.
         deadline_s: how long a round may wait for one neighbour.
 
-    Differs from the paper: mixing weights are not arguments but the Metropolis weights of the topology, which may change
+    Differs from the paper: workers that have died are left out: in rounds that have begun, a dead neighbour's weight is the
+    worker's own; after that, the topology is that of the living workers, or a ring if theirs does not exist at that size.
+    Mixing weights are not arguments but the Metropolis weights of the topology, which may change
     every step. In a round without a batch a worker averages and does not step.
 
     Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
@@ -51,11 +58,16 @@ class DPSGD(Algorithm):
     deadline_s: Annotated[float, SECONDS_ABOVE_0] = 60.0
 
     refused_arguments: ClassVar[Mapping[str, str]] = {"codec": GOSSIP}
+    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
     lockstep: ClassVar[bool] = True
 
     @property
+    def survivors_continue(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Needs:
-        return Needs("replicated", mailbox=True, own_models=True)
+        return Needs("replicated", mailbox=True, own_models=True, views=True)
 
     @property
     def patience_s(self) -> float:
@@ -67,75 +79,120 @@ class DPSGD(Algorithm):
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), k: the round, W: mixing weights by worker."""
-        assert ports.mailbox is not None
-        shared, mailbox, me, n = ports.shared, ports.mailbox, ports.worker_id, ports.num_workers
+        shared, me, views = ports.shared, ports.worker_id, ports.views
+        neighbours = _Neighbours(ports, self.deadline_s)
+        num_members, batches = ports.num_workers, 0
         for _ in replica.steps():
             x, k, round_ = shared.x, shared.version, replica.round or 0
             rates = float(replica.rates) if replica.round is not None else 0.0
-            W = metropolis_weights(self.topology, me, n, k)
-            for reader in self.topology.sends_to(me, n, k):
-                self._send(reader, Message("model", k, rates, x, version=round_), mailbox)
+            members = views.begin(k) if views is not None else range(ports.num_workers)
+            if views is None:
+                replica.meet(members, batches)
+            elif len(members) < num_members or k % _ROUNDS_BETWEEN_LOOKS == 0:
+                replica.meet(members, min(map(views.kept, members)))
+            num_members = len(members)
+            readers, W = self._neighbours_of(me, members, k, ports.num_workers)
+            for reader in readers:
+                neighbours.send(reader, Message("model", k, rates, x, version=round_))
+            if views is not None:
+                views.sent(batches)
             with suppress(NoGradient):  # the neighbours still need this worker's model in this round
                 replica.gradient(at=x, version=k)
-            neighbours = {j: self._model_of(j, k, x, (round_, rates), ports) for j in sorted(W) if j != me}
+            received = {j: neighbours.model_of(j, k, x, (round_, rates)) for j in sorted(W) if j != me}
+            models = {j: x_j for j, x_j in received.items() if x_j is not None}
             with shared.writing():
                 mixed = to_sum_type(x)
-                mixed.mul_(W[me])
-                for j, x_j in neighbours.items():
+                mixed.mul_(W[me] + sum(W[j] for j in received if j not in models))
+                for j, x_j in models.items():
                     mixed.add_(x_j, alpha=W[j])
                 if mixed is not x:
                     x.copy_(mixed)
-                ports.moved(2 + 3 * len(neighbours))
-                ports.counts.averages += bool(neighbours)
+                ports.moved(2 + 3 * len(models))
+                ports.counts.averages += bool(models)
                 if replica.samples:
                     replica.apply(to=x)
                     replica.applied(shared.advance(), gradient_version=k)
                 else:  # this worker has no batch in this round and only averages
                     replica.absent(shared.advance(updates=0))
+            batches = replica.rounds_begun
 
-    def _model_of(
-        self, j: int, k: int, x: torch.Tensor, place: tuple[int, float], ports: Ports[ReplicatedParameters]
-    ) -> torch.Tensor:
-        """The model (P,) that neighbour `j` had at the beginning of round `k`.
+    def _neighbours_of(
+        self, me: int, members: Sequence[int], k: int, num_workers: int
+    ) -> tuple[list[int], dict[int, float]]:
+        """The workers that get this one's model in round `k`, and the mixing weights of those whose models it gets."""
+        topology, m, place = self.topology, len(members), members.index(me)
+        if m < num_workers:
+            try:
+                topology.check(m)
+            except UsageError:
+                topology = Ring()
+        W = {members[j]: weight for j, weight in metropolis_weights(topology, place, m, k).items()}
+        return [members[j] for j in topology.sends_to(place, m, k)], W
+
+
+class _Neighbours:
+    """Sends a worker's model to its neighbours, and receives theirs.
+
+    Args:
+        ports: of the worker's program.
+        deadline_s: how long to wait for one neighbour.
+    """
+
+    def __init__(self, ports: Ports[ReplicatedParameters], deadline_s: float) -> None:
+        assert ports.mailbox is not None
+        self._ports, self._mailbox, self._deadline_s = ports, ports.mailbox, deadline_s
+        self._dead: set[int] = set()
+
+    def send(self, reader: int, message: Message) -> None:
+        try:
+            self._mailbox.send(reader, message)
+        except PeerLostError as error:
+            if not self._has_died(reader):
+                raise _lost(reader, message.number, f"did not take a model: {error}") from error
+
+    def model_of(self, j: int, k: int, x: torch.Tensor, place: tuple[int, float]) -> torch.Tensor | None:
+        """The model (P,) that neighbour `j` had at the beginning of round `k`; None: it has died without sending it.
 
         Args:
             j: the neighbour.
             k: steps that both have made.
             x: this worker's model.
             place: its round of batches and digest of learning rates, which the neighbour's must equal.
-            ports: of its program.
 
         Raises:
             UsageError: the rounds or rates differ.
         """
         round_, rates = place
-        assert ports.mailbox is not None
         while True:
-            match ports.mailbox.receive(self.deadline_s, kind="model", sender=j, number=k):
+            deadline_s = 0.0 if j in self._dead else self._deadline_s
+            match self._mailbox.receive(deadline_s, kind="model", sender=j, number=k):
+                case None | PeerLeft() if self._has_died(j):
+                    return None
                 case None:
-                    raise self._lost(j, k, f"did not send its model within {self.deadline_s:g} s")
+                    raise _lost(j, k, f"did not send its model within {self._deadline_s:g} s")
                 case PeerLeft(reason=reason):
-                    raise self._lost(j, k, f"did not send its model: it has left ({reason})")
+                    raise _lost(j, k, f"did not send its model: it has left ({reason})")
                 case Received() as received:
                     try:
                         x_j = checked_vector(received, x)
                         if (other := received.message.version) != round_:
-                            raise left_out([j if other > round_ else ports.worker_id], k)
+                            raise left_out([j if other > round_ else self._ports.worker_id], k)
                         check_rates([rates, checked_weight(received)], k + 1)
                         return x_j
                     except MalformedMessageError:  # the right one may follow
-                        ports.counts.peer_failures += 1
+                        self._ports.counts.peer_failures += 1
                 case PeerBack():
                     pass
 
-    def _send(self, reader: int, message: Message, mailbox: Mailbox) -> None:
-        try:
-            mailbox.send(reader, message)
-        except PeerLostError as error:
-            raise self._lost(reader, message.number, f"did not take a model: {error}") from error
+    def _has_died(self, worker: int) -> bool:
+        views = self._ports.views
+        if worker not in self._dead and views is not None and views.has_died(worker):
+            self._dead.add(worker)
+        return worker in self._dead
 
-    def _lost(self, worker: int, k: int, what: str) -> WorkerLostError:
-        return WorkerLostError(
-            f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Resume from the newest checkpoint with "
-            "--resume, or use ad-psgd, which continues without a lost worker."
-        )
+
+def _lost(worker: int, k: int, what: str) -> WorkerLostError:
+    return WorkerLostError(
+        f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Resume from the newest checkpoint with --resume, or use "
+        "ad-psgd, which continues without a lost worker."
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches
 from paceline.data.round_deal import Left, RoundDeal
 from paceline.data.sources import ABSENT, END
+from paceline.ports.views import Survivors
 
 __all__ = ["WorkerClaims"]
 
@@ -26,7 +27,7 @@ class WorkerClaims:
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
         done: batches that are left out: a resumed run begins with their updates.
-        tracks, living: as for `RoundDeal`.
+        tracks, survivors: as for `RoundDeal`.
         is_late: others may be in a later epoch: this worker begins there.
 
     Attributes:
@@ -47,13 +48,13 @@ class WorkerClaims:
         done: Collection[int] = (),
         is_late: bool = False,
         tracks: bool = False,
-        living: Callable[[], Sequence[int]] | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
         self.batches = batches
         self.taken = taken
         self.deal = None
         if lockstep:
-            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, living=living)
+            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, survivors=survivors)
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from paceline.ports.views import Survivors
+
 __all__ = ["Left", "RoundDeal"]
 
 
@@ -45,7 +47,8 @@ class RoundDeal:
         num_workers: who are the members at first.
         left: numbers of the batches that the run has left; a resumed run begins in the middle of an epoch.
         tracks: whether `meet` is called for every mean, as where workers go on without others.
-        living: waits for all members, and returns those that are alive; None: an epoch's steps get their means within it.
+        survivors: says who is alive at an epoch's end, and what is left of the others; None: an epoch's steps get their
+            means within it.
 
     Attributes:
         members: workers that get batches, in the order of their ids.
@@ -61,12 +64,12 @@ class RoundDeal:
         left: Left = _ALL,
         *,
         tracks: bool = True,
-        living: Callable[[], Sequence[int]] | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = self.met = self.epoch = 0
-        self._worker_id, self._tracks, self._living = worker_id, tracks, living
-        self._unmet: dict[int, dict[int, int]] = {}  # by round in no mean yet: members' places
+        self._worker_id, self._tracks, self._survivors = worker_id, tracks, survivors
+        self._unmet: dict[int, dict[int, int]] = {}  # by round of an earlier deal in no mean yet: members' places
         self._handed = self._first_round = 0
         self._left_before = left
         self._first = self._numbers = 0  # the epoch's first batch, and how many it has
@@ -111,8 +114,6 @@ class RoundDeal:
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
-        if self._tracks and round >= self._handed:
-            self._unmet[round] = dict(zip(self.members, self.places(round), strict=True))
         self._handed = max(self._handed, round + 1)
 
     def unmet(self, has: Callable[[int], bool]) -> list[int]:
@@ -121,6 +122,7 @@ class RoundDeal:
         Args:
             has: whether the epoch has a batch at a place.
         """
+        self._note_unmet()
         if not self._can_repeat:
             self._unmet.clear()
         for places in self._unmet.values():
@@ -130,8 +132,14 @@ class RoundDeal:
 
     def settle(self) -> None:
         """The epoch has no further round: asks who is alive if batches are in no mean; those of the dead are dealt again."""
-        if self._unmet and self._living is not None:
-            self.meet(self._living(), rounds=0)
+        if self._survivors is not None and (self._unmet or self.met < self._handed):
+            members = self._survivors.living()
+            self.meet(members, rounds=min(map(self._survivors.kept, members)))
+
+    def _note_unmet(self) -> None:
+        """Notes the places of the present deal's rounds that are in no mean, before rounds are dealt in another way."""
+        for round in range(max(self.met, self._first_round), self._handed) if self._tracks else ():
+            self._unmet[round] = dict(zip(self.members, self.places(round), strict=True))
 
     def _at(self, number: int) -> int:
         again = self._again
@@ -147,8 +155,15 @@ class RoundDeal:
 
     def _go_on_with(self, members: Sequence[int]) -> None:
         """Deals the rounds that the loop has not got among other members."""
-        dead = set(self.members).difference(members)
-        again = [places.pop(worker) for places in self._unmet.values() for worker in dead if worker in places]
+        self._note_unmet()
+        kept = self._survivors.kept if self._survivors is not None else lambda worker: 0
+        dead = {worker: kept(worker) for worker in self.members if worker not in members}
+        again = [
+            places.pop(worker)
+            for round, places in self._unmet.items()
+            for worker, first_lost in dead.items()
+            if worker in places and round >= first_lost
+        ]
         dealt = (self._handed - self._first_round) * len(self.members)
         again = sorted([*again, *self._again[dealt:]]) if self._can_repeat else []
         self._place += max(0, dealt - len(self._again))
@@ -157,7 +172,7 @@ class RoundDeal:
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
         """Deals further rounds among these members, too; returns what a newcomer needs for that."""
         self._go_on_with(members)
-        return {name: value for name, value in vars(self).items() if name != "_worker_id"}
+        return {name: value for name, value in vars(self).items() if name not in ("_worker_id", "_survivors")}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Deals as the members do that have let this worker in."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from paceline.data.plan import BatchPlan, Dynamic
 from paceline.data.round_deal import Left, RoundDeal
 from paceline.ports.round_shares import RoundShares
+from paceline.ports.views import Survivors
 
 __all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
 
@@ -42,7 +43,7 @@ class BatchClaims:
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
         done: batches that are left out: a resumed run begins with their updates.
         first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
-        tracks, living: as for `RoundDeal`.
+        tracks, survivors: as for `RoundDeal`.
 
     Attributes:
         deal: of the rounds, in lockstep, unless each worker has its own part.
@@ -63,7 +64,7 @@ class BatchClaims:
         done: Collection[int] = (),
         first: int = 0,
         tracks: bool = False,
-        living: Callable[[], Sequence[int]] | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
         self.plan = plan
         self.taken = taken
@@ -77,7 +78,7 @@ class BatchClaims:
         self._limit = None if max_epochs is None else self._claims_in(max_epochs)
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, living=living)
+            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, survivors=survivors)
         self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:

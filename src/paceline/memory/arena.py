@@ -25,6 +25,7 @@ from paceline.memory.sharded import ShardedVectors
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
+from paceline.memory.views import SharedViews
 from paceline.memory.waiting import wake_all
 from paceline.optim.sharding import REPLICAS, AxisShape, Sharding
 from paceline.ports.ports import Ports, ServerPorts
@@ -66,6 +67,7 @@ class ArenaPlan:
     control: int
     shared: Any
     collectives: Any
+    views: Any
     newcomers: Any  # where the others can let a dead worker's replacement in
     staleness: Any
     rings: tuple[Any, ...]
@@ -121,6 +123,7 @@ def plan_arena(
     collectives = (
         SharedMemoryCollectives.reserve(layout, own_elements, num_workers, dtype=dtype) if needs.collectives else None
     )
+    views = SharedViews.reserve(layout, own_elements, num_workers) if needs.views else None
     newcomers = None
     if needs.collectives and not needs.own_models and sharding is None:
         newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
@@ -149,6 +152,7 @@ def plan_arena(
         control=control,
         shared=shared,
         collectives=collectives,
+        views=views,
         newcomers=newcomers,
         staleness=staleness,
         rings=rings,
@@ -194,6 +198,11 @@ class Arena:
             if plan.collectives is not None
             else None
         )
+        self.views = (
+            SharedViews(segment, plan.views, participant_id, incarnation, abort_address=abort)
+            if plan.views is not None
+            else None
+        )
         self.newcomers = (
             SharedNewcomers(segment, plan.newcomers, participant_id, incarnation)
             if plan.newcomers is not None
@@ -237,6 +246,8 @@ class Arena:
         """
         if others_continue and self.collectives is not None:
             self.collectives.mark_lost(worker_id, incarnation, is_dead=True)
+        if others_continue and self.views is not None:
+            self.views.lose(worker_id, is_dead=True)
         self.mark_lost(worker_id, incarnation)
         self.mark_ended(worker_id)
         if not self.load("final") and (self.all_ended() if others_continue else not worker_id):
@@ -246,6 +257,8 @@ class Arena:
         """Tells the others that this worker takes part in no further round."""
         if self.collectives is not None:
             self.collectives.mark_lost(worker_id, incarnation)
+        if self.views is not None:
+            self.views.lose(worker_id, is_dead=False)
         if self.axes is not None:
             self.axes.mark_lost(worker_id)
 
@@ -306,6 +319,7 @@ class Arena:
             "shared": self.shared,
             "staleness": self.staleness,
             "collectives": self.collectives,
+            "views": self.views,
             "newcomers": self.newcomers,
             "incarnation": self._incarnation,
             "num_servers": self.plan.num_servers,

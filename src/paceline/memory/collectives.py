@@ -228,6 +228,10 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             self._gather_members()
         return self.members
 
+    def kept(self, worker: int) -> int:
+        """As in `Survivors`: the steps since the last mean."""
+        return 0
+
     def _gather_members(self) -> None:
         """Waits until all workers have brought their vectors, or have died: `members` are those whose vectors are there."""
         self._num_rounds += 1

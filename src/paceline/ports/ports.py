@@ -18,6 +18,7 @@ import torch
 
 from paceline.ports.newcomers import Newcomers
 from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
+from paceline.ports.views import Views
 
 __all__ = [
     "Clock",
@@ -313,6 +314,7 @@ class Ports(Generic[S_co]):
     collectives: Collectives | None = None
     newcomers: Newcomers | None = None  # replacements of dead workers; None: there are none
     mailbox: Mailbox | None = None
+    views: Views | None = None  # who takes part in a round; None: the others do not go on without a dead worker
     concurrency: Concurrency | None = None
     counts: Counts = field(default_factory=Counts)
     incarnation: int = 0  # above 0: this worker replaces a dead one, or joins late; its parameters may be stale

@@ -180,6 +180,7 @@ class Needs(NamedTuple):
     one_machine: bool = False  # simulated collectives go through the memory of one machine, not over a network
     staleness_counts: bool = False  # whether it reads `ports.staleness`
     mailbox: bool = False  # whether the program uses `ports.mailbox` and `ports.concurrency`
+    views: bool = False  # whether it goes through rounds of messages, and uses `ports.views` where there are any
     averaged: bool = False  # the vector and the model's buffers have a moving average, for evaluation ("served")
     own_models: bool = False  # every worker has its own model; a snapshot is their mean
     servers: int = (

@@ -25,7 +25,7 @@ from paceline.optim.model_state import dense_buffers
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.simulated_driver import drive, living_in, machine_for
+from paceline.run.simulated_driver import drive, machine_for, survivors_in
 from paceline.run.simulated_sources import BatchSizes, DeclaredBatches, OwnRandomness
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
@@ -257,7 +257,7 @@ class TaskSimulation:
                     max_steps=config.steps,
                     taken=taken,
                     tracks=self.algorithm.survivors_continue,
-                    living=living_in(self.algorithm, ports),
+                    survivors=survivors_in(self.algorithm, ports),
                 )
                 shares, deal = claims.shares, claims.deal
                 if self.timing_only:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.algorithms import Algorithm
 from paceline.observe.report import write_run
 from paceline.ports.ports import Ports
+from paceline.ports.views import Survivors
 from paceline.records.run_data import RunData
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import SimulatedCollectives
@@ -21,7 +22,7 @@ from paceline.system.interrupts import Interruption, noted
 from paceline.system.machine import machine, versions
 from paceline.system.paths import check_new_folder
 
-__all__ = ["Simulation", "drive", "living_in", "machine_for"]
+__all__ = ["Simulation", "drive", "machine_for", "survivors_in"]
 
 _TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
 _TRACED_WORKERS = 256  # no viewer shows thousands of lanes
@@ -107,7 +108,7 @@ def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> Simulat
     )
 
 
-def living_in(algorithm: Algorithm, ports: Ports[Any]) -> Callable[[], Sequence[int]] | None:
-    """Says who is alive, as `RoundDeal` asks; None: these workers do not go on without others, or lose no steps with them."""
-    collectives = ports.collectives
-    return collectives.living if algorithm.loses_steps and isinstance(collectives, SimulatedCollectives) else None
+def survivors_in(algorithm: Algorithm, ports: Ports[Any]) -> Survivors | None:
+    """What `RoundDeal` asks; None: these workers do not go on without others, or lose no steps with them."""
+    collectives = ports.collectives if isinstance(ports.collectives, SimulatedCollectives) else None
+    return (ports.views or collectives) if algorithm.loses_steps else None

@@ -15,7 +15,7 @@ from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights,
 from paceline.membership.tables import SharedTables, local_tables
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
-from paceline.run.simulated_driver import living_in
+from paceline.run.simulated_driver import survivors_in
 from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.backward import AfterBackward
@@ -147,7 +147,7 @@ class SimulatedMembership(Membership):
         )
 
     def batches(self) -> BatchShare:
-        return BatchShare(self._run.epoch_claims, living=living_in(self._algorithm, self.ports))
+        return BatchShare(self._run.epoch_claims, survivors=survivors_in(self._algorithm, self.ports))
 
     def has_updates(self) -> bool:
         shared: Any = self._machine.shared

@@ -76,7 +76,7 @@ class TaskWorker:
                 done=share.done,
                 first=share.first,
                 tracks=algorithm.survivors_continue,
-                living=share.living,
+                survivors=share.survivors,
             )
 
             def on_epoch(epoch: int, first: bool) -> None:

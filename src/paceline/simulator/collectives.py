@@ -186,6 +186,10 @@ class SimulatedCollectives(CarriedOutTogether):
             self.members = self._state.members
         return self.members
 
+    def kept(self, worker: int) -> int:
+        """As in `Survivors`: the steps since the last mean."""
+        return 0
+
     def _num_vectors(self, operation: Operation) -> float:
         """The operation's size in parameter vectors; if only time is simulated, 1 or what the operation states."""
         whole = operation.vector

@@ -31,6 +31,7 @@ from paceline.simulator.network_collectives import CollectiveCosts, NetworkColle
 from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.shared_state import shared_state
+from paceline.simulator.views import SimulatedViews
 from paceline.specs.bounds import check_simulation
 
 __all__ = ["SimulatedMachine"]
@@ -119,6 +120,8 @@ class SimulatedMachine:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
         replaces = survivors_continue and self._collective == "memory" and not needs.own_models
+        self.views = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
+        self._rounds: list[Any] = [one for one in (self.views, self._all_reduce) if one is not None]
         self.newcomers = SimulatedNewcomers(self.scheduler) if replaces else None
         restarts = restarts if replaces or not survivors_continue else 0
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
@@ -202,6 +205,7 @@ class SimulatedMachine:
             "staleness": self.staleness,
             "moved": self._moved(core),
             "collectives": self._collectives(core, counts),
+            "views": self.views,
             "newcomers": self.newcomers,
             "mailbox": mailbox,
             "concurrency": concurrency,
@@ -289,8 +293,8 @@ class SimulatedMachine:
 
     def trains_no_more(self, worker_id: int) -> None:
         """A worker computes no further gradients, though its program can continue: no round waits for it."""
-        if self._all_reduce is not None:
-            self._all_reduce.lose(worker_id, "its loop has ended")
+        for rounds in self._rounds:
+            rounds.lose(worker_id, "its loop has ended")
 
     @property
     def all_dead(self) -> bool:
@@ -345,6 +349,9 @@ class SimulatedMachine:
             return
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
+        for rounds in self._rounds:  # whoever hears from the network that it is gone knows by then that it is dead
+            lose = partial(rounds.lose, worker_id, reason, is_dead=True)
+            self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
         self._network.kill(worker_id)  # first: messages that its program sends while it is being ended must be lost
         if self._num_servers:  # they learn of it even if the others end before, as they must handle what follows
             heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
@@ -360,9 +367,6 @@ class SimulatedMachine:
         if self.newcomers is not None:
             self.newcomers.forget(worker_id)
         self.on_gone(worker_id)
-        if self._all_reduce is not None:
-            lose = partial(self._all_reduce.lose, worker_id, reason, is_dead=True)
-            self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
         self._end_newcomers()
 
     def _replace(self, worker_id: int) -> None:

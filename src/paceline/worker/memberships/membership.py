@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
+from paceline.ports.views import Survivors
 from paceline.worker.gathering import Gatherer
 from paceline.worker.memberships.layout_part import LayoutPart
 
@@ -29,7 +30,7 @@ class BatchShare(NamedTuple):
     first: int = 0
     done: Collection[int] = ()
     is_late: bool = False
-    living: Callable[[], Sequence[int]] | None = None  # as for `RoundDeal`
+    survivors: Survivors | None = None  # as for `RoundDeal`
 
 
 class Membership(Protocol):

@@ -238,8 +238,8 @@ class SupervisedMembership(Membership):
         ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
             left = self._storage.left(first)
             first, done = left.least, left.done
-        living = self.arena.collectives.living if self._algorithm.loses_steps and self.arena.collectives else None
-        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0, living=living)
+        survivors = (self.arena.views or self.arena.collectives) if self._algorithm.loses_steps else None
+        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0, survivors=survivors)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""

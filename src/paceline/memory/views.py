@@ -1,0 +1,119 @@
+"""Which workers take part in a round, in shared memory: the supervisor says who has died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from paceline.errors import WorkerLostError
+from paceline.memory.atomics import fetch_add, load, store
+from paceline.memory.failpoints import fail_point
+from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment_part import PartPlan, SegmentPart
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+
+__all__ = ["SharedViews"]
+
+_UNDECIDED, _HAS_LEFT = -1, -2
+_NEWS_S = 10.0  # the supervisor hears of a death within milliseconds, unless it does not get a core
+
+
+class SharedViews(SegmentPart[PartPlan]):
+    """Implements `Views` in shared memory.
+
+    A worker that begins round k first writes k + 1 to its word, and then looks for deaths. The supervisor first marks the dead
+    worker as undecided, and then reads these words: the first round without it is the largest. So either the supervisor sees
+    that a worker has begun a round, or that worker sees the mark and waits for the number.
+
+    Costs: a write and a read of shared memory per round; after a death, a read per worker.
+    """
+
+    def __init__(
+        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
+    ) -> None:
+        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+        self._worker_id, self._workers = participant_id, range(plan.num_participants)
+        self._news = self._word("news")
+
+    @staticmethod
+    def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
+        """How much has become known of deaths and departures, and three words of each worker."""
+        words = {name: layout.words(f"views.{name}", plan.num_participants) for name in ("begun", "sent", "lost")}
+        # Of a dead worker: the first round without it, plus 1.
+        return {**words, "news": layout.words("views.news", 1)}
+
+    def begin(self, round: int) -> Sequence[int]:
+        """As in `Views`."""
+        store(self._word("begun", self._worker_id), round + 1)
+        fail_point("views.begun")
+        wake_all(self._word("begun", self._worker_id))
+        if not load(self._news):
+            return self._workers
+        return tuple(one for one in self._workers if round < self._first_without(one))
+
+    def _first_without(self, worker: int) -> float:
+        word = self._word("lost", worker)
+        while (first := load(word)) == _UNDECIDED:
+            raise_if_stopped(self._abort)
+            wait_briefly(word, first)
+        return first - 1 if first > 0 else float("inf")
+
+    def sent(self, batches: int) -> None:
+        """As in `Views`."""
+        store(self._word("sent", self._worker_id), batches)
+
+    def kept(self, worker: int) -> int:
+        """As in `Survivors`."""
+        return load(self._word("sent", worker))
+
+    def has_died(self, worker: int) -> bool:
+        """As in `Views`."""
+        return self._waits(lambda: load(self._word("lost", worker)) != 0) and load(self._word("lost", worker)) > 0
+
+    def _waits(self, is_over: Callable[[], bool]) -> bool:
+        until_s = time.monotonic() + _NEWS_S
+        while not is_over():
+            raise_if_stopped(self._abort)
+            if time.monotonic() > until_s:
+                return False
+            wait_briefly(self._news, load(self._news))
+        return True
+
+    def living(self) -> Sequence[int]:
+        """As in `Survivors`."""
+        number = load(self._word("begun", self._worker_id)) + 1
+        self.begin(number - 1)
+        return tuple(one for one in self._workers if self._comes(one, number))
+
+    def _comes(self, worker: int, number: int) -> bool:
+        word, lost = self._word("begun", worker), self._word("lost", worker)
+        while (begun := load(word)) < number:
+            how = load(lost)
+            if how and load(word) < number:
+                if how == _HAS_LEFT:
+                    raise_if_stopped(self._abort)
+                    raise WorkerLostError(f"Worker {worker} has left the run, and the others wait for it.")
+                return False
+            raise_if_stopped(self._abort)
+            wait_briefly(word, begun)
+        return True
+
+    # The supervisor
+
+    def lose(self, worker: int, *, is_dead: bool) -> None:
+        """A worker takes part in no further round.
+
+        Args:
+            worker: which.
+            is_dead: its process has ended: the others go on without it.
+        """
+        word = self._word("lost", worker)
+        if load(word):
+            return
+        store(word, _UNDECIDED if is_dead else _HAS_LEFT)
+        fetch_add(self._news, 1)
+        if is_dead:
+            store(word, max(load(self._word("begun", one)) for one in self._workers) + 1)
+            fetch_add(self._news, 1)
+        for one in (self._news, word, self._word("begun", worker)):
+            wake_all(one)

@@ -1,0 +1,150 @@
+"""D-PSGD in which workers die, in one process: a slow reference, and what real and simulated workers note for it."""
+
+import contextlib
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from oracles import gossip
+from paceline.algorithms import d_psgd
+from paceline.memory.views import SharedViews
+from processes.survivors import Survivors
+
+
+def patched(views, note):
+    """Calls `note` with a worker, "begin", "sent" or "missing", and numbers, as programs ask these `views`."""
+    begin, sent, model_of = views.begin, views.sent, d_psgd._Neighbours.model_of
+
+    def worker_of(own):
+        return own._worker_id if views is SharedViews else own._scheduler.current.worker_id
+
+    def noted_begin(own, round):
+        members = begin(own, round)
+        note(worker_of(own), "begin", round, list(members))
+        return members
+
+    def noted_sent(own, batches):
+        sent(own, batches)
+        note(worker_of(own), "sent", batches)
+
+    def noted_model_of(own, j, k, x, place):
+        found = model_of(own, j, k, x, place)
+        if found is None:
+            note(own._ports.worker_id, "missing", k, j)
+        return found
+
+    stack = contextlib.ExitStack()
+    for owner, name, new in (
+        (views, "begin", noted_begin),
+        (views, "sent", noted_sent),
+        (d_psgd._Neighbours, "model_of", noted_model_of),
+    ):
+        stack.enter_context(mock.patch.object(owner, name, new))
+    return stack
+
+
+@dataclass(frozen=True)
+class GossipSurvivors(Survivors):
+    """The loop, whose worker notes its rounds in a file."""
+
+    def __call__(self):
+        def note(worker, *what):
+            with (self.folder / f"rounds-{worker}.jsonl").open("a") as file:
+                file.write(json.dumps(what) + "\n")
+
+        with patched(SharedViews, note):
+            super().__call__()
+
+    def notes(self, workers):
+        found = Notes()
+        for worker in range(workers):
+            path = self.folder / f"rounds-{worker}.jsonl"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                found.add(worker, *json.loads(line))
+        return found
+
+
+@dataclass
+class Notes:
+    """What workers have noted: each round's members, how many steps of a worker others have, and which models are missing."""
+
+    members: dict[int, list[int]] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    missing: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def add(self, worker, what, *numbers):
+        match what:
+            case "begin":
+                round, members = numbers
+                assert self.members.setdefault(round, members) == members, "workers disagree on a round's members"
+                self.begun[worker] = max(self.begun[worker], round + 1)
+            case "sent":  # in the round that it has begun: a model with the steps before
+                self.sent[worker] = self.begun[worker] - 1
+            case "missing":
+                self.missing.add((worker, *numbers))
+
+
+@dataclass
+class GossipReference:
+    """Replays the workers' steps: all compute gradients, then average with their neighbours, then step.
+
+    Args:
+        training: what each worker's steps do.
+        steps: by worker: its steps, each as a list of batches; a worker without a batch has an empty one.
+        notes: of the run.
+        neighbours: of a worker, in the order of the members.
+    """
+
+    training: Any
+    steps: list
+    notes: Notes
+    neighbours: Any = gossip.ring
+
+    def train(self):
+        """Returns the survivors' models."""
+        models = [self.training.make() for _ in self.steps]
+        optimizers = [self.training.optimizer(one.parameters()) for one in models]
+        last = max(map(len, self.steps))
+        for k in range(last):
+            members = self.notes.members[k]
+            W = gossip.metropolis(self.neighbours, len(members), k)
+            before = [[p.detach().clone() for p in one.parameters()] for one in models]
+            for place, i in enumerate(members):
+                if k >= len(self.steps[i]):
+                    continue
+                optimizers[i].zero_grad()
+                for batch in filter(None, self.steps[i][k]):
+                    x, y = self.training.data(batch)
+                    self.training.loss(models[i](x), y).backward()
+                if self.training.clips:
+                    nn.utils.clip_grad_norm_(models[i].parameters(), 0.05)
+                sources = [i if (i, k, j) in self.notes.missing else j for j in members]
+                with torch.no_grad():
+                    for n, p in enumerate(models[i].parameters()):
+                        p.copy_(sum(W[place, m] * before[source][n] for m, source in enumerate(sources)))
+                if any(self.steps[i][k]):
+                    optimizers[i].step()
+        return [one for one, own in zip(models, self.steps, strict=True) if len(own) == last]
+
+    def counted(self, dead):
+        """How often each sample was trained on: of the dead, in the steps that others have."""
+        found = Counter()
+        for worker, own in enumerate(self.steps):
+            for step in own[: self.notes.sent[worker]] if worker in dead else own:
+                found.update(n for batch in step for n in batch)
+        return found
+
+
+def square(worker, workers, k):
+    """A torus of two by two; three workers have none, and are a ring."""
+    return {worker ^ 1, worker ^ 2} if workers == 4 else gossip.ring(worker, workers, k)
+
+
+def mean_of(models):
+    return [sum(own) / len(own) for own in zip(*(one.parameters() for one in models), strict=True)]
