@@ -163,6 +163,34 @@ def epochs() -> Canvas:
     return one
 
 
+def rounds() -> Canvas:
+    """A round in shared memory, what a death changes in it, and how a replacement becomes a member."""
+    one = Canvas(
+        760,
+        290,
+        "A round has two barriers; a dead worker's gradient counts once it has passed the first; a replacement is let in "
+        "between two rounds",
+    )
+    one.text(10, 22, "a round", "label strong")
+    steps = ("each member\ntrains on its batch", "first barrier:\nvectors are there", "each reduces\nits part")
+    for number, words in enumerate((*steps, "second barrier:\nparts are reduced", "all make\nthe same step")):
+        one.box(10 + number * 150, 34, 132, 46, words, "shared" if "barrier" in words else "marked")
+        if number:
+            one.arrow((number * 150 - 8, 57), (8 + number * 150, 57))
+    deaths = ("dies here: left out,\nbatch dealt again", "dies here: its vector\ncounts, others reduce\nits part")
+    for number, words in enumerate((*deaths, "dies here: left out\nof the next round")):
+        x = 10 + number * 300
+        one.box(x, 110, 136, 56, words, "warned")
+        one.arrow((x + 66, 108), (x + 66, 82))
+    one.text(10, 206, "a worker", "label strong")
+    states = ("member", "dead", "replacement\nasks", "let in: no batch\nin this round", "compared\nfor ten rounds")
+    for number, words in enumerate(states):
+        one.box(10 + number * 150, 218, 132, 46, words, ("marked", "warned", "box", "box", "marked")[number])
+        if number:
+            one.arrow((number * 150 - 8, 241), (8 + number * 150, 241))
+    return one
+
+
 def averaging() -> Canvas:
     """An exchange, as two differences."""
     one = Canvas(
@@ -318,6 +346,6 @@ def sparse() -> Canvas:
 
 
 DRAWINGS = (
-    staleness, versions, memory, lost_update, ports, loop, epochs, averaging, servers, processes, joining, records, simulation,
-    trials, sparse,
+    staleness, versions, memory, lost_update, ports, loop, epochs, rounds, averaging, servers, processes, joining, records,
+    simulation, trials, sparse,
 )  # fmt: skip
