@@ -12,7 +12,8 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.merges import OuterStep
-from paceline.algorithms.same_rounds import EXACT, SameRounds
+from paceline.algorithms.round_messages import Header
+from paceline.algorithms.same_rounds import SameRounds
 
 APART = r"At step (\d+) the workers' parameters differ, and this method keeps them equal"
 RATES = r"At step (\d+) the workers' learning rates differ"
@@ -264,13 +265,23 @@ def test_what_all_say_is_exact_in_float32(num_workers):
     collectives = SimpleNamespace(members=range(num_workers))
     rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0, collectives=collectives))
     rounds.note([torch.arange(8.0)])
-    number = rounds.number(changed=True)
+    number = rounds.header(changed=True).packed(num_workers)
     total = torch.full((num_workers,), number, dtype=torch.float32).sum().item()
-    assert total == num_workers * number < EXACT
-    assert rounds.heard(total) == num_workers
+    assert total == num_workers * number < 2**24
+    header = Header.unpacked(total, num_workers)
+    assert header.reports == num_workers
+    assert rounds.heard(header)
     assert not rounds._differs
     others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False), rounds._ports)
     others.note([torch.arange(8.0)])
     if num_workers <= 256:  # digests of more have few bits, and may be equal
-        rounds.heard(total - number + others.number(changed=True))
+        rounds.heard(Header.unpacked(total - number + others.header(changed=True).packed(num_workers), num_workers))
         assert rounds._differs
+
+
+@pytest.mark.parametrize("num_workers", [2, 255, 2896])
+def test_headers_add_up_with_samples(num_workers):
+    """As float64, in which a round of 2**28 samples is exact."""
+    own = Header(1, Header.num_digests(num_workers) - 1, 2**28 // num_workers)
+    total = sum([own.packed(num_workers)] * num_workers)
+    assert Header.unpacked(total, num_workers) == Header(*(num_workers * one for one in own))

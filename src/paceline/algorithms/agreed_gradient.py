@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from paceline.algorithms.same_rounds import EXACT, SameRounds
+from paceline.algorithms.round_messages import Header, Reports
+from paceline.algorithms.same_rounds import SameRounds
 from paceline.algorithms.shares import SharesBySpeed
 from paceline.errors import NotReplacedError
 from paceline.optim.flat import Ranges
@@ -25,9 +26,9 @@ class AgreedGradient:
     A gradient missing on this worker only counts as zero in the mean. A parameter without a gradient on any worker is skipped
     by the optimizer, as in plain PyTorch: no weight decay, no momentum, no state.
 
-    Every worker remembers which missing gradients it last reported; before the first step, none. A number sent with each mean
-    counts the workers whose report has changed; only if it is not 0, all exchange reports. `SameRounds` uses the same number
-    and exchange for rounds, equal parameters and learning rates.
+    Every worker remembers which missing gradients it last reported; before the first step, none. The header that travels
+    with each mean counts the workers whose report has changed; if there are any, all exchange reports. `SameRounds` uses the
+    same header and exchange for rounds, equal parameters and learning rates.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
@@ -77,20 +78,25 @@ class AgreedGradient:
     def average(self, weight: float) -> None:
         """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
         replica = self._replica
-        number = replica.samples * EXACT + self.number()
-        samples, rest = divmod(self._collectives.all_reduce_mean(replica.g, weight, number), EXACT)
-        replica.round_samples = max(replica.round_samples, round(samples))  # backward passes may have added up
-        self.is_void = not samples
-        self.settle(rest, lambda: replica.g)
+        num_workers = self._ports.num_workers
+        number = self.header()._replace(samples=replica.samples).packed(num_workers)
+        total = Header.unpacked(self._collectives.all_reduce_mean(replica.g, weight, number), num_workers)
+        replica.round_samples = max(replica.round_samples, total.samples)  # backward passes may have added up
+        self.is_void = not total.samples
+        self._settle(total, lambda: replica.g)
 
     def number(self) -> float:
-        """This worker's number; the sum over all workers is exact even in float32."""
+        """This worker's header as a number, whose sum over all workers is exact even in float32."""
+        return self.header().packed(self._ports.num_workers)
+
+    def header(self) -> Header:
+        """What this worker says with the next mean."""
         replica = self._replica
         has_changed = self._accepts() or replica.changed_outside or replica.missing != self._told
-        return self.rounds.number(changed=has_changed)
+        return self.rounds.header(changed=has_changed)
 
     def settle(self, total: float, mean: Callable[[], torch.Tensor] | None = None) -> None:
-        """Sets the replica's agreed missing gradients; exchanges reports first if the `total` of the numbers is not 0.
+        """Sets the replica's agreed missing gradients; exchanges reports first if any worker has something to report.
 
         Args:
             total: of the workers' numbers.
@@ -99,6 +105,9 @@ class AgreedGradient:
         Raises:
             UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
+        self._settle(Header.unpacked(total, self._ports.num_workers), mean)
+
+    def _settle(self, total: Header, mean: Callable[[], torch.Tensor] | None) -> None:
         members = self._collectives.members
         has_fewer = len(members) < self._num_members
         if has_fewer:
@@ -112,15 +121,16 @@ class AgreedGradient:
             come = torch.zeros(self._ports.num_workers, dtype=torch.float64)
             for worker, incarnation in self._accepted.items():
                 come[worker] = incarnation
-            told = torch.cat([has, come, self.rounds.told()])
+            told = torch.cat([has, come, self.rounds.own_report().numbers])
             self._collectives.start_all_reduce(told).wait()
-            having, come, places = told.tensor_split([len(ranges), len(ranges) + len(come)])
+            having, come, numbers = told.tensor_split([len(ranges), len(ranges) + len(come)])
+            reports = Reports(numbers)
             self._newcomers |= {worker: int(n) for worker, n in enumerate(come.tolist()) if n}
             if mean is not None and len(self._collectives.members) < len(members):  # one died before it reported
                 g = mean()
                 having += torch.tensor([bool(g[begin:end].any()) for begin, end in ranges])
-            self._leave_out_unlike(places)
-            self.rounds.check(places)
+            self._leave_out_unlike(reports)
+            self.rounds.check(reports)
             if not self.is_void:  # a GradScaler needs gradients in every step
                 self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
         if not self.rounds.compares:
@@ -178,23 +188,21 @@ class AgreedGradient:
             program = {"agreed": self._agreed, "unit": self.unit, "rounds": self.rounds.state()}
             port.give(newcomers, {**own, "giver": first, "program": program})
 
-    def _leave_out_unlike(self, places: torch.Tensor) -> None:
+    def _leave_out_unlike(self, reports: Reports) -> None:
         """Leaves out newcomers that do not make the same updates.
 
         Raises:
             NotReplacedError: this worker is one of them.
         """
-        digests, rates = places.view(5, -1)[2:4].tolist()
-        others = [one for one in self._collectives.members if one not in self._come]
+        members = self._collectives.members if self._come else ()
+        others = [reports[one] for one in members if one not in self._come]
         for one in [*self._come] if others else ():  # else all who could differ from them have died
-            if any(
-                digests[one] == digests[n] and (rates[one] == rates[n] or 0.0 in (rates[one], rates[n])) for n in others
-            ):
+            if any(reports[one].is_like(other) for other in others):
                 continue
             if one == self._ports.worker_id:
                 raise NotReplacedError(Refusal.UNLIKE.why)
             del self._come[one]
-            places.view(5, -1)[:, one] = places.view(5, -1)[:, self._ports.worker_id]
+            reports[one] = reports[self._ports.worker_id]
 
     def _enter(self, given: dict[str, Any] | None) -> None:
         """Begins a newcomer's first step, with what the first worker gave.

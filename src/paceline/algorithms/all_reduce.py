@@ -175,7 +175,7 @@ class _OverlappedMean:
     batch sizes, and never round: every unit gives the same bits.
 
     The padding of the first bucket adds up the weights, exactly up to 2^24 samples: buckets of half types travel as float32.
-    The padding of the last bucket adds up the numbers of `AgreedGradient`.
+    The padding of the last bucket adds up the headers of `AgreedGradient`.
 
     Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
     """

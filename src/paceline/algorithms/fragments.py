@@ -245,7 +245,7 @@ class Averages:
     def _average_now(self, index: int) -> None:
         replica, ports, rule, x = self._replica, self._ports, self._rule, self._part(index)
         assert ports.collectives is not None
-        number = self._rounds[index].number()
+        number = self._rounds[index].header().packed(ports.num_workers)
         is_whole = self._schedule.num_fragments == 1
         vector = replica.copy(x) if is_whole and rule.sends_a_copy else x
         if not (is_whole and rule.sends_a_copy):
@@ -264,7 +264,7 @@ class Averages:
 
     def _depart(self, index: int, due: int) -> None:
         rounds, x = self._rounds[index], self._part(index)
-        number = rounds.number()
+        number = rounds.header().packed(self._ports.num_workers)
         rounds.met()
         self._ports.moved(4 + self._rule.moved_out, of=x)
         sent = x

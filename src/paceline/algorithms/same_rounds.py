@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.algorithms.round_messages import Header, Report, Reports
 from paceline.errors import AlgorithmWarning, UsageError, name_workers
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
@@ -15,12 +16,9 @@ from paceline.ports.ports import Collectives, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["EXACT", "UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_out"]
-
-EXACT = 2**24  # float32 holds whole numbers up to here
+__all__ = ["UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_out"]
 
 _FIRST, _EVERY = 10, 100  # replicas are compared in the first 10 rounds, then in every 100th
-_SHORT = 2**8
 _DIGESTS = 2**50  # so that one of them is exact in float64
 _ROUNDING = 16  # so many times the type's precision for each step, but at most:
 _MOST_ROUNDING = 2.0**-5
@@ -59,12 +57,12 @@ class SameRounds:
     no rounds: only its steps count.
 
     Every worker expects the others to repeat what followed last time after as many meetings within one step, so that
-    accumulation causes no exchange. A number that is sent anyway counts the workers whose expectation failed; only then all
-    report where they are.
+    accumulation causes no exchange. The header that travels with every mean counts the workers whose expectation failed; only
+    then all report where they are.
 
     Vectors that should be equal on all workers (`note`) are compared, too. In the first 10 rounds and then in every 100th,
-    the number carries 8 bits of their digest: fewer above 255 workers, and none above 2,895. If the sum shows that another
-    worker's digest differs, all report theirs at the next meeting. If the vectors differ by rounding, as between machines
+    the header carries 8 bits of their digest. If the sum shows that another worker's digest differs, all report theirs at the
+    next meeting. If the vectors differ by rounding, as between machines
     with different processors, all continue with the first worker's, with one warning; any other difference ends the run.
 
     Workers also report whether their loops pass a closure to `step`: all must, or none.
@@ -125,26 +123,22 @@ class SameRounds:
                 vector.copy_(self._of_first(vector))
             self._takes_first, self._equal_at = False, self._num_notes
         is_due = self._num_notes <= _FIRST or self._num_notes % _EVERY == 0
-        num_digests = max(1, min(_SHORT, EXACT // (num_workers * (1 + num_workers))))
-        self._digest = hash(self._digests()) % num_digests if is_due else 0
+        self._digest = hash(self._digests()) % Header.num_digests(num_workers) if is_due else 0
 
-    def number(self, *, changed: bool = False) -> float:
-        """This worker's number; `heard` reads the sum over all workers, which is below `EXACT`.
+    def header(self, *, changed: bool = False) -> Header:
+        """What this worker says with the next mean.
 
         Args:
             changed: whether this worker has something else to report.
         """
-        base = 1 + self._ports.num_workers
-        tells = self._surprised() or self._differs or changed
-        return float(tells + base * self._digest)
+        return Header(int(self._surprised() or self._differs or changed), self._digest)
 
-    def heard(self, total: float) -> int:
-        """How many workers have something to report, from the `total` of all numbers."""
-        digests, num_telling = divmod(round(total), 1 + self._ports.num_workers)
-        self._differs = digests != len(self._collectives.members) * self._digest
+    def heard(self, total: Header) -> bool:
+        """Whether any worker has something to report, from the `total` of all headers."""
+        self._differs = total.digest != len(self._collectives.members) * self._digest
         if self._digest and not self._differs:
             self._equal_at = self._num_notes
-        return num_telling
+        return total.reports > 0
 
     def _surprised(self) -> bool:
         """Whether this worker reaches the present meeting in another way than expected."""
@@ -159,23 +153,21 @@ class SameRounds:
         rounds, steps = self._since
         return not steps or rounds not in (0, steps)
 
-    def told(self) -> torch.Tensor:
-        """This worker's place and digests (5 * num_workers,), for a sum over all workers."""
-        return self._place(self._replica.step, self._digests())
+    def own_report(self) -> Reports:
+        """Where this worker is; the sum over all workers is for `check`."""
+        return self._report(self._replica.step, self._digests())
 
-    def _place(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
-        place = torch.zeros(5, self._ports.num_workers, dtype=torch.float64)
+    def _report(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> Reports:
         closure = 0 if self._replica.closure is None else 1 + self._replica.closure
-        own = [self._replica.round or 0, step, *digests, closure]
-        place[:, self._ports.worker_id] = torch.tensor(own, dtype=torch.float64)
-        return place.view(-1)
+        report = Report(self._replica.round or 0, step, *digests, closure)
+        return Reports.of(self._ports.worker_id, report, self._ports.num_workers)
 
     def _digests(self) -> tuple[float, float]:
         if self._replica.round is None:  # no loop of the user's
             return 0.0, 0.0
         return float(sum(map(_sum_of_words, self._vectors)) % _DIGESTS), float(self._replica.rates)
 
-    def check(self, places: torch.Tensor, since: int | None = None) -> None:
+    def check(self, reports: Reports, since: int | None = None) -> None:
         """Compares all workers' reports; `since`: the last step that all are known to have made.
 
         Raises:
@@ -183,7 +175,7 @@ class SameRounds:
                 by more than rounding.
         """
         members = list(self._collectives.members)
-        rounds, steps, digests, rates, closures = (row[members].tolist() for row in places.view(5, -1))
+        rounds, steps, digests, rates, closures = reports.rows(members)
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
         if min(behind) != max(behind) or min(rounds) != max(rounds):
             who = [worker for worker, by in zip(members, behind, strict=True) if by == max(behind)]
@@ -246,11 +238,15 @@ class SameRounds:
         """
         if self._replica.round is not None:
             self._look()
-            self.check(self._add_up(self._place(self._replica.step + 0.5 * steps)))
+            self._gather(self._report(self._replica.step + 0.5 * steps))
             self.met()
 
+    def _gather(self, reports: Reports, since: int | None = None) -> None:
+        self._add_up(reports.numbers)
+        self.check(reports, since)
+
     def meet_after(self, total: float) -> None:
-        """Ends a meeting with nothing else to report; if the numbers' `total` is not as expected, all report their places.
+        """Ends a meeting with nothing else to report; if the headers' `total` is not as expected, all report where they are.
 
         Raises:
             UsageError: as of `check`.
@@ -259,13 +255,13 @@ class SameRounds:
         self.met()
 
     def tell_if(self, total: float) -> None:
-        """As `meet_after`, for a `total` that arrives later; `met` was called when the numbers were sent.
+        """As `meet_after`, for a `total` that arrives later; `met` was called when the headers were sent.
 
         Raises:
             UsageError: as of `check`.
         """
-        if self.heard(total):
-            self.check(self._add_up(self.told()), self._earlier)
+        if self.heard(Header.unpacked(total, self._ports.num_workers)):
+            self._gather(self.own_report(), self._earlier)
 
     def _look(self) -> None:
         self._since = ((self._replica.round or 0) - self._round, self._replica.step - self._step)
