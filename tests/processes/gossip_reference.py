@@ -60,6 +60,14 @@ class GossipSurvivors(Survivors):
         with patched(SharedViews, note):
             super().__call__()
 
+    def repeats(self, workers):
+        found = {}
+        for worker in range(workers):
+            path = self.folder / f"steps-{worker}.jsonl"
+            for k, line in enumerate(path.read_text().splitlines() if path.exists() else ()):
+                found[worker, k] = [batch for batch, is_own in json.loads(line)[1][1] if not is_own]
+        return found
+
     def notes(self, workers):
         found = Notes()
         for worker in range(workers):
@@ -99,27 +107,31 @@ class GossipReference:
         steps: by worker: its steps, each as a list of batches; a worker without a batch has an empty one.
         notes: of the run.
         neighbours: of a worker, in the order of the members.
+        repeats: by worker and step: batches that it had again; their gradients are added to one that counts.
     """
 
     training: Any
     steps: list
     notes: Notes
     neighbours: Any = gossip.ring
+    repeats: dict[tuple[int, int], list] = field(default_factory=dict)
 
     def train(self):
         """Returns the survivors' models."""
         models = [self.training.make() for _ in self.steps]
         optimizers = [self.training.optimizer(one.parameters()) for one in models]
         last = max(map(len, self.steps))
-        for k in range(last):
+        alive = [worker for worker, own in enumerate(self.steps) if len(own) == last]
+        for k in range(1 + self.notes.sent[alive[0]]):  # in a last round, without a step, where the loop accumulates
             members = self.notes.members[k]
             W = gossip.metropolis(self.neighbours, len(members), k)
             before = [[p.detach().clone() for p in one.parameters()] for one in models]
             for place, i in enumerate(members):
-                if k >= len(self.steps[i]):
+                if k >= len(self.steps[i]) and i not in alive:
                     continue
+                step = self.steps[i][k] if k < last else []
                 optimizers[i].zero_grad()
-                for batch in filter(None, self.steps[i][k]):
+                for batch in [*filter(None, step), *self.repeats.get((i, k), ())] if any(step) else ():
                     x, y = self.training.data(batch)
                     self.training.loss(models[i](x), y).backward()
                 if self.training.clips:
@@ -128,9 +140,9 @@ class GossipReference:
                 with torch.no_grad():
                     for n, p in enumerate(models[i].parameters()):
                         p.copy_(sum(W[place, m] * before[source][n] for m, source in enumerate(sources)))
-                if any(self.steps[i][k]):
+                if any(step):
                     optimizers[i].step()
-        return [one for one, own in zip(models, self.steps, strict=True) if len(own) == last]
+        return [models[one] for one in alive]
 
     def counted(self, dead):
         """How often each sample was trained on: of the dead, in the steps that others have."""

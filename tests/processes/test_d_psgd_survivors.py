@@ -31,7 +31,7 @@ def check(program, workers=WORKERS, topology="ring", neighbours=gossip.ring, **o
     run = pl.launch(program, workers=workers, **options)
     dead = run.result["workers_lost"]
     notes, steps = program.notes(workers), steps_of(program.folder, workers)
-    reference = GossipReference(Training.of(program), steps, notes, neighbours)
+    reference = GossipReference(Training.of(program), steps, notes, neighbours, program.repeats(workers))
     expected = mean_of(reference.train())
     for own in program.models([one for one in range(workers) if one not in dead]):
         for one, other in zip(own.values(), expected, strict=True):
@@ -84,6 +84,8 @@ def test_dies_between_a_rounds_operations(point, tmp_path, monkeypatch):
         {"ahead": True},
         {"scales": True},
         {"num_batches": 5, "epochs": 6},
+        {"per_step": 2, "num_batches": 48, "marks": True},
+        {"per_step": 2, "num_batches": 48, "data": "processes"},
     ],
     ids=str,
 )
