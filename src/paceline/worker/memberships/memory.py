@@ -212,9 +212,8 @@ def own_arena(
         worker_id: this worker's place.
         version: of the parameters.
     """
-    plan = plan_arena(
-        algorithm.needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={}
-    )
+    needs = algorithm.needs._replace(views=False)  # no supervisor says who has died
+    plan = plan_arena(needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={})
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
     x = binding.zeros()
     binding.read(x)
