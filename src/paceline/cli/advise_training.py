@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["training"]
 
-_TARGET, _WHAT, _HAPPENS, _RUN = "What to reach", "What to choose from", "What will happen", "The advice"
+_in_target, _in_what = options.panel("What to reach"), options.panel("What to choose from")
+_in_happens, _in_run = options.panel("What will happen"), options.panel("The advice")
 _MOST_SEEDS = 10**7  # runs and simulations count up from the first
 _KINDS = ("layers", "backups")
 
@@ -32,43 +33,22 @@ def training(
     program: Annotated[
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="Your training, or a built-in task", show_default=False)
     ],
-    target_loss: Annotated[float | None, typer.Option(help="Mean training loss.", rich_help_panel=_TARGET)] = None,
-    target_accuracy: Annotated[
-        float | None, typer.Option(help="Or test accuracy, from 0 to 1.", rich_help_panel=_TARGET)
-    ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(help="Rather the best by then: 90, 90s, 5m, 2h.", rich_help_panel=_TARGET)
-    ] = None,
-    algorithm: Annotated[
-        list[str] | None, typer.Option(help="Specs, comma-separated; default: all that fit", rich_help_panel=_WHAT)
-    ] = None,
-    max_workers: Annotated[
-        int | None, typer.Option(help="At most; default: the cluster's, or as many as cores", rich_help_panel=_WHAT)
-    ] = None,
+    target_loss: Annotated[float | None, _in_target(help="Mean training loss.")] = None,
+    target_accuracy: Annotated[float | None, _in_target(help="Or test accuracy, from 0 to 1.")] = None,
+    deadline: Annotated[str | None, _in_target(help="Rather the best by then: 90, 90s, 5m, 2h.")] = None,
+    algorithm: Annotated[list[str] | None, _in_what(help="Specs, comma-separated; default: all that fit")] = None,
+    max_workers: Annotated[int | None, _in_what(help="At most; default: the cluster's, or as many as cores")] = None,
     cluster: Annotated[
-        Path | None,
-        typer.Option(help="On these machines, TOML or JSON; default: this one, measured.", rich_help_panel=_HAPPENS),
+        Path | None, _in_happens(help="On these machines, TOML or JSON; default: this one, measured.")
     ] = None,
-    slow: Annotated[list[str] | None, options.slow_workers(_HAPPENS)] = None,
-    kill_rate: Annotated[
-        str | None, typer.Option(help="Of each worker: 1/h, 2/d, 0.5/min.", rich_help_panel=_HAPPENS)
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(help="How long to measure and simulate: 90s, 5m.", rich_help_panel=_RUN)
-    ] = "5m",
-    seed: Annotated[int, typer.Option(help="Of runs and simulations.", rich_help_panel=_RUN)] = 0,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the report; default runs/advice-...", rich_help_panel=_RUN)
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Let the loop write at absolute paths, too.", rich_help_panel=_RUN)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="As JSON, in stdout's last line.", rich_help_panel=_RUN)
-    ] = False,
+    slow: Annotated[list[str] | None, _in_happens(help=options.SLOW)] = None,
+    kill_rate: Annotated[str | None, _in_happens(help="Of each worker: 1/h, 2/d, 0.5/min.")] = None,
+    budget: Annotated[str, _in_run(help="How long to measure and simulate: 90s, 5m.")] = "5m",
+    seed: Annotated[int, _in_run(help="Of runs and simulations.")] = 0,
+    data: Annotated[Path | None, _in_run(help="Folder of data sets; default $PACELINE_DATA")] = None,
+    folder: Annotated[Path | None, _in_run("--out", help="Folder for the report; default runs/advice-...")] = None,
+    yes: Annotated[bool, _in_run("--yes", help="Let the loop write at absolute paths, too.")] = False,
+    as_json: Annotated[bool, _in_run("--json", help="As JSON, in stdout's last line.")] = False,
 ) -> None:
     """Which algorithm, and how many workers, reach a target soonest.
 

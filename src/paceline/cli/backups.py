@@ -26,7 +26,7 @@ __all__ = ["backups", "plan"]
 
 plan = verbs("Choose from what a run has measured.", no_args_is_help=True)
 
-_TIMES, _WORTH = "The workers' times", "What a gradient is worth"
+_in_times, _in_worth = options.panel("The workers' times"), options.panel("What a gradient is worth")
 _NEAR = 0.02  # other numbers of backups are named if they are this close to the best
 _DRAWS = 2000
 _MEASURED_FOR_S = 2.0
@@ -35,27 +35,17 @@ MaxBackups = Annotated[int | None, typer.Option(help="Most to consider; default:
 
 
 def backups(
-    cluster: Annotated[
-        Path | None, typer.Option(help="TOML or JSON file: its compute times.", rich_help_panel=_TIMES)
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Or a task, whose steps are measured here.", rich_help_panel=_TIMES)
-    ] = None,
+    cluster: Annotated[Path | None, _in_times(help="TOML or JSON file: its compute times.")] = None,
+    task: Annotated[str | None, _in_times(help="Or a task, whose steps are measured here.")] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="How many, backups among them; default: the cluster's, or 16", rich_help_panel=_TIMES),
+        int | None, _in_times(help="How many, backups among them; default: the cluster's, or 16")
     ] = None,
-    slow: Annotated[list[str] | None, options.slow_workers(_TIMES)] = None,
-    rest_s: Annotated[
-        float, typer.Option("--rest-s", help="Of each step besides: messages, update.", rich_help_panel=_TIMES)
-    ] = 0.0,
+    slow: Annotated[list[str] | None, _in_times(help=options.SLOW)] = None,
+    rest_s: Annotated[float, _in_times("--rest-s", help="Of each step besides: messages, update.")] = 0.0,
     noise_scale: Annotated[
-        float | None,
-        typer.Option(help="Samples at which noise and gradient are equal; inf: all count.", rich_help_panel=_WORTH),
+        float | None, _in_worth(help="Samples at which noise and gradient are equal; inf: all count.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_WORTH)
-    ] = None,
+    batch_size: Annotated[int | None, _in_worth(help="Samples per gradient; default: the task's")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Backups are machines besides the workers.")] = False,
     max_backups: MaxBackups = None,
     data: options.Data = None,

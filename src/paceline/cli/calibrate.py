@@ -32,15 +32,9 @@ def calibrate(
     workers: Annotated[int | None, typer.Option(help="To be simulated; default: as many as cores")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In seconds, less exactly.")] = False,
     data: options.Data = None,
-    file: Annotated[
-        Path, typer.Option("--out", help="The cluster file, TOML or JSON.", rich_help_panel="The run")
-    ] = Path("cluster.toml"),
-    hosts: Annotated[
-        bool, typer.Option("--hosts", help="Under a launcher: name the machines in it.", rich_help_panel="The run")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace that file if it exists.", rich_help_panel="The run")
-    ] = False,
+    file: Annotated[Path, options.in_run("--out", help="The cluster file, TOML or JSON.")] = Path("cluster.toml"),
+    hosts: Annotated[bool, options.in_run("--hosts", help="Under a launcher: name the machines in it.")] = False,
+    force: Annotated[bool, options.in_run("--force", help="Replace that file if it exists.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, and write a cluster file that `simulate` reads: steps, memory, messages.

@@ -20,7 +20,7 @@ from paceline.specs.file_loop import is_loop
 
 __all__ = ["LaunchCommand", "launch"]
 
-_FUNCTION, _TOGETHER, _RUN = "With a function", "With a script, and other machines", "The run"
+_in_function, _in_together = options.panel("With a function"), options.panel("With a script, and other machines")
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
 _WORKERS = 2  # default
@@ -46,53 +46,36 @@ def launch(
         ),
     ],
     workers: Annotated[int | None, typer.Option(help="How many start on this machine; 2")] = None,
-    target_loss: Annotated[
-        float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=_FUNCTION)
-    ] = None,
-    target_accuracy: Annotated[
-        float | None, typer.Option(help="Or at this accuracy, by attach's evaluate.", rich_help_panel=_FUNCTION)
-    ] = None,
-    limit: Annotated[float | None, typer.Option(help="Stop after so many seconds.", rich_help_panel=_FUNCTION)] = None,
-    slow: Annotated[list[str] | None, options.slow_workers(_FUNCTION)] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the order, and the algorithm.", rich_help_panel=_FUNCTION)
-    ] = None,
+    target_loss: Annotated[float | None, _in_function(help="Stop at this training loss.")] = None,
+    target_accuracy: Annotated[float | None, _in_function(help="Or at this accuracy, by attach's evaluate.")] = None,
+    limit: Annotated[float | None, _in_function(help="Stop after so many seconds.")] = None,
+    slow: Annotated[list[str] | None, _in_function(help=options.SLOW)] = None,
+    seed: Annotated[int | None, _in_function(help="Of the order, and the algorithm.")] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(help="Go on with this run of the same function, as configured there.", rich_help_panel=_FUNCTION),
+        Path | None, _in_function(help="Go on with this run of the same function, as configured there.")
     ] = None,
     join: Annotated[
         str | None,
-        typer.Option(
+        _in_together(
             metavar="HOST:PORT",
             help="Where all workers meet: an address of one machine, the same everywhere. Default: this machine alone.",
-            rich_help_panel=_TOGETHER,
         ),
     ] = None,
     of: Annotated[
         int | None,
-        typer.Option(
-            help="Workers on all machines; training starts when they are there. Default: as the first machine to come says.",
-            rich_help_panel=_TOGETHER,
+        _in_together(
+            help="Workers on all machines; training starts when they are there. Default: as the first machine to come says."
         ),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            help="Key file that encrypts, made by `paceline key`; needed off loopback; default $PACELINE_KEY",
-            rich_help_panel=_TOGETHER,
-        ),
+        _in_together(help="Key file that encrypts, made by `paceline key`; needed off loopback; default $PACELINE_KEY"),
     ] = None,
-    deadline: Annotated[
-        int | None, typer.Option(help="Seconds that workers wait for each other; 600", rich_help_panel=_TOGETHER)
-    ] = None,
+    deadline: Annotated[int | None, _in_together(help="Seconds that workers wait for each other; 600")] = None,
     algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help="Spec; default: what attach names, else all-reduce; a script must name one", rich_help_panel=_RUN
-        ),
+        str | None, options.in_run(help="Spec; default: what attach names, else all-reduce; a script must name one")
     ] = None,
-    restarts: Annotated[int, typer.Option(help="Dead workers of this machine to replace.", rich_help_panel=_RUN)] = 0,
+    restarts: Annotated[int, options.in_run(help="Dead workers of this machine to replace.")] = 0,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:

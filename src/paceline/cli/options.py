@@ -51,12 +51,15 @@ class _OptimizerState(StrEnum):
 
 _RUNS = Path("runs")
 _MOST_FOLDERS = 10_000  # that commands create in one second
-_LENGTH, _SGD, _RUN = "How long", "How to step", "The run"
+SLOW = "WORKER:FACTOR on its compute time; again for more."
 
 
-def slow_workers(panel: str) -> Any:
-    """The option that names slow workers, in one of a verb's panels."""
-    return typer.Option(help="WORKER:FACTOR on its compute time; again for more.", rich_help_panel=panel)
+def panel(name: str) -> Callable[..., Any]:
+    """`typer.Option` for the options in one panel of a verb's help."""
+    return functools.partial(typer.Option, rich_help_panel=name)
+
+
+in_length, in_sgd, in_run = panel("How long"), panel("How to step"), panel("The run")
 
 
 def pairs(
@@ -92,18 +95,16 @@ def slow_factors(texts: Iterable[str] | None) -> dict[int, float]:
 
 
 Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
-Epochs = Annotated[
-    float | None, typer.Option(help="Passes over the data, all workers together.", rich_help_panel=_LENGTH)
-]
-Steps = Annotated[int | None, typer.Option(help="Instead: gradients per worker.", rich_help_panel=_LENGTH)]
-BatchSize = Annotated[int | None, typer.Option(help="Samples per gradient; default: the task's", rich_help_panel=_SGD)]
-Data = Annotated[Path | None, typer.Option(help="Folder of data sets; default $PACELINE_DATA", rich_help_panel=_RUN)]
-Out = Annotated[Path | None, typer.Option(help="Folder for results; default runs/<task>-...", rich_help_panel=_RUN)]
-Json = Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.", rich_help_panel=_RUN)]
+Epochs = Annotated[float | None, in_length(help="Passes over the data, all workers together.")]
+Steps = Annotated[int | None, in_length(help="Instead: gradients per worker.")]
+BatchSize = Annotated[int | None, in_sgd(help="Samples per gradient; default: the task's")]
+Data = Annotated[Path | None, in_run(help="Folder of data sets; default $PACELINE_DATA")]
+Out = Annotated[Path | None, in_run(help="Folder for results; default runs/<task>-...")]
+Json = Annotated[bool, in_run("--json", help="Result as JSON, in stdout's last line.")]
 
 
-def _option(kind: Any, help: str, panel: str | None = None) -> Any:
-    return Annotated[kind | None, typer.Option(help=help, rich_help_panel=panel)]
+def _option(kind: Any, help: str, option: Callable[..., Any] = typer.Option) -> Any:
+    return Annotated[kind | None, option(help=help)]
 
 
 # The fields of TrainConfig that verbs set.
@@ -114,20 +115,20 @@ _CONFIG = {
     "layout": _option(str, "Cuts the model, such as hybrid(groups=2); default: whole"),
     "epochs": Epochs,
     "steps": Steps,
-    "target_loss": _option(float, "Stop at this training loss.", _LENGTH),
-    "target_accuracy": _option(float, "Or at this test accuracy.", _LENGTH),
+    "target_loss": _option(float, "Stop at this training loss.", in_length),
+    "target_accuracy": _option(float, "Or at this test accuracy.", in_length),
     "batch_size": BatchSize,
-    "learning_rate": _option(float, "Step size; default: algorithm's, else task's", _SGD),
-    "momentum": _option(float, "For optimizers with one.", _SGD),
-    "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", _SGD),
-    "optimizer_state": _option(_OptimizerState, "One state per worker, or one for all.", _SGD),
-    "inject_staleness": _option(str, "Delay in updates: 20, random(highest=40)", _SGD),
-    "staleness_ramp_epochs": _option(float, "Epochs in which that delay grows from 0.", _SGD),
-    "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", _RUN),
-    "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", _RUN),
-    "backend": _option(_Backend, "Where workers run; default processes", _RUN),
-    "restarts": _option(int, "Dead workers to replace; default 0", _RUN),
-    "seed": _option(int, "Of parameters, order, algorithm; default 0", _RUN),
+    "learning_rate": _option(float, "Step size; default: algorithm's, else task's", in_sgd),
+    "momentum": _option(float, "For optimizers with one.", in_sgd),
+    "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", in_sgd),
+    "optimizer_state": _option(_OptimizerState, "One state per worker, or one for all.", in_sgd),
+    "inject_staleness": _option(str, "Delay in updates: 20, random(highest=40)", in_sgd),
+    "staleness_ramp_epochs": _option(float, "Epochs in which that delay grows from 0.", in_sgd),
+    "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", in_run),
+    "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", in_run),
+    "backend": _option(_Backend, "Where workers run; default processes", in_run),
+    "restarts": _option(int, "Dead workers to replace; default 0", in_run),
+    "seed": _option(int, "Of parameters, order, algorithm; default 0", in_run),
     "data": Data,
 }
 

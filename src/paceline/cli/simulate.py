@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["described", "simulate"]
 
-_CLUSTER = "The cluster"
+_in_cluster = options.panel("The cluster")
 
 
 @options.with_config(
@@ -33,23 +33,12 @@ _CLUSTER = "The cluster"
 def simulate(
     given: dict[str, Any],
     *,
-    cluster: Annotated[
-        Path | None, typer.Option(help="TOML or JSON file: speeds, workers.", rich_help_panel=_CLUSTER)
-    ] = None,
-    slow: Annotated[list[str] | None, options.slow_workers(_CLUSTER)] = None,
-    slow_link: Annotated[
-        list[str] | None,
-        typer.Option(help="A-B:FACTOR on the time of messages between two.", rich_help_panel=_CLUSTER),
-    ] = None,
-    kill: Annotated[
-        list[str] | None, typer.Option(help="WORKER:STEP at which it dies; again for more.", rich_help_panel=_CLUSTER)
-    ] = None,
-    timing_only: Annotated[
-        bool, typer.Option("--timing-only", help="No gradients, only times.", rich_help_panel=_CLUSTER)
-    ] = False,
-    parameters: Annotated[
-        int | None, typer.Option(help="For timing only: so many, not the task's.", rich_help_panel=_CLUSTER)
-    ] = None,
+    cluster: Annotated[Path | None, _in_cluster(help="TOML or JSON file: speeds, workers.")] = None,
+    slow: Annotated[list[str] | None, _in_cluster(help=options.SLOW)] = None,
+    slow_link: Annotated[list[str] | None, _in_cluster(help="A-B:FACTOR on the time of messages between two.")] = None,
+    kill: Annotated[list[str] | None, _in_cluster(help="WORKER:STEP at which it dies; again for more.")] = None,
+    timing_only: Annotated[bool, _in_cluster("--timing-only", help="No gradients, only times.")] = False,
+    parameters: Annotated[int | None, _in_cluster(help="For timing only: so many, not the task's.")] = None,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:

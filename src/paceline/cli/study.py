@@ -21,7 +21,7 @@ __all__ = ["study_app"]
 
 study_app = verbs("Design, run and read studies: many runs, one table, one report.", no_args_is_help=True)
 
-_FACTORS, _LENGTH, _RUN = "Factors, comma-separated", "How long", "The study"
+_in_factors, _in_run = options.panel("Factors, comma-separated"), options.panel("The study")
 _SHOWN_TRIALS = 40
 
 
@@ -31,40 +31,28 @@ def run(
         Path | None, typer.Argument(help="Study file, TOML or Python; options replace what it says")
     ] = None,
     task: options.Task = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Specs, as hogwild,leashed(persistence=1)", rich_help_panel=_FACTORS)
-    ] = None,
-    workers: Annotated[str | None, typer.Option(help="Numbers, as 1,2,4", rich_help_panel=_FACTORS)] = None,
-    batch_size: Annotated[str | None, typer.Option(help="Samples per gradient", rich_help_panel=_FACTORS)] = None,
-    learning_rate: Annotated[str | None, typer.Option(help="Step sizes", rich_help_panel=_FACTORS)] = None,
-    backoff: Annotated[
-        str | None, typer.Option(help="none, constant, linear(cap=8), exponential", rich_help_panel=_FACTORS)
-    ] = None,
+    algorithm: Annotated[str | None, _in_factors(help="Specs, as hogwild,leashed(persistence=1)")] = None,
+    workers: Annotated[str | None, _in_factors(help="Numbers, as 1,2,4")] = None,
+    batch_size: Annotated[str | None, _in_factors(help="Samples per gradient")] = None,
+    learning_rate: Annotated[str | None, _in_factors(help="Step sizes")] = None,
+    backoff: Annotated[str | None, _in_factors(help="none, constant, linear(cap=8), exponential")] = None,
     factor: Annotated[
-        list[str] | None,
-        typer.Option(help="Any other, as algorithm.persistence=0,1,none; again for more", rich_help_panel=_FACTORS),
+        list[str] | None, _in_factors(help="Any other, as algorithm.persistence=0,1,none; again for more")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Repetitions of each; default 3", rich_help_panel=_FACTORS)] = None,
+    seeds: Annotated[int | None, _in_factors(help="Repetitions of each; default 3")] = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    seconds: Annotated[float | None, typer.Option(help="Of training, at most.", rich_help_panel=_LENGTH)] = None,
+    seconds: Annotated[float | None, options.in_length(help="Of training, at most.")] = None,
     targets: Annotated[
-        str | None,
-        typer.Option(help="Percent of the initial loss; a trial ends at the least.", rich_help_panel=_LENGTH),
+        str | None, options.in_length(help="Percent of the initial loss; a trial ends at the least.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="processes, threads or simulator", rich_help_panel=_RUN)] = None,
-    cluster: Annotated[Path | None, typer.Option(help="For the simulator: cluster file.", rich_help_panel=_RUN)] = None,
-    timing_only: Annotated[
-        bool, typer.Option("--timing-only", help="There: no gradients, only times.", rich_help_panel=_RUN)
-    ] = False,
-    parameters: Annotated[int | None, typer.Option(help="For timing only: so many.", rich_help_panel=_RUN)] = None,
+    backend: Annotated[str | None, _in_run(help="processes, threads or simulator")] = None,
+    cluster: Annotated[Path | None, _in_run(help="For the simulator: cluster file.")] = None,
+    timing_only: Annotated[bool, _in_run("--timing-only", help="There: no gradients, only times.")] = False,
+    parameters: Annotated[int | None, _in_run(help="For timing only: so many.")] = None,
     data: options.Data = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder; default runs/<name>", rich_help_panel=_RUN)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say which trials, and how long.", rich_help_panel=_RUN)
-    ] = False,
+    folder: Annotated[Path | None, _in_run("--out", help="Folder; default runs/<name>")] = None,
+    dry_run: Annotated[bool, _in_run("--dry-run", help="Only say which trials, and how long.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a study: every combination of its factors with every seed, each once, in an order fair to all.

@@ -33,14 +33,10 @@ __all__ = ["execute", "finished", "outcome_line", "show", "train"]
 def train(
     given: dict[str, Any],
     *,
-    slow: Annotated[list[str] | None, options.slow_workers("The run")] = None,
+    slow: Annotated[list[str] | None, options.in_run(help=options.SLOW)] = None,
     out: options.Out = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Curves, into tensorboard/ of --out.", rich_help_panel="The run")
-    ] = False,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run, as configured there.", rich_help_panel="The run")
-    ] = None,
+    tensorboard: Annotated[bool, options.in_run("--tensorboard", help="Curves, into tensorboard/ of --out.")] = False,
+    resume: Annotated[Path | None, options.in_run(help="Go on with this run, as configured there.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train one task with one algorithm; write trace, report and result.
