@@ -230,12 +230,12 @@ def judged(method: Method) -> tuple[str, list[str], list[Target]]:
         advised = min(expected, key=lambda m: expected[m].value)
         regret, said = reached[advised] / reached[best] - 1, expected[advised]
         held = said.low <= reached[advised] <= said.high
-        found.append(Target(best, regret, not said.extrapolation, held))
+        found.append(Target(best, regret, not said.extrapolated, held))
         spans = [f"{reached[m]:.2f} s" for m in (1, best, advised, max(ALL))]
         rows.append(
             f"| {method.name} | {gap:g} | {best} | **{advised}** | {cost(regret).partition(':')[0]} | "
             + " | ".join(spans)
-            + f" | {said.value:.2f} s ({said.low:.2f} to {said.high:.2f}) | {said.extrapolation or 'inside'} |"
+            + f" | {said.value:.2f} s ({said.low:.2f} to {said.high:.2f}) | {'outside' if said.extrapolated else 'inside'} |"
         )
     return errors, rows, found
 

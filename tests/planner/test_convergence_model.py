@@ -78,7 +78,7 @@ def test_intervals_hold_a_new_run_about_as_often_as_they_say():
                 found = model.predict(i, run.workers)
                 least = run.losses[:i].min()
                 inside[run.workers in MEASURED].append(found.low <= least <= found.high)
-                assert found.extrapolation == ""
+                assert not found.extrapolated
     assert np.mean(inside[True]) >= 0.8
     assert np.mean(inside[False]) >= 0.9
 
@@ -126,18 +126,12 @@ def test_the_least_loss_so_far_is_what_is_fitted():
     assert model.predict(40, 2).value == pytest.approx(OPTIMUM + math.exp(-0.05 * 39), rel=0.05)
 
 
-def test_leaving_what_was_seen_is_said_in_words():
+def test_estimates_outside_the_measurements_are_marked():
     model = ConvergenceModel.fit(curves(cocoa, workers=(2, 4, 8)), optimum=OPTIMUM)
-    assert model.predict(30, 4).extrapolation == model.predict(30, 5).extrapolation == ""
-    assert "16 workers are more than the 8 that were run" in model.predict(30, 16).extrapolation
-    assert "1 workers are fewer than the 2 that were run" in model.predict(30, 1).extrapolation
-    later = model.iterations_to(OPTIMUM + math.exp(cocoa(90, 2)), 2)
-    assert "iteration 90 is later than the 60 that were run" in later.extrapolation.replace("89", "90").replace(
-        "91", "90"
-    )
-    below = model.iterations_to(OPTIMUM + math.exp(cocoa(75, 2)), 2)
-    assert "is below the" in below.extrapolation
-    assert "that was seen" in below.extrapolation
+    assert [model.predict(30, m).extrapolated for m in (1, 2, 4, 5, 8, 16)] == [True, False, False, False, False, True]
+    assert model.predict(61, 2).extrapolated  # 60 were run
+    assert not model.iterations_to(OPTIMUM + math.exp(cocoa(50, 2)), 2).extrapolated
+    assert model.iterations_to(OPTIMUM + math.exp(cocoa(90, 2)), 2).extrapolated
 
 
 def test_what_is_never_reached_is_none():

@@ -56,7 +56,7 @@ def _row(one: Prediction | Measured, measure: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     match value:
         case Estimate():
-            return {name: _plain(one) for name, one in asdict(value).items() if one != ""}
+            return {name: _plain(one) for name, one in asdict(value).items()}
         case tuple():
             return [_plain(one) for one in value]
         case float() if not math.isfinite(value):

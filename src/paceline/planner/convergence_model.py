@@ -198,7 +198,7 @@ class ConvergenceModel:
         g, half = self.log_suboptimality(i, workers).min(), float(self.error([iteration], workers)[0])
         with np.errstate(over="ignore"):
             value, low, high = (self.optimum + float(np.exp(one)) for one in (g, g - half, g + half))
-        return Estimate(value=value, low=low, high=high, extrapolation=self.extrapolation(iteration, workers))
+        return Estimate(value=value, low=low, high=high, extrapolated=self.extrapolates(iteration, workers))
 
     def iterations_to(self, loss: float, workers: int) -> Estimate | None:
         """Iterations until this loss is first reached; None: it is not, within `max_iterations`."""
@@ -210,24 +210,13 @@ class ConvergenceModel:
         value, low, high = (_first_below(i, one, wanted) for one in (g, g - half, g + half))  # half may be infinite
         if not math.isfinite(value):
             return None
-        said = [self.extrapolation(value, workers)]
-        lowest = min(its for _, its in self.seen.values())
-        if loss < lowest:
-            said.append(f"loss {loss:.4g} is below the {lowest:.4g} that was seen")
-        return Estimate(value=value, low=low, high=high, extrapolation="; ".join(filter(None, said)))
+        outside = loss < min(its for _, its in self.seen.values()) or self.extrapolates(value, workers)
+        return Estimate(value=value, low=low, high=high, extrapolated=outside)
 
-    def extrapolation(self, iteration: float, workers: int) -> str:
-        """A phrase that says how this lies outside the measured runs; "" if it does not."""
-        counts = sorted(self.seen)
-        said = []
-        if workers > counts[-1]:
-            said.append(f"{workers} workers are more than the {counts[-1]} that were run")
-        elif workers < counts[0]:
-            said.append(f"{workers} workers are fewer than the {counts[0]} that were run")
+    def extrapolates(self, iteration: float, workers: int) -> bool:
+        """Whether this lies outside the measured runs."""
         last = self.seen.get(workers, (max(its for its, _ in self.seen.values()), 0.0))[0]
-        if iteration > last * (1 + 1e-9):
-            said.append(f"iteration {iteration:,.0f} is later than the {last:,.0f} that were run")
-        return "; ".join(said)
+        return not min(self.seen) <= workers <= max(self.seen) or iteration > last * (1 + 1e-9)
 
 
 def _first_below(i: np.ndarray, g: np.ndarray, wanted: float) -> float:

@@ -1,4 +1,4 @@
-"""Results of the planner's models: a value, an interval, and a warning in words; and the intervals' width."""
+"""Results of the planner's models: a value, an interval, and whether it extrapolates; and the intervals' width."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ CONFIDENCE = 0.9  # of every interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A predicted value with its 90 % interval, and a warning if the model extrapolates.
+    """A predicted value with its 90 % interval.
 
     Args:
-        value: the prediction.
-        low: lower end.
-        high: upper end; infinite if the measurements do not bound it.
-        extrapolation: how the point lies outside the measurements, in words; "" if it is inside.
+        high: infinite if the measurements do not bound it.
+        extrapolated: whether the point lies outside the measurements.
     """
 
     value: float
     low: float
     high: float
-    extrapolation: str = ""
+    extrapolated: bool = False
 
 
 def deviations(freedom: float = math.inf) -> float:

@@ -106,9 +106,10 @@ class SystemModel:
         row = system_features([workers], [size])[0]
         value = float(row @ self.theta)
         half = self._half_width(row, value)
-        return Estimate(
-            value=value, low=max(0.0, value - half), high=value + half, extrapolation=self._extrapolation(workers, size)
+        outside = any(
+            not seen.min() <= asked <= seen.max() for asked, seen in ((workers, self.workers), (size, self.sizes))
         )
+        return Estimate(value=value, low=max(0.0, value - half), high=value + half, extrapolated=outside)
 
     def _half_width(self, row: np.ndarray, value: float) -> float:
         A, scale, weights = _scaled(self.workers, self.sizes, self.times_s, relative=self.relative)
@@ -124,12 +125,3 @@ class SystemModel:
         noise = (value if self.relative else 1.0) ** 2
         spread = noise + float(np.sum((along[kept] / singular[kept]) ** 2))
         return deviations(freedom) * math.sqrt(variance * spread)
-
-    def _extrapolation(self, workers: int, size: float) -> str:
-        said = []
-        for name, asked, seen in (("workers", workers, self.workers), ("size", size, self.sizes)):
-            if asked > seen.max():
-                said.append(f"{name} {asked:g} is more than the {seen.max():g} that were measured")
-            elif asked < seen.min():
-                said.append(f"{name} {asked:g} is less than the {seen.min():g} that were measured")
-        return "; ".join(said)

@@ -40,7 +40,7 @@ class TimeToLoss:
             value=found.value,
             low=after(step.low).low,
             high=after(step.high).high,
-            extrapolation="; ".join(filter(None, (step.extrapolation, found.extrapolation))),
+            extrapolated=step.extrapolated or found.extrapolated,
         )
 
     def time_to(self, loss: float, workers: int) -> Estimate | None:
@@ -59,8 +59,12 @@ class TimeToLoss:
             )
             for end in ("low", "high")
         )
-        said = "; ".join(filter(None, (step.extrapolation, iterations.extrapolation)))
-        return Estimate(value=value, low=value * math.exp(-below), high=value * _exp(above), extrapolation=said)
+        return Estimate(
+            value=value,
+            low=value * math.exp(-below),
+            high=value * _exp(above),
+            extrapolated=step.extrapolated or iterations.extrapolated,
+        )
 
 
 def _log_ratio(end: float, value: float) -> float:
