@@ -56,8 +56,8 @@ def matched(
 ) -> Cluster:
     """The cluster with the compute time that gives the measured speed of all workers.
 
-    Seconds per sample are nearly a line in the compute time, so secants find it. A machine with fewer cores than workers has
-    a longer compute time then. It stays above a fiftieth of what a worker without any overhead would have.
+    Seconds per sample are nearly linear in the compute time, so secants find it. It stays above a fiftieth of what a worker
+    without any overhead would have.
     """
     spread = min(deviation, _MOST_DEVIATION)
 

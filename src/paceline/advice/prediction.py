@@ -47,14 +47,11 @@ def convergence_models(campaign: Campaign) -> dict[str, ConvergenceModel]:
 class Predictor:
     """Predicts each candidate from the measurements of all.
 
-    The time is the median of the simulated ones. Its interval puts together, as independent shares, how much seeds differ, how
-    much runs differ in speed, how much real progress differed from simulated progress, and how often is evaluated.
-
-    Args:
-        models: Hemingway's, by algorithm.
+    The time is the median of the simulated ones. Its interval combines, as independent shares, the spread of seeds, the
+    spread of speed between runs, the difference between real and simulated progress, and the spacing of evaluations.
 
     Attributes:
-        seeds: how much seeds of one candidate differ in their time, over all that were repeated; None: none was.
+        seeds: spread of the time between seeds of one candidate; None: no candidate was repeated.
         progress: real against simulated progress, beyond what seeds explain; None: it was not compared.
     """
 

@@ -35,9 +35,9 @@ class WritesElsewhereError(UsageError):
 class Scratch:
     """Working folders for calls of a loop, which look like the user's folder.
 
-    Files of the user's folder are there as links, and become copies as they are written to; folders are folders, but for large
-    ones. Writing anywhere else is refused, unless it is allowed: temporary folders, caches and devices always are. Not seen
-    are files that compiled code opens, but for `torch.save`.
+    They contain links to the user's files, which become copies when the loop writes to them. Writing elsewhere is refused
+    unless allowed, except in temporary folders, caches and devices. Of files that compiled code opens, only `torch.save`'s
+    are seen.
     """
 
     folder: Path

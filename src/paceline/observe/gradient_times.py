@@ -19,10 +19,9 @@ class GradientTimes:
     """The workers' gradient times in a run.
 
     Args:
-        times_s: (steps, workers) from a step's beginning to each worker's gradient, plus the time from the last needed
-            gradient to the next step.
-        as_they_came: each row is a step of the run; otherwise rows combine each worker's own times, which is right as
-            long as workers are slow independently of each other.
+        times_s: (steps, workers) from a step's beginning to each gradient, plus the time from the last needed one to the
+            next step.
+        as_they_came: each row is a step of the run; else rows combine each worker's own times, as if these were independent.
         gradients_per_update: number of gradients in its mean.
     """
 

@@ -28,11 +28,9 @@ class WorkerProgress:
     """Recent progress of one worker.
 
     Args:
-        worker_id: the worker.
         alive: False once it was declared dead.
         steps: gradients computed so far.
-        steps_per_s: lately.
-        mean_staleness: of its applied updates, lately; None before the first.
+        mean_staleness: of its latest applied updates; None before the first.
         waiting_share: of its time, lately, from 0 to 1; None before the first step.
     """
 

@@ -32,9 +32,8 @@ class Segments:
 def segments(records: np.ndarray) -> Segments:
     """Lay one worker's records out as intervals.
 
-    A record has the times of its gradient's beginning and end, but only the *durations* of waiting, applying and preparing
-    input. Input is placed at the beginning of the step, applying at its end, waiting right after the gradient; time that does
-    not fit after the gradient came before it (such as waiting for a lock to read) and is placed there.
+    A record has the times of its gradient, but only the *durations* of waiting, applying and preparing input. Input is
+    placed first, applying last, waiting right after the gradient; time that does not fit there came before the gradient.
     """
     ordered = records[np.argsort(records["started_s"], kind="stable")]
     started = ordered["started_s"].copy()

@@ -23,11 +23,10 @@ _COLOURS = {"input": "grey", "gradient": "thread_state_running", "wait": "terrib
 
 
 def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 10_000, max_workers: int = 256) -> Path:
-    """Write `run` as trace-event JSON.
+    """Write `run` as trace-event JSON; about 800 bytes per step.
 
-    Costs about 800 bytes per step. Of a worker with more than `max_steps_per_worker` steps, writes the first and the last half
-    of that many, complete and contiguous; `otherData.omitted` in the file, and the lane's name, say so. Of more than
-    `max_workers` workers, writes the first ones; `otherData.omitted_workers` says so.
+    Of a worker with more than `max_steps_per_worker` steps, writes the first and the last half of that many; the lane's name
+    and `otherData.omitted` say so. Of more than `max_workers` workers, writes the first ones (`otherData.omitted_workers`).
     """
     events = [_metadata("process_name", 0, _process_name(run)), _metadata("process_sort_index", 0, 0)]
     omitted: dict[str, str] = {}

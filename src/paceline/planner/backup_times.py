@@ -1,13 +1,12 @@
-"""Time to the target with b backup workers, from the time of a step: the savings and the cost of backups.
+"""Time to the target with b backup workers, from the time of a step.
 
 A step of n workers with b backups ends with the k-th gradient, k = n - b. It is shorter than one that waits for all, but
 more steps are needed, since each averages fewer gradients:
 
     time to target ~ steps(k) * time of a step,    steps(k) = 1 + half_efficient / k
 
-The model assumes that all workers begin a step together. In reality a late worker also begins the next step late, and one
-that is held up for many steps is missing in all of them: steps with backups take a few percent longer than predicted (3 %
-with 2 of 10 if a tenth of the time is an exponential tail), and more with heavy tails.
+Assumes that all workers begin a step together. In reality a late worker begins the next step late: steps with backups take a
+few percent longer (3 % with 2 of 10 if a tenth of the time is an exponential tail), and more with heavy tails.
 
 Reference: Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, section 3.
 """
@@ -25,12 +24,12 @@ PUBLISHED_HALF_EFFICIENT = 411.0  # fits the steps that Chen et al. report for I
 
 
 def steps_to_target(gradients: float, half_efficient: float = PUBLISHED_HALF_EFFICIENT) -> float:
-    """The number of steps if each averages this many gradients, in units in which only ratios are meaningful.
+    """The number of steps if each averages this many gradients; only ratios are meaningful.
 
     Args:
         gradients: k.
-        half_efficient: k at which a gradient is worth half of what it is worth alone. 411 is Inception, which needs little
-            more than half as many steps with 100 workers as with 50; infinity: steps fall as 1 / k without limit.
+        half_efficient: k at which a gradient is worth half of what it is worth alone; infinity: steps fall as
+            1 / k. The default is Inception, which needs little more than half as many steps with 100 workers as with 50.
     """
     return 1 / gradients if math.isinf(half_efficient) else 1 + half_efficient / gradients
 
@@ -50,8 +49,8 @@ def arrived_step_s(arrivals_s: np.ndarray, max_backups: int | None = None) -> np
     """(B,) for b = 0, 1, ...: the mean time of a step, from (steps, n) seconds until each worker's gradient.
 
     Args:
-        arrivals_s: since the beginning of a step, in any order within a step; infinity for a gradient that never arrived.
-        max_backups: maximum to consider; None: a quarter of the workers, or 1.
+        arrivals_s: since the beginning of a step; infinity for a gradient that never arrived.
+        max_backups: as for `most_backups`.
 
     Raises:
         ValueError: no arrivals.

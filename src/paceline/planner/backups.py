@@ -1,8 +1,7 @@
-"""The best number of backup workers, from workers' times and the value of fewer gradients: every b, and the best.
+"""The best number of backup workers, from workers' times and the value of fewer gradients.
 
-The time of a step is E[T_(k)] + rest: T_(k) is the k-th smallest of the workers' times, which have a known law, or were
-recorded together in the steps of a run. With McCandlish et al.'s noise scale B and batches of s samples, `half_efficient`
-of `paceline.planner.backup_times` is B / s.
+The time of a step is E[T_(k)] + rest, where T_(k) is the k-th smallest of the workers' times. With McCandlish et al.'s noise
+scale B and batches of s samples, `half_efficient` of `paceline.planner.backup_times` is B / s.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class BackupOption:
         backups: b.
         machines: n, backups included.
         gradients: k, which a step averages.
-        step_s: expected time of a step, with the interval of the recorded times; no interval if times are a formula.
+        step_s: expected time of a step; without an interval if times are a formula.
         steps_low_s: 5 % of the steps are shorter.
-        throughput: gradients used per second, relative to b = 0.
-        steps: to the target, relative to b = 0.
-        time: to the target, relative to b = 0, with the interval that follows from `step_s`.
-        machine_time: time times machines, relative to b = 0.
+        throughput: gradients used per second, relative to b = 0, as are the following.
+        steps: to the target.
+        time: to the target.
+        machine_time: time times machines.
     """
 
     backups: int
@@ -122,9 +121,9 @@ def plan_arrivals(
     """Like `plan_backups`, from steps whose times were recorded together, without intervals.
 
     Args:
-        arrivals_s: see `arrived_step_s`.
-        half_efficient: see `plan_backups`.
-        max_backups: maximum to consider; None: a quarter of the workers, at least 1.
+        arrivals_s: as for `arrived_step_s`.
+        half_efficient: as for `plan_backups`.
+        max_backups: as for `plan_backups`.
 
     Raises:
         ValueError: no arrivals.

@@ -1,12 +1,10 @@
-"""The balance equations: which layers to train with data, model or hybrid parallelism, and with how many nodes at most.
+"""The balance equations: which layers to train with data, model or hybrid parallelism, and on how many nodes.
 
-Data parallelism sends a layer's weights, overlapped with the layer's computation, which grows with the points per node.
-Model parallelism over N nodes sends activations instead, which pays if weights outnumber them, as in fully connected
-layers with small batches. Hybrid: G groups of N / G nodes, model parallel within a group, data parallel between groups.
+Data parallelism sends a layer's weights, overlapped with computation. Model parallelism sends activations, which pays if
+weights outnumber them. Hybrid: G groups of N / G nodes, model parallel within a group, data parallel between groups.
 
-Only convolutions and fully connected layers count: they hold nearly all weights and operations. Bytes are those of one node
-and one step. As in the paper, messages have no latency, and G divides N. The paper's rule of thumb, model parallelism
-if a fully connected layer has more outputs than the batch has points, counts activations in one direction; here both count.
+Counts convolutions and fully connected layers, and the bytes of one node and step. As in the paper, messages have no latency
+and G divides N; unlike in its rule of thumb, activations count in both directions.
 
 Reference: Das, Avancha, Mudigere et al., "Distributed Deep Learning Using Synchronous Stochastic Gradient Descent", 2016,
     arXiv:1602.06709, section 3.
@@ -31,10 +29,9 @@ class Layer:
     """A convolution, or a fully connected layer, which is one with images of 1 x 1.
 
     Args:
-        name: for tables.
         ifm: input feature maps, per group of a grouped convolution.
         ofm: output feature maps.
-        kernel: taps of a kernel, its width times its height.
+        kernel: width times height of a kernel.
         in_size: width times height of an input map.
         out_size: width times height of an output map.
     """
@@ -66,15 +63,12 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The best split of one layer.
+    """The best split of one layer; bytes are those of one node and step.
 
     Args:
-        layer: the layer.
         groups: G: N is data parallelism, 1 model parallelism, in between hybrid.
-        kind: the name of that parallelism.
-        sent_bytes: of one node in a step.
-        data_bytes: what data parallelism would send.
-        exposed_s: communication time that no computation hides under data parallelism.
+        data_bytes: with data parallelism.
+        exposed_s: communication that computation does not hide under data parallelism.
     """
 
     layer: Layer
@@ -87,10 +81,9 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """All layers' splits, and the limits of data parallelism.
+    """The splits of all layers, and the limits of data parallelism.
 
     Args:
-        splits: of each layer.
         machine_operations_per_byte: a node's speed over its bandwidth.
         min_points: least points per node at which data parallelism is balanced.
         max_nodes: most nodes at which it is balanced with this batch.
@@ -105,8 +98,7 @@ class Balance:
 def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float) -> float:
     """Bytes of a node in a step, with G groups: activations within the group, weights between groups.
 
-    At the ends one of the two vanishes, unlike in the paper's formula, which is for the values between: a group of one node
-    gathers nothing, and a single group exchanges no weights.
+    Unlike in the paper's formula, a group of one node gathers nothing, and a single group exchanges no weights.
     """
     if nodes == 1:
         return 0.0
@@ -120,8 +112,8 @@ def min_points_per_node(layers: Sequence[Layer], operations_per_byte: float, ove
 
     Args:
         layers: of the network.
-        operations_per_byte: of a node: operations per second over bytes per second.
-        overlap: share of sending gradients and receiving weights that is concurrent.
+        operations_per_byte: a node's operations per second over its bytes per second.
+        overlap: as for `balance`.
     """
     operations = sum(layer.operations(1) for layer in layers)
     sent = sum(layer.weight_bytes(overlap) for layer in layers)
@@ -137,8 +129,8 @@ def exposed_s(
 ) -> list[float]:
     """Seconds of each layer's sending that computation does not hide with data parallelism, in forward order.
 
-    A layer's gradients leave after its backward pass, and its weights are needed in the next forward pass; all work on earlier
-    layers lies between the two. Contention with other layers' messages on the same link is ignored.
+    Between a layer's backward pass and its next forward pass lies all work on earlier layers. Ignores contention on the
+    link.
     """
     exposed, before = [], 0.0
     for layer in layers:

@@ -1,10 +1,10 @@
-"""How much longer training takes when workers are killed: pure arithmetic on rates, after Young and Daly.
+"""How much longer training takes when workers are killed, after Young and Daly.
 
-There are two kinds of methods. One that needs every worker loses everything since its last checkpoint: kills of m workers
-come at rate m lambda, and each checkpoint interval is repeated until it succeeds. One that continues loses a worker's share
-while that worker is away. Kills are independent and come at a constant rate, and may come during a restart, too.
+A method that needs every worker repeats each checkpoint interval until it succeeds. A method that continues without a worker
+loses that worker's share while it is away. Kills are independent and come at a constant rate, also during a restart.
 
-Reference: Young, "A First Order Approximation to the Optimum Checkpoint Interval", 1974; Daly, "A Higher Order Estimate of the
+Reference: Young, "A First Order Approximation to the Optimum Checkpoint Interval", 1974; Daly, "A Higher Order Estimate of
+        the
     Optimum Checkpoint Interval for Restart Dumps", Future Generation Computer Systems 22, 2006, equations 13 and 20.
 """
 

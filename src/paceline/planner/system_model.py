@@ -95,9 +95,8 @@ class SystemModel:
     def predict(self, workers: int, size: float = 1.0) -> Estimate:
         """Predicted seconds of one more step, with the interval of a single measurement.
 
-        The interval is that of unconstrained least squares, around the constrained prediction: it ignores theta >= 0, so it is
-        rather too wide than too narrow. It is unbounded if there are no more measurements than coefficients, or if the
-        requested point is no combination of the measured ones (3 workers, from runs with 1 and 2).
+        The interval is that of unconstrained least squares, which is rather too wide. It is unbounded if there are no more
+        measurements than coefficients, or if the point is no combination of the measured ones (3 workers, from 1 and 2).
 
         Args:
             workers: m, from 1.

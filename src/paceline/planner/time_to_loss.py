@@ -1,7 +1,7 @@
 """Hemingway's two questions, from a system and a convergence model of one algorithm: h(t, m) = g(t / f(m), m).
 
 How many workers reach a loss soonest, and which loss is lowest at a deadline? More workers shorten an iteration, f(m), but
-each iteration may achieve less, g(i, m): the best m often lies between the extremes, and depends on the target.
+each iteration may achieve less, g(i, m).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class TimeToLoss:
     def time_to(self, loss: float, workers: int) -> Estimate | None:
         """Seconds until this loss is reached; None: not within the predictable range.
 
-        The interval combines those of iterations and of step time: the two errors are independent, so their relative errors,
-        as logarithms, add up in squares.
+        The errors of iterations and of step time are independent, so their relative errors, as logarithms, add up in
+        squares.
         """
         iterations, step = self.convergence.iterations_to(loss, workers), self.step_s(workers)
         if iterations is None:

@@ -38,15 +38,12 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """Where a study stands after a trial.
+    """A study's progress after a trial.
 
     Args:
         done: trials that have been run, now or earlier.
-        total: trials of the study.
-        remaining_s: how long the rest will take, by the trials so far; None before the first.
-        trial: the last one.
-        outcome: its.
-        took_s: on this machine.
+        remaining_s: estimate from the trials so far; None before the first.
+        trial: the last one, which had `outcome` and took `took_s` on this machine.
     """
 
     done: int

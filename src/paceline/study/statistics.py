@@ -135,10 +135,10 @@ class ArrivalCurve:
 
 
 def arrival_curve(times: Times) -> ArrivalCurve:
-    """When runs reach the target. Stopped runs are censored at their end; failed runs stay among those that have not.
+    """When runs reach the target. Stopped runs are censored at their end; failed runs never arrive.
 
-    Censoring a diverged run at its end would mean that, left alone, it would have arrived like the others; the curve
-    would promise that all runs arrive. It is counted as not arriving, so the curve ends at the share that did.
+    Censoring a diverged run would promise that it arrives like the others; counted as not arriving, the curve ends below 100
+    %.
     """
     reached = times.reached
     empty = np.empty(0)
@@ -205,21 +205,19 @@ class Ratio:
 
 
 def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True) -> Ratio:
-    """The median ratio of pairs, from bounds of their log ratios.
+    """The median ratio of pairs, from bounds of their log ratios; pairs are taken as independent.
 
-    From `MIN_PAIRS` pairs on, the interval lies between two order statistics: one of `low`, one of `high`. Since no log
-    ratio is below its `low` or above its `high`, it covers the median at least as often as it says, for any
-    distribution of times and any reason for not arriving, and also if pairs from several settings with ratios of
-    their own are put together. Its p-value is the sign test's, with every undecided pair counted against.
-
-    Three to five pairs that all reached the target get Student's interval of the mean log ratio, exact if it is normal.
-    Fewer, or with missing arrivals, get none. Pairs are taken as independent of one another.
+    From `MIN_PAIRS` pairs on, the interval lies between an order statistic of `low` and one of `high`. It covers the median
+    for any distribution of times, any reason for not arriving, and pairs from settings with different ratios. Its p-value is
+    the sign test's, with every undecided pair counted against. Three to five pairs that all reached the target get Student's
+    interval of the mean log ratio, exact if it is normal. Fewer, or with missing arrivals, get none.
 
     Args:
         low: lower bound of each pair's log ratio.
         high: upper bound of it.
-        one_setting: whether the pairs differ in nothing but the seed. Of several settings, with ratios of their own, few
-            pairs have no interval: they are no draws from one normal distribution.
+        one_setting: whether the pairs differ in nothing but the seed; few pairs of several settings have no interval,
+            because
+            they are no draws from one normal distribution.
     """
     count = len(low)
     complete = np.isfinite(low) & (low == high)

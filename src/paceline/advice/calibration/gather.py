@@ -23,8 +23,7 @@ _ADVICE = "Nothing was written; start all workers again."
 class WorkerGroup:
     """One worker's part in a group; every worker must make the same calls in the same order.
 
-    A malformed message is its sender's error: it is discarded, because the right one may follow. If none does within the
-    deadline, the error names the sender.
+    A malformed message is discarded, because the right one may follow. If none does, the error names the sender.
 
     Args:
         deadline_s: how long worker 0 waits for an answer, and the others for worker 0.

@@ -51,22 +51,21 @@ _LONG_TRIP_S = 1.0  # a link on which a message takes this long gets no longer m
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements; times in seconds.
+    """Measurements of this machine, in seconds.
 
     Attributes:
         batch_size: of the step that the cluster describes.
-        compute_s: by batch size, a step without its update: input, forward, backward.
+        compute_s: by batch size, a step without its update.
         update_s: one plain SGD step of the optimizer.
-        memory: times of copies, atomic additions and wake-ups.
-        round_trips_s: by message bytes, between two processes of this machine.
-        handed_copy_s: copying the vector after another process has written it and before that process reads it.
+        round_trips_s: by message bytes, between two processes.
+        handed_copy_s: copying a vector that another process has just written.
         lone_step_s: a full step on a few samples, in one process.
         crowded_steps_s: the same in as many processes as there are cores, concurrently.
-        spin_s: how long a process spins on a word before it sleeps, if each worker has a core.
-        slice_s: how long a process computes at a stretch if processes outnumber cores by one; None: longer than was measured.
+        spin_s: how long a process with its own core spins on a word before it sleeps.
+        slice_s: how long a process computes at a stretch if processes outnumber cores by one; None: longer than was
+            measured.
         cold_steps_s: full steps after pauses, in one process.
         few_cold_steps_s: the same with a quarter of the batch.
-        codecs: by name, how fast one core encodes and decodes.
     """
 
     task: str
@@ -105,8 +104,8 @@ class Calibration:
     def as_cluster(self, workers: int | None = None) -> Cluster:
         """The cluster that a calibration describes; unmeasured fields have the simulator's defaults.
 
-        A step is simulated as compute time, then memory traffic of `update_vectors` vectors; both medians are reproduced
-        exactly. The traffic is of shared vectors, at the rate at which a core copies data that another has written.
+        A simulated step is compute time, then memory traffic of `update_vectors` shared vectors; both medians are reproduced
+        exactly.
         """
         link = fit_link(self.round_trips_s)
         figures = replace(self.memory, copy_s=self.handed_copy_s).figures(self.vector_bytes)

@@ -173,8 +173,8 @@ def fit_cold(steps: ColdSteps, few: ColdSteps) -> Cold:
 def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
     """Latency and bandwidth of a link from median round trips by message bytes.
 
-    Latency: half the round trip of the smallest message. Bandwidth: the slope of half the round trips of all others over their
-    bytes, as the median of the slopes between any two sizes, so that one disturbed size has no effect.
+    Latency: half the round trip of the smallest message. Bandwidth: the median slope of half the other round trips over
+    their bytes between any two sizes (Theil-Sen), so that one disturbed size has no effect.
 
     Raises:
         PacelineError: longer messages did not take longer.
