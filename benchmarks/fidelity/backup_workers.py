@@ -165,13 +165,13 @@ def main() -> None:
         if row.backups <= 10 or row.backups % 5 == 0:
             mark = " (best)" if row is choice.best else ""
             lines.append(
-                f"| {row.backups}{mark} | {row.step_s.value:.3f} | {row.time.value:.3f} |"
-                f" {row.throughput:.2f} | {other.time.value:.3f} |"
+                f"| {row.backups}{mark} | {row.step_s.value:.3f} | {row.time_relative.value:.3f} |"
+                f" {row.throughput_relative:.2f} | {other.time_relative.value:.3f} |"
             )
     near = choice.within(0.02)
     chosen = choices_online(20)
-    at = {row.backups: row.time.value for row in choice.rows}
-    worst = max(at[b] for b in chosen) / choice.best.time.value - 1
+    at = {row.backups: row.time_relative.value for row in choice.rows}
+    worst = max(at[b] for b in chosen) / choice.best.time_relative.value - 1
     lines += [
         "",
         f"Within 2 % of the best: b = {near[0]} to {near[-1]}. `backups=auto` after 200 steps of 20 independent runs chose b ="

@@ -166,8 +166,8 @@ FUNCTIONS = {
     "order statistics, normal": (1, _steps(lambda c: truncnorm(-4.0, math.inf, c * 2.0, c * 0.5))),
     "order statistics, Pareto": (1, _steps(lambda c: pareto(2.5, scale=c * 2.0))),
     "order statistics, recorded": (1, _steps(lambda c: RecordedTimes(c * TIMES))),
-    "backups": (0, lambda c: [one.time.value for one in plan_backups(RecordedTimes(c * TIMES), [1.0] * 8).rows]),
-    "backups of arrivals": (0, lambda c: [one.time.value for one in plan_arrivals(c * TIMES.reshape(10, 6)).rows]),
+    "backups": (0, lambda c: [one.time_relative.value for one in plan_backups(RecordedTimes(c * TIMES), [1.0] * 8).rows]),
+    "backups of arrivals": (0, lambda c: [one.time_relative.value for one in plan_arrivals(c * TIMES.reshape(10, 6)).rows]),
     "time with failures": (
         1, lambda c: [expected_s(100 * c, kills_per_s=0.01 / c, interval_s=10 * c, restart_s=5 * c)],
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,28 +145,13 @@ def _measured(task: str, batch_size: int | None, data: Path | None) -> tuple[Law
 
 
 def _as_json(plan: BackupPlan) -> dict[str, Any]:
-    rows = [
-        {
-            "backups": row.backups,
-            "machines": row.machines,
-            "gradients_per_step": row.gradients,
-            "step_s": {name: getattr(row.step_s, name) for name in ("value", "low", "high")},
-            "steps_5_percent_s": row.steps_low_s,
-            "steps_95_percent_s": row.steps_high_s,
-            "throughput_relative": row.throughput,
-            "steps_relative": row.steps,
-            "time_relative": {name: getattr(row.time, name) for name in ("value", "low", "high")},
-            "machine_time_relative": row.machine_time,
-        }
-        for row in plan.rows
-    ]
     return {
         "best": plan.best.backups,
         "algorithm": _spec_of(plan.best),
         "machines": plan.best.machines,
         "within_2_percent": plan.within(_NEAR),
         "best_in_subsets_share": plan.sure,
-        "rows": rows,
+        "rows": [asdict(row) for row in plan.rows],
     }
 
 
@@ -176,17 +162,19 @@ def _show(found: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
     size_s = SECONDS_IN[unit]
     spare = about["spare"]
     columns: dict[str, Callable[[BackupOption], str]] = {
-        "ma-\nchines" if spare else "gra-\ndients": lambda row: str(row.machines if spare else row.gradients),
+        "ma-\nchines" if spare else "gra-\ndients": lambda row: str(row.machines if spare else row.gradients_per_step),
         f"step\n({unit})": lambda row: number_text(row.step_s.value / size_s),
     }
     if found.sure is not None:
         columns[f"90 %\ninterval ({unit})"] = lambda row: span_text(row.step_s.low / size_s, row.step_s.high / size_s)
     columns |= {
-        f"90 % of the\nsteps ({unit})": lambda row: span_text(row.steps_low_s / size_s, row.steps_high_s / size_s),
-        "gra-\ndients/s": lambda row: f"{row.throughput:.3f}",
-        "steps": lambda row: f"{row.steps:.3f}",
+        f"90 % of the\nsteps ({unit})": lambda row: span_text(
+            row.steps_5_percent_s / size_s, row.steps_95_percent_s / size_s
+        ),
+        "gra-\ndients/s": lambda row: f"{row.throughput_relative:.3f}",
+        "steps": lambda row: f"{row.steps_relative:.3f}",
         "machines\nx time" if spare else "time to\ntarget": lambda row: (
-            f"{row.machine_time if spare else row.time.value:.3f}"
+            f"{row.machine_time_relative if spare else row.time_relative.value:.3f}"
         ),
     }
     rest = f", and {about['rest_s']:g} s of each step for the rest" if about["rest_s"] else ""
@@ -280,7 +268,7 @@ def backups_of_run(
     choice = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
     # For what the run came to in its own steps, whose updates may have been of another number of gradients.
     for_one = seen.updates / steps_to_target(max(1.0, seen.gradients_per_update), half_efficient)
-    steps = {row.backups: for_one * steps_to_target(row.gradients, half_efficient) for row in choice.rows}
+    steps = {row.backups: for_one * steps_to_target(row.gradients_per_step, half_efficient) for row in choice.rows}
     if as_json:
         print_json(_run_as_json(run, seen, choice, steps))
     else:
@@ -291,12 +279,12 @@ def _run_as_json(run: Path, seen: GradientTimes, choice: BackupPlan, steps: dict
     rows = [
         {
             "backups": row.backups,
-            "gradients_per_step": row.gradients,
+            "gradients_per_step": row.gradients_per_step,
             "step_s": row.step_s.value,
             "steps": steps[row.backups],
             "total_s": row.step_s.value * steps[row.backups],
-            "total_relative": row.time.value,
-            "discounted_speed_up": row.throughput,
+            "total_relative": row.time_relative.value,
+            "discounted_speed_up": row.throughput_relative,
         }
         for row in choice.rows
     ]
@@ -321,11 +309,11 @@ def _show_run(seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) 
         return number_text(value_s / SECONDS_IN[unit]) if math.isfinite(value_s) else "never"
 
     columns: dict[str, Callable[[BackupOption], str]] = {
-        "gradients\nper step": lambda row: str(row.gradients),
+        "gradients\nper step": lambda row: str(row.gradients_per_step),
         f"step\n({step_unit})": lambda row: time_text(row.step_s.value, step_unit),
         "steps": lambda row: f"{steps[row.backups]:,.0f}",
         f"total\n({total_unit})": lambda row: time_text(total_s[row.backups], total_unit),
-        "to\nb = 0": lambda row: f"{row.time.value:.3f}",
+        "to\nb = 0": lambda row: f"{row.time_relative.value:.3f}",
     }
     source = (
         f"{len(seen.times_s):,} steps as they came" if seen.as_they_came else "each worker's own times, put together"

@@ -32,25 +32,25 @@ class BackupOption:
     Args:
         backups: b.
         machines: n, backups included.
-        gradients: k, which a step averages.
+        gradients_per_step: k, which a step averages.
         step_s: expected time of a step; without an interval if times are a formula.
-        steps_low_s: 5 % of the steps are shorter.
-        throughput: gradients used per second, relative to b = 0, as are the following.
-        steps: to the target.
-        time: to the target.
-        machine_time: time times machines.
+        steps_5_percent_s: 5 % of the steps are shorter.
+        throughput_relative: gradients used per second, relative to b = 0, as are the following.
+        steps_relative: to the target.
+        time_relative: to the target.
+        machine_time_relative: time times machines.
     """
 
     backups: int
     machines: int
-    gradients: int
+    gradients_per_step: int
     step_s: Estimate
-    steps_low_s: float
-    steps_high_s: float
-    throughput: float
-    steps: float
-    time: Estimate
-    machine_time: float
+    steps_5_percent_s: float
+    steps_95_percent_s: float
+    throughput_relative: float
+    steps_relative: float
+    time_relative: Estimate
+    machine_time_relative: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,9 @@ class BackupPlan:
 
     def within(self, share: float) -> list[int]:
         """The b whose time is at most `share` above the best's."""
-        return [row.backups for row in self.rows if row.time.value <= self.best.time.value * (1 + share)]
+        return [
+            row.backups for row in self.rows if row.time_relative.value <= self.best.time_relative.value * (1 + share)
+        ]
 
 
 def plan_backups(
@@ -154,14 +156,14 @@ def _plan(
         BackupOption(
             backups=b,
             machines=int(machines[b]),
-            gradients=k,
+            gradients_per_step=k,
             step_s=_interval(mean_s[b], [part[b, 0] for part in subsets]),
-            steps_low_s=float(steps_s[b, 1]),
-            steps_high_s=float(steps_s[b, 2]),
-            throughput=float(k / n * mean_s[0] / mean_s[b]) if np.isfinite(mean_s[b]) else 0.0,
-            steps=steps_to_target(k, half_efficient) / steps_to_target(n, half_efficient),
-            time=_interval(total[b], [part[b] for part in totals]),
-            machine_time=float(total[b] * machines[b] / n),
+            steps_5_percent_s=float(steps_s[b, 1]),
+            steps_95_percent_s=float(steps_s[b, 2]),
+            throughput_relative=float(k / n * mean_s[0] / mean_s[b]) if np.isfinite(mean_s[b]) else 0.0,
+            steps_relative=steps_to_target(k, half_efficient) / steps_to_target(n, half_efficient),
+            time_relative=_interval(total[b], [part[b] for part in totals]),
+            machine_time_relative=float(total[b] * machines[b] / n),
         )
         for b, k in enumerate(gradients)
     )
