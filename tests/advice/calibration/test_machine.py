@@ -113,7 +113,7 @@ def test_a_machine_whose_cores_were_measured_shares_them(tmp_path):
     assert cluster.crowding == pytest.approx(1.2)
     assert cluster.core_bytes_per_s == pytest.approx(5e9)  # of what another process has written
     update_s = cluster.update_vectors * measured.vector_bytes / cluster.core_bytes_per_s
-    assert update_s == pytest.approx(measured.update_s.median)
+    assert update_s == pytest.approx(measured.update_s.median_s)
     assert (
         planted(**{**shared, "crowded_steps_s": [Quartiles.of([0.009])]}).as_cluster().crowding == 1.0
     )  # disturbed meanwhile

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ from paceline.advice.calibration.measurements import (
     Link,
     MemoryTimes,
     Quartiles,
-    describe,
     fit_link,
-    in_seconds,
     named_quartiles,
     rounded,
 )
@@ -134,7 +132,7 @@ class MeasuredCluster:
         memories = [worker.memory.figures(self.vector_bytes) for worker in self.workers if worker.memory is not None]
         figures = {name: statistics.median(one[name] for one in memories) for name in memories[0]}
         rounded_figures: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
-        vectors = self.workers[typical].update_s.median * figures["core_bytes_per_s"] / self.vector_bytes
+        vectors = self.workers[typical].update_s.median_s * figures["core_bytes_per_s"] / self.vector_bytes
         links = self.links()
         link = typical_link(links)
         return Cluster(
@@ -183,21 +181,16 @@ class MeasuredCluster:
 
     def comments(self, cluster: Cluster) -> list[str]:
         """Comments on the sources of a cluster file's numbers."""
-        workers, num_pairs = self.workers, len(list(combinations(self.workers, 2)))
+        workers, num_pairs = self.workers, math.comb(len(self.workers), 2)
         lines = [
             f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",
             *(f"  {self._machine(ids)}" for ids in self._by_machine()),
-            f"compute_s, update_vectors and slow are those of {self.task} with batches of {self.batch_size}, plain SGD, one"
-            " thread per worker, all",
-            "workers at the same time. compute_s is the median worker's; slow lists workers that differ from it by more than"
-            f" {CLEARLY_SLOW_WORKER - 1:.0%}.",
-            f"Links: {len(self.round_trips_s)} of {num_pairs} pairs, no machine with two at once. latency_s and"
-            " bandwidth_bytes_per_s are medians, without the sender's copy; slow_link lists",
-            f"links on which a message of the parameters' {self.vector_bytes:,} bytes takes over"
-            f" {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
+            f"Steps: {self.task} with batches of {self.batch_size}, plain SGD, one thread per worker, all workers at once.",
+            f"compute_s: the median worker's. slow: workers that differ from it by more than {CLEARLY_SLOW_WORKER - 1:.0%}.",
+            f"Links: {len(self.round_trips_s)} of {num_pairs} pairs, no machine with two at once; medians, without the copy.",
+            f"slow_link: links on which {self.vector_bytes:,} bytes take over {CLEARLY_SLOW_LINK - 1:.0%} longer or shorter.",
             "Workers on one machine share its cores and its network here; in the simulator each has its own.",
-            "[codecs] has the bytes of a float32 vector that one core encodes and decodes per second: medians over"
-            " machines.",
+            "[codecs]: bytes of a float32 vector that one core encodes and decodes per second: medians over machines.",
             "Not measured, but the simulator's defaults: racing_blocks, detection_s.",
         ]
         for ids in self._by_machine():
@@ -212,7 +205,7 @@ class MeasuredCluster:
             lines.append(f"Too disturbed to mean anything, so taken as usual: links {named}.")
         lines += ["", *self.summary(cluster), "", "What was measured: median, and the middle half."]
         for number, worker in enumerate(workers):
-            lines += [f"  worker {number}, {name}: {describe(spread)}" for name, spread in worker.spreads().items()]
+            lines += [f"  worker {number}, {name}: {spread}" for name, spread in worker.spreads().items()]
         return lines
 
     def _by_machine(self) -> list[list[int]]:
@@ -238,7 +231,7 @@ class MeasuredCluster:
                     "machine": worker.machine,
                     **({"host": worker.host} if self.names_hosts else {}),
                     "about": worker.about,
-                    "measured": {name: in_seconds(spread) for name, spread in worker.spreads().items()},
+                    "measured": {name: asdict(spread) for name, spread in worker.spreads().items()},
                     "codecs": {name: rate._asdict() for name, rate in worker.codecs.items()},
                 }
                 for number, worker in enumerate(self.workers)
@@ -248,7 +241,7 @@ class MeasuredCluster:
                     "workers": list(pair),
                     "latency_s": links[pair].latency_s if pair in links else None,
                     "bandwidth_bytes_per_s": links[pair].bandwidth_bytes_per_s if pair in links else None,
-                    "round_trips": {str(size): in_seconds(Quartiles.of(times_s)) for size, times_s in trips_s.items()},
+                    "round_trips": {str(size): asdict(Quartiles.of(times_s)) for size, times_s in trips_s.items()},
                 }
                 for pair, trips_s in sorted(self.round_trips_s.items())
             ],

@@ -26,10 +26,8 @@ from paceline.advice.calibration.measurements import (
     MemoryTimes,
     Quartiles,
     Steps,
-    describe,
     fit_cold,
     fit_link,
-    in_seconds,
     named_quartiles,
     rounded,
 )
@@ -109,17 +107,17 @@ class Calibration:
         """
         link = fit_link(self.round_trips_s)
         figures = replace(self.memory, copy_s=self.handed_copy_s).figures(self.vector_bytes)
-        vectors = self.update_s.median * figures["core_bytes_per_s"] / self.vector_bytes
-        crowded_s = statistics.fmean(one.median for one in self.crowded_steps_s)
-        figures |= {"spin_s": self.spin_s.median, "crowding": max(1.0, crowded_s / self.lone_step_s.median)}
+        vectors = self.update_s.median_s * figures["core_bytes_per_s"] / self.vector_bytes
+        crowded_s = statistics.fmean(one.median_s for one in self.crowded_steps_s)
+        figures |= {"spin_s": self.spin_s.median_s, "crowding": max(1.0, crowded_s / self.lone_step_s.median_s)}
         if self.slice_s is not None:
-            figures["slice_s"] = self.slice_s.median
+            figures["slice_s"] = self.slice_s.median_s
         figures |= dataclasses.asdict(fit_cold(self.cold_steps_s, self.few_cold_steps_s))
         shared: dict[str, Any] = {name: rounded(value) for name, value in figures.items()}
         return Cluster(
             cores=self.cores,
             workers=workers or max(2, len(self.memory.crowded_copies_s)),
-            compute_s=rounded(self.compute_s[self.batch_size].median),
+            compute_s=rounded(self.compute_s[self.batch_size].median_s),
             update_vectors=rounded(vectors),
             latency_s=rounded(link.latency_s),
             bandwidth_bytes_per_s=rounded(link.bandwidth_bytes_per_s),
@@ -129,7 +127,7 @@ class Calibration:
 
     def summary(self, _: Cluster) -> list[str]:
         """The results, one line each."""
-        return [f"{name}: {describe(spread)}" for name, spread in self.spreads().items()]
+        return [f"{name}: {spread}" for name, spread in self.spreads().items()]
 
     def comments(self, cluster: Cluster) -> list[str]:
         """Comments on the sources of a cluster file's numbers."""
@@ -156,7 +154,7 @@ class Calibration:
             "task": self.task,
             "batch_size": self.batch_size,
             "cluster": cluster.as_table(),
-            "measured": {name: in_seconds(spread) for name, spread in self.spreads().items()},
+            "measured": {name: dataclasses.asdict(spread) for name, spread in self.spreads().items()},
             "codecs": {name: rate._asdict() for name, rate in self.codecs.items()},
             "machine": machine(),
             "versions": versions(),

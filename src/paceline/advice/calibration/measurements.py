@@ -23,10 +23,8 @@ __all__ = [
     "MemoryTimes",
     "Quartiles",
     "Steps",
-    "describe",
     "fit_cold",
     "fit_link",
-    "in_seconds",
     "named_quartiles",
     "rounded",
 ]
@@ -40,11 +38,11 @@ ColdSteps = Mapping[float, Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Quartiles:
-    """Single measurements of one quantity: their median and quartiles."""
+    """Single measurements of one time: their median and quartiles."""
 
-    median: float
-    low: float
-    high: float
+    median_s: float
+    low_s: float
+    high_s: float
     count: int
 
     @classmethod
@@ -52,6 +50,13 @@ class Quartiles:
         """The quartiles of at least one value."""
         low, median, high = (float(one) for one in np.percentile(values, [25, 50, 75]))
         return cls(median, low, high, len(values))
+
+    def __str__(self) -> str:
+        unit, name = next(
+            ((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if self.median_s >= u), (1e-9, "ns")
+        )
+        median, low, high = (f"{one / unit:.3g}" for one in (self.median_s, self.low_s, self.high_s))
+        return f"{median} {name} (middle half {low} to {high}, {self.count} times)"
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,13 @@ class MemoryTimes:
 
     def figures(self, vector_bytes: int) -> dict[str, float]:
         """Fields of a `Cluster` that follow from the times, by name."""
-        rate = COPY_VECTORS * vector_bytes / self.copy_s.median
-        crowded = sum(COPY_VECTORS * vector_bytes / one.median for one in self.crowded_copies_s)
+        rate = COPY_VECTORS * vector_bytes / self.copy_s.median_s
+        crowded = sum(COPY_VECTORS * vector_bytes / one.median_s for one in self.crowded_copies_s)
         return {
             "core_bytes_per_s": rate,
             "bus_bytes_per_s": max(rate, crowded),
-            "atomic_s": self.atomic_s.median,
-            "wake_s": max(0.0, self.wake_s.median),
+            "atomic_s": self.atomic_s.median_s,
+            "wake_s": max(0.0, self.wake_s.median_s),
         }
 
     def spreads(self) -> dict[str, Quartiles]:
@@ -192,15 +197,3 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
 def rounded(value: float) -> float:
     """Rounds to six digits; more are noise."""
     return float(f"{value:.6g}")
-
-
-def in_seconds(spread: Quartiles) -> dict[str, float]:
-    """A spread as plain data."""
-    return {"median_s": spread.median, "low_s": spread.low, "high_s": spread.high, "count": spread.count}
-
-
-def describe(spread: Quartiles) -> str:
-    """A median time with its spread, for people."""
-    unit, name = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if spread.median >= u), (1e-9, "ns"))
-    median, low, high = (f"{one / unit:.3g}" for one in (spread.median, spread.low, spread.high))
-    return f"{median} {name} (middle half {low} to {high}, {spread.count} times)"
