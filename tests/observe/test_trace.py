@@ -14,8 +14,8 @@ def refuse(constant):
     raise AssertionError(constant)
 
 
-def trace_of(run, tmp_path, **options):
-    return json.loads(write_trace(run, tmp_path / "trace.json", **options).read_text(), parse_constant=refuse)
+def trace_of(run, tmp_path):
+    return json.loads(write_trace(run, tmp_path / "trace.json").read_text(), parse_constant=refuse)
 
 
 def slices_per_lane(trace):
@@ -63,9 +63,10 @@ def test_dropped_gradients_counters_and_names_are_there(tmp_path):
     assert any(event["ph"] == "M" and event["name"] == "process_name" for event in events)
 
 
-def test_a_long_run_is_cut_to_its_first_and_last_steps_and_says_so(tmp_path):
+def test_a_long_run_is_cut_to_its_first_and_last_steps_and_says_so(tmp_path, monkeypatch):
     run = make_run(steps=200, workers=2)
-    trace = trace_of(run, tmp_path, max_steps_per_worker=11)
+    monkeypatch.setattr("paceline.observe.trace._MOST_STEPS_IN_ALL", 22)
+    trace = trace_of(run, tmp_path)
     slices = slices_per_lane(trace)[1]
     ordered = run.records[0]["step"]
     assert sorted({event["args"]["step"] for event in slices}) == [*ordered[:6], *ordered[-5:]]
@@ -74,8 +75,9 @@ def test_a_long_run_is_cut_to_its_first_and_last_steps_and_says_so(tmp_path):
     assert "first 6" in names[0]
 
 
-def test_of_many_workers_the_first_are_shown_and_the_file_says_so(tmp_path):
-    trace = trace_of(make_run(steps=10, workers=5), tmp_path, max_workers=3)
+def test_of_many_workers_the_first_are_shown_and_the_file_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.observe.trace._MOST_WORKERS", 3)
+    trace = trace_of(make_run(steps=10, workers=5), tmp_path)
     lanes = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
     assert lanes == ["worker 0", "worker 1", "worker 2"]
     assert trace["otherData"]["omitted_workers"] == "the last 2 of 5"

@@ -87,8 +87,6 @@ def write_run(
     title: str,
     command: str,
     recorded: Mapping[int, np.ndarray] | None = None,
-    max_traced_steps: int = 10_000,
-    max_traced_workers: int = 256,
     host: dict[str, Any] | None = None,
 ) -> None:
     """Write the folder of a finished run.
@@ -99,8 +97,6 @@ def write_run(
         title: of the report.
         command: for the report.
         recorded: the records to save, if they are not the run's.
-        max_traced_steps: of each worker.
-        max_traced_workers: the first ones.
         host: for `host.json`, of a simulation: facts that depend on where and when it ran.
 
     Raises:
@@ -112,8 +108,7 @@ def write_run(
         with contextlib.ExitStack() as stack:  # tries the others if one fails
             if host is not None:
                 stack.callback(write_json, folder / "host.json", host)
-            limits = {"max_steps_per_worker": max_traced_steps, "max_workers": max_traced_workers}
-            stack.callback(write_trace, run, folder / "trace.json", **limits)
+            stack.callback(write_trace, run, folder / "trace.json")
             stack.callback(write_report, [run], folder / "report.html", title=title, command=command)
     except NotWrittenError as error:
         error.run = run

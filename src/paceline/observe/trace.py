@@ -18,21 +18,25 @@ from paceline.records.run_data import RunData, write_text
 
 __all__ = ["write_trace"]
 
+_MOST_STEPS, _MOST_STEPS_IN_ALL = 10_000, 50_000
+_MOST_WORKERS = 256  # no viewer shows thousands of lanes
 # Names from Chrome's own palette (catapult, color_scheme.html); Perfetto colours by name instead.
 _COLOURS = {"input": "grey", "gradient": "thread_state_running", "wait": "terrible", "apply": "thread_state_iowait"}
 
 
-def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 10_000, max_workers: int = 256) -> Path:
-    """Write `run` as trace-event JSON; about 800 bytes per step.
+def write_trace(run: RunData, path: str | Path) -> Path:
+    """Write `run` as trace-event JSON; about 800 bytes per step, 40 MB at most.
 
-    Of a worker with more than `max_steps_per_worker` steps, writes the first and the last half of that many; the lane's name
-    and `otherData.omitted` say so. Of more than `max_workers` workers, writes the first ones (`otherData.omitted_workers`).
+    Of a worker with more than 10,000 steps, or its share of 50,000, writes the first and the last half of that many; the
+    lane's name and `otherData.omitted` say so. Of more than 256 workers, writes the first ones (`otherData.omitted_workers`).
     """
+    shown = sorted(run.records.items())[:_MOST_WORKERS]
+    most_steps = min(_MOST_STEPS, _MOST_STEPS_IN_ALL // max(1, len(shown)))
     events = [_metadata("process_name", 0, _process_name(run)), _metadata("process_sort_index", 0, 0)]
     omitted: dict[str, str] = {}
-    for worker_id, records in sorted(run.records.items())[:max_workers]:
+    for worker_id, records in shown:
         ordered = records[np.argsort(records["started_s"], kind="stable")]
-        kept, note = _shorten(ordered, max_steps_per_worker)
+        kept, note = _shorten(ordered, most_steps)
         lane = f"worker {worker_id}"
         if note:
             omitted[str(worker_id)] = note
@@ -52,8 +56,8 @@ def write_trace(run: RunData, path: str | Path, *, max_steps_per_worker: int = 1
     }
     if omitted:
         other["omitted"] = omitted
-    if len(run.records) > max_workers:
-        other["omitted_workers"] = f"the last {len(run.records) - max_workers} of {len(run.records)}"
+    if len(run.records) > len(shown):
+        other["omitted_workers"] = f"the last {len(run.records) - len(shown)} of {len(run.records)}"
     trace = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": [{"pid": 1, **event} for event in events]}
     write_text(path, json.dumps(trace) + "\n")
     return Path(path)

@@ -24,9 +24,6 @@ from paceline.system.paths import check_new_folder
 
 __all__ = ["Simulation", "drive", "machine_for", "survivors_in"]
 
-_TRACED_STEPS = 50_000  # of all workers together: some 40 MB of trace
-_TRACED_WORKERS = 256  # no viewer shows thousands of lanes
-
 
 class Simulation(Protocol):
     """A simulated run that is ready to begin."""
@@ -62,14 +59,11 @@ def drive(
         with noted() as interruption, interruption.calls(simulation.scheduler.cut), _released(simulation):
             run = simulation.run(interruption)
             if out is not None:
-                workers = min(max(1, len(run.records)), _TRACED_WORKERS)
                 write_run(
                     run,
                     out,
                     title=f"{run.config['task']}: {run.config['algorithm']}, simulated",
                     command=command,
-                    max_traced_steps=_TRACED_STEPS // workers,
-                    max_traced_workers=_TRACED_WORKERS,
                     host={
                         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
                         "simulated_in_s": time.perf_counter() - began_s,
