@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.advice.answer import Candidate, Target
+from paceline.planner.convergence_model import thinned
 from paceline.planner.estimate import Estimate, deviations
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, applied_in_order, loss_curve
@@ -149,7 +150,7 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
     exact = (samples / wall_s,) if wall_s > 0 else ()
     return Observed(
         rates=steady_rates(run, gossip=gossip) if real else exact,
-        curve=_thinned(curve),
+        curve=tuple(curve[at] for at in thinned(len(curve), _MOST_POINTS).tolist()),
         samples=samples,
         wall_s=wall_s,
         reached_s=hits[0][0] if hits else None,
@@ -172,15 +173,6 @@ def _losses(run: RunData, *, gossip: bool) -> list[tuple[float, float, float]]:
     curve = loss_curve(run.records, gossip=gossip)
     columns = (curve.time_s, curve.samples, curve.average)
     return list(zip(*(column[WINDOW - 1 :].tolist() for column in columns), strict=True))
-
-
-def _thinned(curve: list[tuple[float, float, float]]) -> tuple[tuple[float, float, float], ...]:
-    """At most 200 points and the last; half of them denser at the beginning."""
-    if len(curve) <= _MOST_POINTS:
-        return tuple(curve)
-    evenly = np.linspace(0, len(curve) - 1, _MOST_POINTS // 2)
-    early = np.geomspace(1, len(curve), _MOST_POINTS // 2) - 1
-    return tuple(curve[at] for at in np.unique(np.concatenate([evenly, early]).astype(int)).tolist())
 
 
 def _deviation(times_s: np.ndarray) -> float:

@@ -27,7 +27,7 @@ from paceline.errors import UsageError
 from paceline.planner.estimate import Estimate, deviations
 from paceline.planner.optimum import estimate_optimum
 
-__all__ = ["FEATURES", "ConvergenceModel", "Curve"]
+__all__ = ["FEATURES", "ConvergenceModel", "Curve", "thinned"]
 
 FEATURES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "i": lambda i, m: i,
@@ -49,6 +49,14 @@ _SEEN_FIRST = 0.6  # share of each curve's iterations from which the rest is pre
 _MAX_POINTS = 120  # of one curve
 _PENALTIES = np.geomspace(1.0, 1e-5, 20)  # of standardized features and values: the largest removes all features
 _HORIZON = 20.0  # times the longest run: no prediction beyond
+
+
+def thinned(size: int, most: int) -> np.ndarray:
+    """Indices of at most `most` of `size` values, the last among them; half of them are denser at the beginning."""
+    if size <= most:
+        return np.arange(size)
+    evenly, early = np.linspace(0, size - 1, most // 2), np.geomspace(1, size, most // 2) - 1
+    return np.unique(np.concatenate([evenly, early]).astype(int))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +91,7 @@ class Curve:
 
     def falling(self) -> Curve:
         """The curve's running minimum, thinned to at most 120 points, half of them denser at the beginning."""
-        last, half = len(self.iterations) - 1, _MAX_POINTS // 2
-        kept = np.arange(last + 1)
-        if last >= _MAX_POINTS:
-            evenly, early = np.linspace(0, last, half), np.geomspace(1, last + 1, half) - 1
-            kept = np.unique(np.concatenate([evenly, early]).astype(int))
+        kept = thinned(len(self.iterations), _MAX_POINTS)
         return Curve(
             workers=self.workers,
             iterations=self.iterations[kept],
