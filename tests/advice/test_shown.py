@@ -130,8 +130,8 @@ def test_an_interval_that_is_open_above_is_said_and_null_in_json(engine):
     engine.answers = replace(engine.answers, ranked=(replace(best, time_s=open_above), *others))
     code, out, _ = advised("train.py:train", "--target-accuracy", "0.96")
     assert code == 0
-    assert "from 3.17" in out
-    assert "(90 % interval from 3.17 s, open above)" in " ".join(out.split())
+    assert "3.17 or more" in out
+    assert "(90 % interval 3.17 s or more)" in " ".join(out.split())
     assert as_json(engine.answers)["ranked"][0]["time_s"]["high"] is None
 
 

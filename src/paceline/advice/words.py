@@ -98,9 +98,7 @@ def asked(advice: Advice) -> str:
 
 def _time_text(one: Estimate) -> str:
     """A time and its interval in prose: `12.3 s (90 % interval 10.1 to 15.0 s)`."""
-    if math.isinf(one.high):
-        return f"{seconds_text(one.value)} ({INTERVAL} from {seconds_text(one.low)}, open above)"
-    return f"{seconds_text(one.value)} ({INTERVAL} {seconds_text(one.low)} to {seconds_text(one.high)})"
+    return f"{seconds_text(one.value)} ({INTERVAL} {span_text(one.low, one.high, seconds_text)})"
 
 
 def seconds_in(unit: str, value_s: float | None) -> str:
@@ -112,8 +110,7 @@ def seconds_in(unit: str, value_s: float | None) -> str:
 
 def span_in(unit: str, one: Estimate) -> str:
     """An interval in that unit, `10.1 to 15.0`."""
-    low, high = (end / SECONDS_IN[unit] for end in (one.low, one.high))
-    return f"from {number_text(low)}" if math.isinf(high) else span_text(low, high)
+    return span_text(one.low / SECONDS_IN[unit], one.high / SECONDS_IN[unit])
 
 
 def times_best(advice: Advice) -> list[float | None]:

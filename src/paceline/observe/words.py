@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "ABSENT",
@@ -58,11 +58,6 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def span_text(low: float, high: float) -> str:
-    """`1.10 to 1.40`."""
-    return f"{number_text(low)} to {number_text(high)}"
-
-
 def seconds_text(seconds: float) -> str:
     """A duration for prose.
 
@@ -96,6 +91,11 @@ def number_text(value: float | None, digits: int = 3) -> str:
     if round(abs(value), decimals) >= 10.0 ** (magnitude + 1):  # 9.996 is 10.0, not 10.00
         decimals = max(0, decimals - 1)
     return f"{value:,.{decimals}f}"
+
+
+def span_text(low: float, high: float, text: Callable[[float], str] = number_text) -> str:
+    """An interval: `1.10 to 1.40`; `1.10 or more` without an upper end."""
+    return f"{text(low)} or more" if math.isinf(high) else f"{text(low)} to {text(high)}"
 
 
 def percent_text(share: float | None) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.observe.drawing import method_colour, numbers
 from paceline.observe.palette import METHODS
-from paceline.observe.words import ABSENT, number_text
+from paceline.observe.words import ABSENT, number_text, span_text
 from paceline.study.statistics import SampleEstimate
 from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_name, level_text
 
@@ -141,8 +141,7 @@ def estimate_text(one: SampleEstimate) -> str:
         return "not reached"
     if np.isnan(one.low):
         return number_text(one.value)
-    high = "unknown" if np.isinf(one.high) else number_text(one.high)
-    return f"{number_text(one.value)} ({number_text(one.low)} to {high})"
+    return f"{number_text(one.value)} ({span_text(one.low, one.high)})"
 
 
 def median_text(values: np.ndarray) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.observe.words import number_text
+from paceline.observe.words import number_text, span_text
 from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, NOT_SET, Measure, Trials
 
@@ -163,11 +163,9 @@ def interval_text(ratio: Ratio) -> str:
         return "too few pairs"
     if math.isinf(ratio.low):
         return "95 % interval beyond any factor"
-    if math.isinf(ratio.high):
-        return f"95 % interval {_number(ratio.low)} or more" if ratio.low else "95 % interval without bounds"
     if ratio.low == 0:
-        return f"95 % interval {_number(ratio.high)} or less"
-    return f"95 % interval {_number(ratio.low)} to {_number(ratio.high)}"
+        return f"95 % interval {'without bounds' if math.isinf(ratio.high) else _number(ratio.high) + ' or less'}"
+    return f"95 % interval {span_text(ratio.low, ratio.high, _number)}"
 
 
 def _number(value: float) -> str:
