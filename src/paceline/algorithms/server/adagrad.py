@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -32,6 +33,8 @@ class Adagrad(ApplyRule):
     initial: Annotated[float, FROM_0] = 0.0
     eps: Annotated[float, FROM_0] = 1e-10
 
+    moved_vectors: ClassVar[float | None] = 11
+
     @property
     def default_learning_rate(self) -> float | None:
         """Far below SGD's: the first steps have this length in every coordinate."""
@@ -42,24 +45,14 @@ class Adagrad(ApplyRule):
         if not self.initial and not self.eps:
             raise ValueError("initial and eps cannot both be 0: a gradient of 0 would divide by 0")
 
-    @property
-    def update_vectors(self) -> float:
-        return 11
-
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        return _AdagradApplier(self.eps, torch.full((num_elements,), self.initial, dtype=dtype))
+        z = torch.full((num_elements,), self.initial, dtype=dtype)
+        return Applier(partial(_descend, eps=self.eps), sum_of_squares=z)
 
 
-class _AdagradApplier(Applier):
-    def __init__(self, eps: float, z: Tensor) -> None:
-        super().__init__(sum_of_squares=z)
-        self._eps, self._z = eps, z
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        self._z.addcmul_(gradient, gradient)
-        x.addcdiv_(gradient, self._z.sqrt().add_(self._eps), value=-learning_rate)
+def _descend(x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float, sum_of_squares: Tensor, *, eps: float) -> None:
+    sum_of_squares.addcmul_(gradient, gradient)
+    x.addcdiv_(gradient, sum_of_squares.sqrt().add_(eps), value=-rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,31 +77,31 @@ class AsyncAdagrad(ApplyRule):
         return 11 if self.form == "descent" else 18
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: z; for dual averaging also the sum of gradients and the last rate."""
+        z = torch.ones(num_elements, dtype=dtype)
         if self.form == "descent":
-            return _AdagradApplier(0.0, torch.ones(num_elements, dtype=dtype))
-        return _DualAveragingApplier(num_elements, dtype)
+            return Applier(partial(_descend, eps=0.0), sum_of_squares=z)
+        rate = torch.zeros((), dtype=torch.float64)  # the last one
+        return _DualAveraging(
+            _average, sum_of_squares=z, sum_of_gradients=torch.zeros(num_elements, dtype=dtype), rate=rate
+        )
 
 
-class _DualAveragingApplier(Applier):
-    """Never stores x_0: each step undoes the old total step and makes the new one.
+class _DualAveraging(Applier):
+    leaves_out: ClassVar[bool] = True  # if the rate changes, parameters without a new gradient move as well
 
-    The total step uses the newest rate, so parameters without a new gradient also move when the rate changes.
-    """
 
-    leaves_out: ClassVar[bool] = True
-
-    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
-        self._z = torch.ones(num_elements, dtype=dtype)
-        self._sum = torch.zeros(num_elements, dtype=dtype)
-        self._rate = torch.zeros((), dtype=torch.float64)
-        super().__init__(sum_of_squares=self._z, sum_of_gradients=self._sum, rate=self._rate)
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        x.addcdiv_(self._sum, self._z.sqrt(), value=float(self._rate))
-        self._z.addcmul_(gradient, gradient)
-        self._sum.add_(gradient)
-        self._rate.fill_(learning_rate)
-        x.addcdiv_(self._sum, self._z.sqrt(), value=-learning_rate)
+def _average(
+    x: Tensor,
+    gradient: Tensor,
+    info: UpdateInfo,
+    learning_rate: float,
+    sum_of_squares: Tensor,
+    sum_of_gradients: Tensor,
+    rate: Tensor,
+) -> None:
+    """Undoes the old total step and makes the new one, so that x_0 is not stored."""
+    x.addcdiv_(sum_of_gradients, sum_of_squares.sqrt(), value=float(rate))
+    sum_of_squares.addcmul_(gradient, gradient)
+    sum_of_gradients.add_(gradient)
+    rate.fill_(learning_rate)
+    x.addcdiv_(sum_of_gradients, sum_of_squares.sqrt(), value=-learning_rate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,27 +34,25 @@ class RMSProp(ApplyRule):
         return 18 if self.momentum else 13
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: v, and m if there is momentum."""
         names = ["mean_square", "momentum"] if self.momentum else ["mean_square"]
-        return _RMSPropApplier(self, {name: torch.zeros(num_elements, dtype=dtype) for name in names})
+        return Applier(self._step, **{name: torch.zeros(num_elements, dtype=dtype) for name in names})
 
-
-class _RMSPropApplier(Applier):
-    def __init__(self, rule: RMSProp, state: dict[str, Tensor]) -> None:
-        super().__init__(**state)
-        self._rule, self._v, self._m = rule, state["mean_square"], state.get("momentum")
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    def _step(
+        self,
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        rate: float,
+        mean_square: Tensor,
+        momentum: Tensor | None = None,
     ) -> None:
-        rule, v, m = self._rule, self._v, self._m
-        v.mul_(rule.alpha).addcmul_(gradient, gradient, value=1 - rule.alpha)
-        scale = v.sqrt().add_(rule.eps)
-        if m is None:
-            x.addcdiv_(gradient, scale, value=-learning_rate)
+        mean_square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+        scale = mean_square.sqrt().add_(self.eps)
+        if momentum is None:
+            x.addcdiv_(gradient, scale, value=-rate)
         else:
-            m.mul_(rule.momentum).addcdiv_(gradient, scale)
-            x.sub_(m, alpha=learning_rate)
+            momentum.mul_(self.momentum).addcdiv_(gradient, scale)
+            x.sub_(momentum, alpha=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,28 +69,24 @@ class Adam(ApplyRule):
     beta2: Annotated[float, DECAY] = 0.999
     eps: Annotated[float, FROM_0] = 1e-8
 
-    @property
-    def update_vectors(self) -> float:
-        return 18
+    moved_vectors: ClassVar[float | None] = 18
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: mean gradient, mean square, number of updates."""
         mean, mean_square = (torch.zeros(num_elements, dtype=dtype) for _ in range(2))
-        return _AdamApplier(self, mean, mean_square, torch.zeros((), dtype=torch.int64))
+        return Applier(self._step, mean=mean, mean_square=mean_square, updates=torch.zeros((), dtype=torch.int64))
 
-
-class _AdamApplier(Applier):
-    def __init__(self, rule: Adam, mean: Tensor, mean_square: Tensor, updates: Tensor) -> None:
-        super().__init__(mean=mean, mean_square=mean_square, updates=updates)
-        self._rule, self._m, self._v, self._updates = rule, mean, mean_square, updates
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    def _step(
+        self,
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        rate: float,
+        mean: Tensor,
+        mean_square: Tensor,
+        updates: Tensor,
     ) -> None:
-        rule, m, v = self._rule, self._m, self._v
-        self._updates.add_(1)
-        t = int(self._updates)
-        m.lerp_(gradient, 1 - rule.beta1)
-        v.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
-        scale = v.sqrt().div_((1 - rule.beta2**t) ** 0.5).add_(rule.eps)
-        x.addcdiv_(m, scale, value=-learning_rate / (1 - rule.beta1**t))
+        t = int(updates.add_(1))
+        mean.lerp_(gradient, 1 - self.beta1)
+        mean_square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        scale = mean_square.sqrt().div_((1 - self.beta2**t) ** 0.5).add_(self.eps)
+        x.addcdiv_(mean, scale, value=-rate / (1 - self.beta1**t))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,16 +47,13 @@ class AdaptiveRevision(ApplyRule):
     revision_state: Literal["echo", "snapshot"] = "echo"
     reads_kept: Annotated[int, COUNT] = 4
 
+    moved_vectors: ClassVar[float | None] = 31
+
     @property
     def echoes(self) -> bool:
         return self.revision_state == "echo"
 
-    @property
-    def update_vectors(self) -> float:
-        return 31
-
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: G, z, z'."""
         if self.echoes:
             return _EchoApplier(num_elements, dtype, self.alpha)
         return _SnapshotApplier(num_elements, dtype, self.alpha, self.reads_kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -24,6 +25,7 @@ class ApplyRule:
 
     #: Whether scaling a gradient by c scales its effect by c, now and later; for `user`, see `check_linear`.
     is_linear: ClassVar[bool] = False
+    moved_vectors: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -46,7 +48,7 @@ class ApplyRule:
     @property
     def update_vectors(self) -> float | None:
         """How many vectors of the shard's length an update reads and writes; None: as many as the workers' optimizer."""
-        return None
+        return self.moved_vectors
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """An applier for a shard with this many elements."""
@@ -54,22 +56,24 @@ class ApplyRule:
 
 
 class Applier:
-    """A rule's state on one shard. Subclasses keep tensors, name them in `_state`, and define `apply`.
+    """A rule's state on one shard.
 
-    Attributes:
-        keeps_reads: whether `read` stores something that `apply` needs; then `reads` and `load_reads` hand it over.
-        leaves_out: whether `apply` itself skips elements without a gradient; if not, `update` restores them.
+    Args:
+        step: applies a gradient: `step(x, gradient, info, learning_rate, **state)`; None: a subclass defines `apply`.
+        **state: tensors, by their names in a snapshot.
     """
 
-    keeps_reads: ClassVar[bool] = False
+    keeps_reads: ClassVar[bool] = (
+        False  # whether `read` stores what `apply` needs; `reads` and `load_reads` hand it over
+    )
     copies_state: ClassVar[bool] = False  # whether `state` returns copies
-    leaves_out: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = (
+        False  # whether `apply` skips elements without a gradient; if not, `update` restores them
+    )
+    postponed: int = 0  # by how many updates the last gradient is delayed
 
-    #: By how many updates the last gradient is delayed.
-    postponed: int = 0
-
-    def __init__(self, **state: Tensor) -> None:
-        self._state = state
+    def __init__(self, step: Callable[..., None] | None = None, **state: Tensor) -> None:
+        self._step, self._state = step, state
 
     @property
     def innermost(self) -> Applier:
@@ -88,7 +92,9 @@ class Applier:
             learning_rate: the current one.
             echo: what `read` returned with the parameters that the gradient was computed at; only if the rule `echoes`.
         """
-        raise TypeError(f"{type(self).__name__} must define apply")
+        if self._step is None:
+            raise TypeError(f"{type(self).__name__} must define apply")
+        self._step(x, gradient, info, learning_rate, **self._state)
 
     def update(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
@@ -143,20 +149,13 @@ class SGD(ApplyRule):
     """x <- x - rate g. Costs: no state."""
 
     is_linear: ClassVar[bool] = True
-
-    @property
-    def update_vectors(self) -> float:
-        return 3
+    moved_vectors: ClassVar[float | None] = 3
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        return _SGDApplier()
+        return Applier(self._step)
 
-
-class _SGDApplier(Applier):
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        x.sub_(gradient, alpha=learning_rate)
+    def _step(self, x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float) -> None:
+        x.sub_(gradient, alpha=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,25 +179,15 @@ class Momentum(ApplyRule):
         return 11 if self.nesterov else 8
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        """State: m."""
-        return _MomentumApplier(self, momentum=torch.zeros(num_elements, dtype=dtype))
+        return Applier(self._step, momentum=torch.zeros(num_elements, dtype=dtype))
 
-
-class _MomentumApplier(Applier):
-    def __init__(self, rule: Momentum, momentum: Tensor) -> None:
-        super().__init__(momentum=momentum)
-        self._rule, self._momentum = rule, momentum
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        m, beta = self._momentum, self._rule.beta
-        m.mul_(beta).add_(gradient)
-        if self._rule.nesterov:
-            x.sub_(gradient, alpha=learning_rate)
-            x.sub_(m, alpha=learning_rate * beta)
+    def _step(self, x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float, momentum: Tensor) -> None:
+        momentum.mul_(self.beta).add_(gradient)
+        if self.nesterov:
+            x.sub_(gradient, alpha=rate)
+            x.sub_(momentum, alpha=rate * self.beta)
         else:
-            x.sub_(m, alpha=learning_rate)
+            x.sub_(momentum, alpha=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,17 +200,10 @@ class StalenessScaled(ApplyRule):
     """
 
     is_linear: ClassVar[bool] = True
-
-    @property
-    def update_vectors(self) -> float:
-        return 3
+    moved_vectors: ClassVar[float | None] = 3
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
-        return _StalenessScaledApplier()
+        return Applier(self._step)
 
-
-class _StalenessScaledApplier(Applier):
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        x.sub_(gradient, alpha=learning_rate / max(1, info.staleness))
+    def _step(self, x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float) -> None:
+        x.sub_(gradient, alpha=rate / max(1, info.staleness))
