@@ -27,19 +27,12 @@ _PAIRS = 3
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Sparsity of a matrix, from `sampled` of its rows.
+    """Sparsity of a matrix, from `sampled` of its rows."""
 
-    Attributes:
-        omega: coordinates of the densest example: non-zeros of its row; of a rating, numbers in two factors.
-        delta: fraction of examples with the most frequent feature; of ratings, of the most frequent user or item.
-        rho: maximum, over examples, of the fraction of examples that overlap with it.
-        meeting: fraction of pairs of examples that overlap: the probability that two concurrent updates conflict.
-    """
-
-    omega: int
-    delta: float
-    rho: float
-    meeting: float
+    omega: int  # coordinates of the densest example: non-zeros of its row; of a rating, numbers in two factors
+    delta: float  # fraction of examples with the most frequent feature; of ratings, of the most frequent user or item
+    rho: float  # maximum, over examples, of the fraction of examples that overlap with it
+    meeting: float  # fraction of pairs of examples that overlap: the probability that two concurrent updates conflict
     sampled: int
 
 

@@ -36,26 +36,18 @@ __all__ = ["MeasuredCluster", "MeasuredWorker"]
 
 @dataclass(frozen=True)
 class MeasuredWorker:
-    """One worker's own measurements.
+    """One worker's own measurements."""
 
-    Attributes:
-        machine: 0, 1, ...: shared by workers with the same number.
-        about: its machine, from `system.machine`.
-        compute_s: by batch size, a step without its update.
-        steps_s: consecutive times of a step of the cluster's batch size, without its update.
-        update_s: one plain SGD step of the optimizer.
-        memory: its machine's, if this worker measured it, as one of each machine does; the same for codecs.
-        round_trips_s: to each worker to which it measured the link, all with higher numbers, by message bytes.
-    """
-
-    machine: int
+    machine: int  # 0, 1, ...: shared by workers with the same number
     host: str
-    about: dict[str, Any]
-    compute_s: dict[int, Quartiles]
-    steps_s: list[float]
-    update_s: Quartiles
+    about: dict[str, Any]  # its machine, from `system.machine`
+    compute_s: dict[int, Quartiles]  # by batch size, a step without its update
+    steps_s: list[float]  # consecutive times of a step of the cluster's batch size, without its update
+    update_s: Quartiles  # one plain SGD step of the optimizer
+    #: Its machine's, if this worker measured it, as one of each machine does; the same for codecs.
     memory: MemoryTimes | None
     codecs: dict[str, CodecRate] = field(default_factory=dict)
+    #: To each worker to which it measured the link, all with higher numbers, by message bytes.
     round_trips_s: dict[int, dict[int, list[float]]] = field(default_factory=dict)
 
     def spreads(self) -> dict[str, Quartiles]:
@@ -91,18 +83,13 @@ class MeasuredWorker:
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """The measurements of all workers.
-
-    Attributes:
-        batch_size: of the step that the cluster describes.
-        names_hosts: whether file and result name the machines.
-    """
+    """The measurements of all workers."""
 
     task: str
-    batch_size: int
+    batch_size: int  # of the step that the cluster describes
     vector_bytes: int
     workers: list[MeasuredWorker]
-    names_hosts: bool = False
+    names_hosts: bool = False  # whether file and result name the machines
 
     @property
     def round_trips_s(self) -> dict[tuple[int, int], dict[int, list[float]]]:

@@ -49,39 +49,25 @@ _LONG_TRIP_S = 1.0  # a link on which a message takes this long gets no longer m
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of this machine, in seconds.
-
-    Attributes:
-        batch_size: of the step that the cluster describes.
-        compute_s: by batch size, a step without its update.
-        update_s: one plain SGD step of the optimizer.
-        round_trips_s: by message bytes, between two processes.
-        handed_copy_s: copying a vector that another process has just written.
-        lone_step_s: a full step on a few samples, in one process.
-        crowded_steps_s: the same in as many processes as there are cores, concurrently.
-        spin_s: how long a process with its own core spins on a word before it sleeps.
-        slice_s: how long a process computes at a stretch if processes outnumber cores by one; None: longer than was
-            measured.
-        cold_steps_s: full steps after pauses, in one process.
-        few_cold_steps_s: the same with a quarter of the batch.
-    """
+    """Measurements; times in seconds."""
 
     task: str
-    batch_size: int
+    batch_size: int  # of the step that the cluster describes
     vector_bytes: int
-    compute_s: dict[int, Quartiles]
-    update_s: Quartiles
-    memory: MemoryTimes
-    round_trips_s: dict[int, list[float]] = field(repr=False)
-    handed_copy_s: Quartiles
+    compute_s: dict[int, Quartiles]  # by batch size, a step without its update: input, forward, backward
+    update_s: Quartiles  # one plain SGD step of the optimizer
+    memory: MemoryTimes  # times of copies, atomic additions and wake-ups
+    round_trips_s: dict[int, list[float]] = field(repr=False)  # by message bytes, between two processes of this machine
+    handed_copy_s: Quartiles  # copying the vector after another process has written it and before that process reads it
     cores: int
-    lone_step_s: Quartiles
-    crowded_steps_s: list[Quartiles]
-    spin_s: Quartiles
+    lone_step_s: Quartiles  # a full step on a few samples, in one process
+    crowded_steps_s: list[Quartiles]  # the same in as many processes as there are cores, concurrently
+    spin_s: Quartiles  # how long a process spins on a word before it sleeps, if each worker has a core
+    #: How long a process computes at a stretch if processes outnumber cores by one; None: longer than was measured.
     slice_s: Quartiles | None
-    cold_steps_s: ColdSteps = field(repr=False)
-    few_cold_steps_s: ColdSteps = field(repr=False)
-    codecs: dict[str, CodecRate]
+    cold_steps_s: ColdSteps = field(repr=False)  # full steps after pauses, in one process
+    few_cold_steps_s: ColdSteps = field(repr=False)  # the same with a quarter of the batch
+    codecs: dict[str, CodecRate]  # by name, how fast one core encodes and decodes
 
     def spreads(self) -> dict[str, Quartiles]:
         found = named_quartiles(self.compute_s, self.update_s, self.memory) | {

@@ -96,36 +96,23 @@ QUICK = Effort(
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a task on this machine.
-
-    Attributes:
-        batch_size: of the step that the cluster describes.
-        compute_s: by batch size, every step's time without its update, in order.
-        update_s: one plain SGD step of the optimizer, each.
-    """
+    """Steps of a task on this machine."""
 
     task: str
-    batch_size: int
+    batch_size: int  # of the step that the cluster describes
     vector_bytes: int
-    compute_s: dict[int, np.ndarray]
-    update_s: np.ndarray
+    compute_s: dict[int, np.ndarray]  # by batch size, every step's time without its update, in order
+    update_s: np.ndarray  # one plain SGD step of the optimizer, each
 
 
 @dataclass(frozen=True)
 class MemoryTimes:
-    """Memory times of one machine, in seconds.
+    """Memory times of one machine, in seconds."""
 
-    Attributes:
-        copy_s: a copy of one vector, by one process alone.
-        crowded_copies_s: the same for each of several processes that copy at once.
-        atomic_s: one addition to a word that two processes add to.
-        wake_s: from a word's change until a process that slept on it runs.
-    """
-
-    copy_s: Quartiles
-    crowded_copies_s: list[Quartiles]
-    atomic_s: Quartiles
-    wake_s: Quartiles
+    copy_s: Quartiles  # a copy of one vector, by one process alone
+    crowded_copies_s: list[Quartiles]  # the same for each of several processes that copy at once
+    atomic_s: Quartiles  # one addition to a word that two processes add to
+    wake_s: Quartiles  # from a word's change until a process that slept on it runs
 
     def figures(self, vector_bytes: int) -> dict[str, float]:
         """Fields of a `Cluster` that follow from the times, by name."""

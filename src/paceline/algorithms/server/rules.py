@@ -18,24 +18,14 @@ OnDeath = Literal["shrink", "wait", "fail"]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRules:
-    """The components of a server's shards.
+    """The components of a server's shards."""
 
-    Args:
-        admission: makes a shard's admission.
-        apply: the rule that applies gradients.
-        codec: compresses gradients.
-        on_death: the reaction to a worker's death.
-        scales_rate: whether the learning rate grows with the number of gradients in an update.
-        chooses: whether shard 0 chooses whose gradients make a step, for all shards.
-        gathering: gathers admitted gradients if an update can include several of one worker.
-        average: decay of the moving average used for evaluation; None: no average.
-    """
-
-    admission: Callable[[int], Admission]
-    apply: ApplyRule
-    codec: Codec
-    on_death: OnDeath = "shrink"
-    scales_rate: bool = False
-    chooses: bool = False
+    admission: Callable[[int], Admission]  # makes a shard's admission
+    apply: ApplyRule  # the rule that applies gradients
+    codec: Codec  # compresses gradients
+    on_death: OnDeath = "shrink"  # the reaction to a worker's death
+    scales_rate: bool = False  # whether the learning rate grows with the number of gradients in an update
+    chooses: bool = False  # whether shard 0 chooses whose gradients make a step, for all shards
+    #: Gathers admitted gradients if an update can include several of one worker.
     gathering: Gathering = field(default_factory=NoGathering)
-    average: float | None = None
+    average: float | None = None  # decay of the moving average used for evaluation; None: no average

@@ -15,25 +15,15 @@ COUNTED = 0  # part of a later update; its worker goes on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateInfo:
-    """A gradient's source and age.
+    """A gradient's source and age."""
 
-    Args:
-        worker_id: the worker that computed it.
-        sequence: the worker's own count of its gradients; a repeated number marks a duplicate.
-        step: the step that the gradient was computed for, as stamped by the worker.
-        version_read: version of the parameters that it was computed at.
-        version: version of the parameters now, before it is applied.
-        num_samples: samples that it is the mean over.
-        missing: elements of the shard that belong to parameters without a gradient, which make no step.
-    """
-
-    worker_id: int
-    sequence: int
-    step: int
-    version_read: int
-    version: int
-    num_samples: int
-    missing: Ranges = ()
+    worker_id: int  # the worker that computed it
+    sequence: int  # the worker's own count of its gradients; a repeated number marks a duplicate
+    step: int  # the step that the gradient was computed for, as stamped by the worker
+    version_read: int  # version of the parameters that it was computed at
+    version: int  # version of the parameters now, before it is applied
+    num_samples: int  # samples that it is the mean over
+    missing: Ranges = ()  # elements of the shard that belong to parameters without a gradient, which make no step
 
     @property
     def staleness(self) -> int:

@@ -14,27 +14,16 @@ __all__ = ["Bounds", "Device", "Group", "Link", "Problem", "TensorInfo", "bounds
 
 @dataclass(frozen=True)
 class Group:
-    """Operations that run together, one after the other, on one device.
+    """Operations that run together, one after the other, on one device."""
 
-    Args:
-        name: of its last operation.
-        nodes: names of its operations, in the order of the model's forward pass.
-        forward_s: of its forward pass on a device of speed 1.
-        backward_s: of its backward pass on such a device.
-        state: names of the parameters and buffers that it uses.
-        state_bytes: of this state and what training keeps for it: gradients and optimizer state.
-        saved_bytes: of the values kept between its forward and its backward pass.
-        flops: of its forward pass, as far as known.
-    """
-
-    name: str
-    nodes: tuple[str, ...] = ()
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    state: tuple[str, ...] = ()
-    state_bytes: int = 0
-    saved_bytes: int = 0
-    flops: float = 0.0
+    name: str  # of its last operation
+    nodes: tuple[str, ...] = ()  # names of its operations, in the order of the model's forward pass
+    forward_s: float = 0.0  # of its forward pass on a device of speed 1
+    backward_s: float = 0.0  # of its backward pass on such a device
+    state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
+    state_bytes: int = 0  # of this state and what training keeps for it: gradients and optimizer state
+    saved_bytes: int = 0  # of the values kept between its forward and its backward pass
+    flops: float = 0.0  # of its forward pass, as far as known
 
     @property
     def step_s(self) -> float:
@@ -118,25 +107,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Problem:
-    """Groups in topological order, devices, and constraints on the placement.
+    """Groups in topological order, devices, and constraints on the placement."""
 
-    Args:
-        groups: by index.
-        tensors: between them.
-        devices: by worker.
-        link: between any two devices.
-        allowed: by group, the devices that may run it; empty: any.
-        together: sets of groups that must be on one device because they share state or memory.
-        microbatches: parts of a batch that are in flight; a group's times are for one of them.
-    """
-
-    groups: tuple[Group, ...]
-    tensors: tuple[TensorInfo, ...]
-    devices: tuple[Device, ...]
-    link: Link = field(default_factory=Link)
-    allowed: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[Group, ...]  # by index
+    tensors: tuple[TensorInfo, ...]  # between them
+    devices: tuple[Device, ...]  # by worker
+    link: Link = field(default_factory=Link)  # between any two devices
+    allowed: tuple[tuple[int, ...], ...] = ()  # by group, the devices that may run it; empty: any
+    #: Sets of groups that must be on one device because they share state or memory.
     together: tuple[tuple[int, ...], ...] = ()
-    microbatches: int = 1
+    microbatches: int = 1  # parts of a batch that are in flight; a group's times are for one of them
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -238,15 +218,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds that a step needs in every placement.
+    """Seconds that a step needs in every placement."""
 
-    Args:
-        path_s: the longest path through one micro-batch's forward and backward pass, without transfers, on the fastest device.
-        work_s: all work divided by the sum of all devices' speeds.
-    """
-
+    #: The longest path through one micro-batch's forward and backward pass, without transfers, on the fastest device.
     path_s: float
-    work_s: float
+    work_s: float  # all work divided by the sum of all devices' speeds
 
     @property
     def least_s(self) -> float:

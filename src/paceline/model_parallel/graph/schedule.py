@@ -15,42 +15,25 @@ __all__ = ["Event", "Run", "Schedule", "in_order", "longest_remaining", "simulat
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An interval of the simulated step.
+    """An interval of the simulated step."""
 
-    Args:
-        kind: "forward" or "backward" of a group, "move" of a tensor or "return" of its gradient.
-        name: the group's, or the tensor's.
-        place: the device, or the transfer's source.
-        to: a transfer's destination; a group's: -1.
-        start_s: from the step's beginning.
-        end_s: from the step's beginning.
-        microbatch: its index.
-        num_bytes: of a transfer.
-    """
-
-    kind: str
-    name: str
-    place: int
-    to: int
-    start_s: float
-    end_s: float
-    microbatch: int = 0
-    num_bytes: int = 0
+    kind: str  # "forward" or "backward" of a group, "move" of a tensor or "return" of its gradient
+    name: str  # the group's, or the tensor's
+    place: int  # the device, or the transfer's source
+    to: int  # a transfer's destination; a group's: -1
+    start_s: float  # from the step's beginning
+    end_s: float  # from the step's beginning
+    microbatch: int = 0  # its index
+    num_bytes: int = 0  # of a transfer
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The result of a simulated step.
+    """The result of a simulated step."""
 
-    Args:
-        makespan_s: duration of the forward and backward passes.
-        busy_s: compute time by device.
-        events: in the order in which they began; empty unless recorded.
-    """
-
-    makespan_s: float
-    busy_s: tuple[float, ...]
-    events: tuple[Event, ...] = ()
+    makespan_s: float  # duration of the forward and backward passes
+    busy_s: tuple[float, ...]  # compute time by device
+    events: tuple[Event, ...] = ()  # in the order in which they began; empty unless recorded
 
     @property
     def bubble(self) -> float:

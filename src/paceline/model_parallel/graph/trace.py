@@ -28,62 +28,35 @@ _PLAIN = (int, float, bool, torch.dtype, torch.device, type(None))
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the forward pass, as recorded with the example.
+    """One operation of the forward pass, as recorded with the example."""
 
-    Args:
-        name: in the graph.
-        inputs: names of the operations and inputs that it reads.
-        state: names of the parameters and buffers that it uses.
-        storages: ids of the memory of its values and of the values that it has changed in place.
-        changes: the subset of these that it has changed in place.
-        num_bytes: of its value; 0: it is not a single tensor.
-        shape: of its value.
-        dtype: of its value, by its name in torch.
-        is_tensor: whether its value is one tensor, which can be sent.
-        has_gradient: whether it receives a gradient.
-        is_random: whether it drew random numbers.
-        is_local: depends only on the model's inputs and shares their memory: every worker computes it by itself.
-        path: of the module that contains it or that it calls.
-        line: its place in the user's code.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    state: tuple[str, ...]
-    storages: frozenset[int]
-    changes: frozenset[int]
-    num_bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    is_tensor: bool
-    has_gradient: bool
-    is_random: bool
-    is_local: bool
-    path: str
-    line: str
+    name: str  # in the graph
+    inputs: tuple[str, ...]  # names of the operations and inputs that it reads
+    state: tuple[str, ...]  # names of the parameters and buffers that it uses
+    storages: frozenset[int]  # ids of the memory of its values and of the values that it has changed in place
+    changes: frozenset[int]  # the subset of these that it has changed in place
+    num_bytes: int  # of its value; 0: it is not a single tensor
+    shape: tuple[int, ...]  # of its value
+    dtype: str  # of its value, by its name in torch
+    is_tensor: bool  # whether its value is one tensor, which can be sent
+    has_gradient: bool  # whether it receives a gradient
+    is_random: bool  # whether it drew random numbers
+    is_local: bool  # depends only on the model's inputs and shares their memory: every worker computes it by itself
+    path: str  # of the module that contains it or that it calls
+    line: str  # its place in the user's code
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's graph and its analysis.
+    """A model's graph and its analysis."""
 
-    Args:
-        graph: torch.fx's; values that follow from shapes are constants.
-        nodes: its operations, in order.
-        outputs: names of the operations that the model returns.
-        constants: values that follow from shapes, by name.
-        inputs: shape and type of each tensor of the example.
-        values: of the example, by name; kept for measuring.
-        digest: of the graph's text; identifies the model.
-    """
-
-    graph: fx.Graph
-    nodes: tuple[Node, ...]
-    outputs: tuple[str, ...]
-    constants: dict[str, Any]
-    inputs: tuple[tuple[tuple[int, ...], str], ...]
-    values: dict[str, Any]
-    digest: str
+    graph: fx.Graph  # torch.fx's; values that follow from shapes are constants
+    nodes: tuple[Node, ...]  # its operations, in order
+    outputs: tuple[str, ...]  # names of the operations that the model returns
+    constants: dict[str, Any]  # values that follow from shapes, by name
+    inputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and type of each tensor of the example
+    values: dict[str, Any]  # of the example, by name; kept for measuring
+    digest: str  # of the graph's text; identifies the model
 
 
 class _Tracer(fx.Tracer):

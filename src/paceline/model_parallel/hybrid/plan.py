@@ -51,16 +51,11 @@ class CutLayer:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How a model is cut.
+    """How a model is cut."""
 
-    Args:
-        parts: workers in a group.
-        layers: that are cut, in the order of their registration.
-        dropouts: names of `nn.Dropout` modules between two cut layers: they see a part of the features of the group's rows.
-    """
-
-    parts: int
-    layers: tuple[CutLayer, ...]
+    parts: int  # workers in a group
+    layers: tuple[CutLayer, ...]  # that are cut, in the order of their registration
+    #: Names of `nn.Dropout` modules between two cut layers: they see a part of the features of the group's rows.
     dropouts: tuple[str, ...]
 
     def group_bytes(self, rows: float, element_bytes: int = 4) -> float:

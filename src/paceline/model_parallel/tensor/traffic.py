@@ -16,15 +16,10 @@ _MATRICES, _VECTORS = 12, 13  # a block's parameters, in units of hidden squared
 
 @dataclass(frozen=True)
 class Traffic:
-    """Operations of one kind along one axis.
+    """Operations of one kind along one axis."""
 
-    Args:
-        calls: number of collectives.
-        elements: that each worker sends in all of them, on average.
-    """
-
-    calls: int = 0
-    elements: Fraction = Fraction(0)
+    calls: int = 0  # number of collectives
+    elements: Fraction = Fraction(0)  # that each worker sends in all of them, on average
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.calls + other.calls, self.elements + other.elements)
