@@ -97,7 +97,6 @@ class Tuner:
     A size measures the coding error in the tuner's own unit. Sizes of a gradient's vectors add up.
 
     Attributes:
-        codec: of the present step.
         wants_size: whether it needs sizes.
         asks_first: whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     """
@@ -106,7 +105,7 @@ class Tuner:
     asks_first = False
 
     def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+        self.codec = codec  # of the present step
 
     def size_of(self, vector: Tensor) -> float:
         """The size of a vector (n,) that is coded as one; NaN: it cannot be coded."""

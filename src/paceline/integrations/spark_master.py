@@ -33,14 +33,13 @@ class Ledger(Admission):
     """Admits every update in the order of arrival; tells a new attempt at a partition the number of its last update.
 
     Attributes:
-        last: partition -> number of its last update.
         updates: number of updates applied.
         samples: number of samples in them.
         staleness: sum over the updates.
     """
 
     def __init__(self) -> None:
-        self.last: dict[int, int] = {}
+        self.last: dict[int, int] = {}  # partition -> number of its last update
         self.updates = self.samples = self.staleness = 0
 
     def applied(self, update: UpdateInfo) -> None:
@@ -54,12 +53,7 @@ class Ledger(Admission):
 
 
 class Master:
-    """The model at the driver, and its server.
-
-    Attributes:
-        ledger: the updates applied so far.
-        counts: of the server's messages, once it serves.
-    """
+    """The model at the driver, and its server."""
 
     def __init__(
         self,
@@ -69,8 +63,8 @@ class Master:
         join_point: JoinPoint,
         on_progress: Callable[[Progress], object] | None,
     ) -> None:
-        self.ledger = Ledger()
-        self.counts = Counts()
+        self.ledger = Ledger()  # the updates applied so far
+        self.counts = Counts()  # of the server's messages, once it serves
         self.updates = NamedUpdates(model)
         self._model, self._descent = model, descent
         self._push = algorithm.push

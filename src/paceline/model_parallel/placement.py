@@ -19,12 +19,11 @@ class Placement:
     """How a parameter lies on a mesh.
 
     Args:
-        cuts: (dimension, axis): that dimension is cut into equal parts along that axis.
         averaged: axes along which each worker's gradient is of its own samples only, so that the parameter's is the mean.
             Along any other axis that cuts nothing, parameter and gradient are the same on all workers.
     """
 
-    cuts: tuple[tuple[int, str], ...] = ()
+    cuts: tuple[tuple[int, str], ...] = ()  # (dimension, axis): that dimension is cut into equal parts along that axis
     averaged: tuple[str, ...] = ()
 
     def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:

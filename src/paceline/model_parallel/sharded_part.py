@@ -27,13 +27,11 @@ class ShardedPart:
         worker_id: this worker.
 
     Attributes:
-        axes, worker_id: as given.
         whole: the whole model's initial flat vector (W,); released by `begin`.
         binding: of the worker's own vector.
         sharding: how that vector is part of the whole; None: it is all of it.
         along: this worker's exchanges along the axes, by name.
         most_bytes: of one operation along an axis.
-        repeats: as of `LayoutPart`.
     """
 
     is_recorded = True
@@ -42,7 +40,7 @@ class ShardedPart:
 
     def __init__(self, model: nn.Module, axes: Mapping[str, AxisShape], worker_id: int) -> None:
         self.model, self.axes, self.worker_id = model, axes, worker_id
-        self.repeats: Callable[[], bool] = bool
+        self.repeats: Callable[[], bool] = bool  # as of `LayoutPart`
         self.along = {
             name: Axis(None, one.size, one.place(worker_id)) for name, one in axes.items() if name != REPLICAS
         }

@@ -43,9 +43,6 @@ class ShardedWorker(Worker):
 
     Inside the `with`, cut layers' parameters have the shapes of the worker's shards; afterwards model and optimizer are whole
     again on all workers. Weights that worker 0's loop loads after its last step do not become the run's result here.
-
-    Attributes:
-        layout: with its groups chosen.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class ShardedWorker(Worker):
                 batch_size=0 if example_inputs is None else len(example_inputs),
                 compute_s=counted_s(FLOPS_PER_S),  # the same on every worker, unlike a measurement
             )
-        self.layout = layout
+        self.layout = layout  # with its groups chosen
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
         join: Any = entry.join  # each of the remaining memberships takes a layout

@@ -115,10 +115,8 @@ class Learning:
     """Passes of a model over a matrix.
 
     Attributes:
-        plan: parameters of passes.
         tiers: the merge schedule, with copies on several threads; otherwise None.
         discipline: as requested; "shared" if copies are not used on several threads: with Adagrad, L1 and large models.
-        passes: the passes so far.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class Learning:
         count = examples.order.size
         if discipline not in DISCIPLINES:
             raise UsageError(f"discipline must be one of {', '.join(DISCIPLINES)}, not {discipline!r}.")
-        self.plan = plan._replace(chunk=max(1, min(CHUNK, count // (4 * team.threads))))
+        self.plan = plan._replace(chunk=max(1, min(CHUNK, count // (4 * team.threads))))  # parameters of passes
         shared = model.coordinates.reshape(-1)
         # Adagrad and L1 keep further numbers per weight, which threads share; so they share the weight, too.
         copying = (
@@ -156,7 +154,7 @@ class Learning:
         self._shared = Model(shared, l1_applied, model.squares, model.intercepts)
         self._walk = _kernel(model.outputs > 1, loss)
         self._scale, self._l1_due = 1.0, 0.0
-        self.passes: list[Pass] = []
+        self.passes: list[Pass] = []  # the passes so far
 
     def make_pass(self, **changes: Any) -> Pass:
         """Visits every example once. `changes` replace fields of the plan, such as `eta`.

@@ -137,11 +137,10 @@ class ProcessTeam:
 
     Attributes:
         segment: five shared words, zero at first, each on its own cache line; then the vector.
-        store_at: the offset in it at which two processes find each other.
     """
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
-        self.store_at = _WORDS * LINE_BYTES + vector_bytes
+        self.store_at = _WORDS * LINE_BYTES + vector_bytes  # the offset in it at which two processes find each other
         self.segment = Segment.create(self.store_at + SharedStore.size_bytes(2))
         context = fork_server_context()
         self._lines: list[Connection] = []

@@ -298,14 +298,13 @@ class AutoQuorum(Quorum):
 
     Attributes:
         backups: b of this step.
-        steps_with: the number of steps made with each b.
     """
 
     times_workers: ClassVar[bool] = True
 
     def __init__(self, workers: Iterable[int], *, every_steps: int = 20) -> None:
         super().__init__(0, workers)
-        self.steps_with: dict[int, int] = {}
+        self.steps_with: dict[int, int] = {}  # the number of steps made with each b
         self._steps = 0
         self._controller = BackupController(max(1, len(self._members)), every_steps=every_steps)
         self._aim()

@@ -25,9 +25,6 @@ class BackupController:
         every_steps: steps between two choices.
         window: round trips remembered per worker.
         max_backups: maximum b; None: M / 4, or 1.
-
-    Attributes:
-        backups: the current b.
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class BackupController:
     ) -> None:
         if num_workers < 1 or every_steps < 1 or window < 1:
             raise ValueError("num_workers, every_steps and window must be 1 or more")
-        self.backups = 0
+        self.backups = 0  # the current b
         self._num_workers, self._every, self._window = num_workers, every_steps, window
         self._max = max_backups
         self._round_trips: dict[int, deque[float]] = {}

@@ -46,15 +46,13 @@ class Client:
         aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
 
     Attributes:
-        x: the parameters (P,).
-        version: their version, as the first shard counts.
         sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
     def __init__(self, ports: Ports[ServedParameters], codec: Codec | None = None, *, aligned: bool = False) -> None:
         assert ports.mailbox is not None
-        self.x = ports.shared.x
-        self.version = 0
+        self.x = ports.shared.x  # the parameters (P,)
+        self.version = 0  # their version, as the first shard counts
         self.sequence = 0
         self._mailbox = ports.mailbox
         self._moved = ports.moved

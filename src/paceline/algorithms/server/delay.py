@@ -126,15 +126,13 @@ class DelayQueue(Generic[T]):
         delay: how long each waits, in later calls of `put`.
 
     Attributes:
-        num_put: number of gradients put in so far.
-        last_wait: delay of the last one.
         waiting: gradients not yet due, as (put at which it is due, number, item), in due order.
     """
 
     def __init__(self, delay: Delay) -> None:
         self._delay = delay
-        self.num_put = 0
-        self.last_wait = 0
+        self.num_put = 0  # number of gradients put in so far
+        self.last_wait = 0  # delay of the last one
         self.waiting: list[tuple[int, int, T]] = []
 
     def put(self, item: T) -> list[T]:

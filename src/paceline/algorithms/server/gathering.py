@@ -29,11 +29,10 @@ class Gathering(Protocol):
     """The gradients that a shard has accepted but not yet applied.
 
     Attributes:
-        moves: how many vectors the last `take` has read and written.
         chosen: the current number of gradients if it is measured; else None.
     """
 
-    moves: float
+    moves: float  # how many vectors the last `take` has read and written
 
     @property
     def chosen(self) -> int | None: ...

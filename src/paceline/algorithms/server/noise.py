@@ -36,9 +36,6 @@ class NoiseMeter:
     Args:
         num_workers: n.
 
-    Attributes:
-        gradients: the current number.
-
     Reference: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162.
     """
 
@@ -47,7 +44,7 @@ class NoiseMeter:
     def __init__(self, num_workers: int) -> None:
         self._least = num_workers
         self._group = max(2, num_workers)
-        self.gradients = num_workers
+        self.gradients = num_workers  # the current number
         self._norms: deque[tuple[float, float]] = deque()
         self._sum: Tensor | None = None
         self._squares = 0.0

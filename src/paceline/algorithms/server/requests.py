@@ -26,15 +26,13 @@ class Requests:
     Attributes:
         decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
         fetches: worker -> number of its request, and the version that it waits for.
-        ends: workers that wait until no worker trains any more.
-        without_x: workers whose last request was not for parameters, or that have the newest.
     """
 
     def __init__(self) -> None:
         self.decided: dict[int, tuple[int, int]] = {}
         self.fetches: dict[int, tuple[int, int]] = {}
-        self.ends: set[int] = set()
-        self.without_x: set[int] = set()
+        self.ends: set[int] = set()  # workers that wait until no worker trains any more
+        self.without_x: set[int] = set()  # workers whose last request was not for parameters, or that have the newest
 
     def hear(self, worker_id: int, message: Message) -> None:
         """Notes a worker's request; the shard itself adds a push to `decided` once it has decided on it."""

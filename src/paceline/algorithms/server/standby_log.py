@@ -134,18 +134,14 @@ class CopyLink:
 
 
 class Log:
-    """The copy's side: iterates over the log's entries, each a list of messages; confirms each when asked for the next.
-
-    Attributes:
-        ports: the server's, once the copy takes over; None if the server has ended.
-    """
+    """The copy's side: iterates over the log's entries, each a list of messages; confirms each when asked for the next."""
 
     def __init__(self, ports: ServerPorts, shard_id: int) -> None:
         assert ports.mailbox is not None
         self._mailbox: Mailbox = ports.mailbox
         self._server = ports.num_workers + shard_id
         self._promoted = ports.promoted
-        self.ports: ServerPorts | None = None
+        self.ports: ServerPorts | None = None  # the server's, once the copy takes over; None if the server has ended
         self._is_lost = False
 
     def __iter__(self) -> Iterator[list[Message]]:

@@ -37,22 +37,16 @@ class UserOptimizer(ApplyRule):
 
 
 class UserApplier(Applier):
-    """Applies the user's optimizer; set its attributes before `apply`.
-
-    Attributes:
-        begin: where the shard begins in the flat vector.
-        settings: of the update's worker.
-        scale: factor on every group's learning rate.
-    """
+    """Applies the user's optimizer; set its attributes before `apply`."""
 
     copies_state: ClassVar[bool] = True
     leaves_out: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin = 0
-        self.settings: OptimizerSettings | None = None
-        self.scale = 1.0
+        self.begin = 0  # where the shard begins in the flat vector
+        self.settings: OptimizerSettings | None = None  # of the update's worker
+        self.scale = 1.0  # factor on every group's learning rate
         self._optimizer: FlatOptimizer | None = None
         self._loaded: dict[str, Tensor] = {}
 

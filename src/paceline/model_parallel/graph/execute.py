@@ -53,7 +53,6 @@ class PlacedPart(nn.Module):
         worker: whose part; None: this worker's.
 
     Attributes:
-        plan: as given.
         worker: whose part this is.
         calls: number of forward passes so far, including micro-batches.
     """

@@ -33,17 +33,13 @@ class Operation:
     Args:
         kind: "run" a group; "send" or "receive" a tensor, in the forward pass only; or, in the backward pass only, "give"
             the gradient of a received tensor, and "take" that of a sent one.
-        group: of "run".
-        transfer: of the other kinds.
-        reader: of "give" and "take": which of the tensor's readers there, if their gradients travel one by one.
-        node: that reader's name; empty: all readers.
     """
 
     kind: Literal["run", "send", "receive", "give", "take"]
-    group: int = -1
-    transfer: Transfer | None = None
-    reader: int = 0
-    node: str = ""
+    group: int = -1  # of "run"
+    transfer: Transfer | None = None  # of the other kinds
+    reader: int = 0  # of "give" and "take": which of the tensor's readers there, if their gradients travel one by one
+    node: str = ""  # that reader's name; empty: all readers
 
 
 def transfers_of(problem: Problem, device_of: Sequence[int]) -> list[Transfer]:

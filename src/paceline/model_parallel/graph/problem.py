@@ -35,29 +35,20 @@ class TensorInfo:
     """The output of one operation, which others, or the loss, read.
 
     Args:
-        node: the operation's name.
-        producer: index of its group.
-        consumers: indices of the other groups that read it.
-        num_bytes: on the wire.
-        has_gradient: whether it receives a gradient.
-        is_output: of the model: sent to every worker, since every worker's loop computes the loss.
-        shape: for the example.
-        dtype: its name in torch.
-        readers: by consumer, names of the operations that read it; empty: one each.
         added: names of all operations that read it, including its producer's own, in the model's order, in which their
             gradients must be summed; empty: fewer than three, whose sum does not depend on the order, or a reader changes it
             in place.
     """
 
-    node: str
-    producer: int
-    consumers: tuple[int, ...]
-    num_bytes: int
-    has_gradient: bool = True
-    is_output: bool = False
-    shape: tuple[int, ...] = ()
-    dtype: str = "float32"
-    readers: tuple[tuple[str, ...], ...] = ()
+    node: str  # the operation's name
+    producer: int  # index of its group
+    consumers: tuple[int, ...]  # indices of the other groups that read it
+    num_bytes: int  # on the wire
+    has_gradient: bool = True  # whether it receives a gradient
+    is_output: bool = False  # of the model: sent to every worker, since every worker's loop computes the loss
+    shape: tuple[int, ...] = ()  # for the example
+    dtype: str = "float32"  # its name in torch
+    readers: tuple[tuple[str, ...], ...] = ()  # by consumer, names of the operations that read it; empty: one each
     added: tuple[str, ...] = ()
 
     def readers_in(self, group: int) -> tuple[str, ...]:

@@ -32,21 +32,16 @@ class CutLayer:
     """One linear layer that is cut.
 
     Args:
-        name: in the model.
-        ifm: inputs.
-        ofm: outputs.
-        dim: of its weight (ofm, ifm) that is cut: 0 by outputs, 1 by inputs.
         entry: its input: own `rows`, gathered over the group; a `part` of the features of the group's rows, used directly; or
             such a part, gathered over the `features`.
-        exit: its output: a `part` of the features; own `rows` by all-to-all; own rows of the `sum` of all parts.
     """
 
-    name: str
-    ifm: int
-    ofm: int
-    dim: int
+    name: str  # in the model
+    ifm: int  # inputs
+    ofm: int  # outputs
+    dim: int  # of its weight (ofm, ifm) that is cut: 0 by outputs, 1 by inputs
     entry: Entry
-    exit: Exit
+    exit: Exit  # its output: a `part` of the features; own `rows` by all-to-all; own rows of the `sum` of all parts
 
 
 @dataclass(frozen=True)

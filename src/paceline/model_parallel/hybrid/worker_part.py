@@ -44,22 +44,17 @@ class WorkerPart(ShardedPart):
         worker_id: this worker.
         num_workers: of the run.
         seed: of the run.
-
-    Attributes:
-        plan: how it is cut.
-        dealt: as of `LayoutPart`.
-        without_batch: takes part in the others' passes, in a round without a batch.
     """
 
     pending = None
 
     def __init__(self, model: nn.Module, layout: HybridParallel, worker_id: int, num_workers: int, seed: int) -> None:
-        self.plan = plan_cuts(model, layout, num_workers)
+        self.plan = plan_cuts(model, layout, num_workers)  # how it is cut
         parts = self.plan.parts
         axes = {"group": AxisShape(parts), REPLICAS: AxisShape(num_workers // parts, parts)}
         super().__init__(model, axes, worker_id)
-        self.dealt = worker_id, num_workers
-        self.without_batch = self._empty_pass
+        self.dealt = worker_id, num_workers  # as of `LayoutPart`
+        self.without_batch = self._empty_pass  # takes part in the others' passes, in a round without a batch
         self._seed = seed
         self._everybody = Axis()
         self._version: Callable[[], int] = int

@@ -42,10 +42,6 @@ class WorkerPart(ShardedPart):
         num_workers: of the run.
         seed: of the run.
 
-    Attributes:
-        mesh: the model's.
-        dealt: as of `LayoutPart`.
-
     Raises:
         UsageError: the model's layers are not on such a mesh, or the layout does not divide them.
     """
@@ -58,9 +54,9 @@ class WorkerPart(ShardedPart):
         self._mode: Mode = "allgather" if is_alone else layout.mode
         self._seed = seed
         parts, replicas = self._shape.workers, 1 if is_alone else layout.replicas(num_workers)
-        self.dealt = worker_id // parts, replicas
+        self.dealt = worker_id // parts, replicas  # as of `LayoutPart`
         self.is_recorded = not worker_id % parts
-        self.mesh = check_model(model, self._shape)
+        self.mesh = check_model(model, self._shape)  # the model's
         super().__init__(model, {**self._shape.axes, REPLICAS: AxisShape(replicas, parts)}, worker_id)
         # The layers name the placements of parameters only once they are on the new mesh.
         self._connect_mesh()
