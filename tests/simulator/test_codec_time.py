@@ -29,7 +29,7 @@ def test_coding_an_all_reduce_takes_what_was_measured(workers):
     found_s = codec_s("all-reduce(codec=qsgd(bits=3))", workers, (("qsgd", coded, decoded), ("sign", 1.0, 1.0)))
     assert found_s == pytest.approx(expected_s, rel=1e-3)
     codec = QSGD()
-    constant_s = ((1 + 1 / workers) * codec.encoding_moves + 2 * codec.decoding_moves) * BYTES / CORE + others_s
+    constant_s = ((1 + 1 / workers) * codec.moves.encoding + 2 * codec.moves.decoding) * BYTES / CORE + others_s
     for codecs in ((), (("sign", 1.0, 1.0),)):
         assert codec_s("all-reduce(codec=qsgd(bits=3))", workers, codecs) == pytest.approx(constant_s, rel=1e-3)
 

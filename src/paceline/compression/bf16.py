@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 
 __all__ = ["BFloat16"]
@@ -25,14 +25,8 @@ class BFloat16(Codec):
     feedback: bool = False
 
     @property
-    def encoding_moves(self) -> float:
-        """Of float32: rounded; with feedback, first added to the memory, which then loses what was sent."""
-        return 7.0 if self.feedback else 1.5
-
-    @property
-    def decoding_moves(self) -> float:
-        """Half a vector read and one written."""
-        return 1.5
+    def moves(self) -> Moves:
+        return Moves(7.0 if self.feedback else 1.5, 1.5)  # feedback is added first, then loses what was sent
 
     @property
     def remembers(self) -> bool:

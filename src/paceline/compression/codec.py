@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,18 @@ from torch import Tensor
 from paceline.optim.half_types import sum_type
 from paceline.specs.types import check_fields
 
-__all__ = ["WHAT", "Codec", "Encoded", "NoCodec", "NotFiniteError", "Tuner", "check_payload", "key_of", "share_of"]
+__all__ = [
+    "WHAT",
+    "Codec",
+    "Encoded",
+    "Moves",
+    "NoCodec",
+    "NotFiniteError",
+    "Tuner",
+    "check_payload",
+    "key_of",
+    "share_of",
+]
 
 WHAT = "what codecs remember"  # of a checkpoint
 _MASK = 2**64 - 1
@@ -22,16 +33,17 @@ class NotFiniteError(ValueError):
     """A vector has infinities, NaN, or elements beyond the codec's range; the sender's memory is unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A coded vector.
+class Moves(NamedTuple):
+    """The times of coding and decoding, in reads and writes of the coded vector as float32; a copy moves 2."""
 
-    Args:
-        x: the payload, one contiguous tensor that a message can carry. For `none` it is the gradient itself: send it before
-            the gradient changes.
-    """
+    encoding: float
+    decoding: float
 
-    x: Tensor
+
+class Encoded(NamedTuple):
+    """A coded vector. For `none` it is the gradient itself: send it before the gradient changes."""
+
+    x: Tensor  # one contiguous tensor that a message can carry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +54,9 @@ class Codec:
         check_fields(self)
 
     @property
-    def encoding_moves(self) -> float:
-        """The time of `encode`, in float32 vectors read and written; measured for codecs that compute."""
-        return 0.0
-
-    @property
-    def decoding_moves(self) -> float:
-        """The time of `decode`, in the same unit."""
-        return 0.0
+    def moves(self) -> Moves:
+        """The cost of coding; measured by `benchmarks/codecs.py` for codecs that compute."""
+        return Moves(0.0, 0.0)
 
     @property
     def remembers(self) -> bool:

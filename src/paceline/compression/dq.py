@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.compression.bits_rule import Budget, History, error_of, power
-from paceline.compression.codec import Codec, Encoded, Tuner, check_payload
+from paceline.compression.codec import Codec, Encoded, Moves, Tuner, check_payload
 from paceline.compression.qsgd import QSGD, error_size, size_of_scales
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, BITS, BUCKET, COUNT, FRACTION
@@ -92,12 +92,9 @@ class DQ(Codec):
         )
 
     @property
-    def encoding_moves(self) -> float:
-        return self.at(self.max_bits).plain.encoding_moves + 1.0
-
-    @property
-    def decoding_moves(self) -> float:
-        return self.at(self.max_bits).plain.decoding_moves
+    def moves(self) -> Moves:
+        encoding, decoding = self.at(self.max_bits).moves
+        return Moves(encoding + 1.0, decoding)
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """uint8: the bits, and a payload of `qsgd`; uses the target bits."""
@@ -122,12 +119,8 @@ class AtBits(Codec):
     most: int = 8
 
     @property
-    def encoding_moves(self) -> float:
-        return self.plain.encoding_moves
-
-    @property
-    def decoding_moves(self) -> float:
-        return self.plain.decoding_moves
+    def moves(self) -> Moves:
+        return self.plain.moves
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """uint8: the bits, and a payload of `qsgd`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 
 __all__ = ["Float16"]
@@ -23,13 +23,8 @@ class Float16(Codec):
     """
 
     @property
-    def encoding_moves(self) -> float:
-        """One vector read, half a one written."""
-        return 1.5
-
-    @property
-    def decoding_moves(self) -> float:
-        return 1.5
+    def moves(self) -> Moves:
+        return Moves(1.5, 1.5)
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """(elements,) float16."""

@@ -1,26 +1,14 @@
-"""The cost of coding in simulated time: the codec's own constants, or a machine's measurements."""
+"""The cost of coding in simulated time: a machine's measurements, or the codec's own constants."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.codec import Codec, Moves, NoCodec
 from paceline.compression.registry import codec_registry
 from paceline.ports.ports import Ports
 
-__all__ = ["Moves", "measured_moves", "moves_in", "moves_of"]
-
-
-class Moves(NamedTuple):
-    """Times, in reads and writes of the coded vector."""
-
-    encoding: float
-    decoding: float
-
-
-def moves_of(codec: Codec) -> Moves:
-    """The codec's own constants."""
-    return Moves(codec.encoding_moves, codec.decoding_moves)
+__all__ = ["measured_moves", "moves_in"]
 
 
 def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
@@ -33,4 +21,4 @@ def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
 
 def moves_in(ports: Ports[Any], codec: Codec) -> Moves:
     """The measurement, or the codec's own constants if there is none."""
-    return measured_moves(codec, ports) or moves_of(codec)
+    return measured_moves(codec, ports) or codec.moves

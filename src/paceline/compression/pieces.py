@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
-from paceline.compression.coding import Coding
 from paceline.compression.mean import Alone, Mean, Totals
 from paceline.errors import UsageError, name_workers
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Handle
 from paceline.system.saved_state import check_fits
+
+if TYPE_CHECKING:
+    from paceline.compression.coded_mean import CodedMean
 
 __all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
 
@@ -40,7 +42,7 @@ def piece_of(num_elements: int, num_workers: int) -> int:
 class Pieces:
     """One vector's memories, and its buffers."""
 
-    def __init__(self, owner: Coding, number: int, vector: Tensor, first: int) -> None:
+    def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
         self._owner = owner
         self._number, self._first = number, first
         self._length = n = vector.numel()
@@ -122,7 +124,7 @@ class Pieces:
 class _PiecesMean:
     """One mean under way; implements `Mean`."""
 
-    def __init__(self, owner: Coding, slot: Pieces, number: int, vector: Tensor, weight: float, said: float) -> None:
+    def __init__(self, owner: CodedMean, slot: Pieces, number: int, vector: Tensor, weight: float, said: float) -> None:
         self._owner, self._slot, self._number, self._vector = owner, slot, number, vector
         self._codec = owner.tuner.codec
         self._moves = owner.moves_of(self._codec)
@@ -234,7 +236,7 @@ class _PiecesMean:
 class _TimedMean:
     """A mean of vectors without elements: only its time is simulated."""
 
-    def __init__(self, owner: Coding, vector: Any, weight: float, said: float) -> None:
+    def __init__(self, owner: CodedMean, vector: Any, weight: float, said: float) -> None:
         self._owner, self._vector, self._codec = owner, vector, owner.tuner.codec
         self._moves = owner.moves_of(self._codec)
         self._totals = Totals(weight * owner.num_workers, said * owner.num_workers)

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, key_of
+from paceline.compression.codec import Codec, Moves, key_of
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, COUNT_FROM_0, RANK
 
@@ -52,14 +52,8 @@ class Power(Codec):
     warmup_steps: Annotated[int, COUNT_FROM_0] = 50
 
     @property
-    def encoding_moves(self) -> float:
-        """Products with all matrices, once for each factor."""
-        return 4.0 + 2.0 * self.rank
-
-    @property
-    def decoding_moves(self) -> float:
-        """The product of the factors, and what it lacks."""
-        return 4.0 + self.rank
+    def moves(self) -> Moves:
+        return Moves(4.0 + 2.0 * self.rank, 4.0 + self.rank)  # the products, and what they lack
 
 
 class Factored(NamedTuple):

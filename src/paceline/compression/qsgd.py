@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, NotFiniteError
+from paceline.compression.codec import Encoded, Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32, keys
 from paceline.specs.bounds import BITS, BUCKET
 
@@ -50,13 +50,8 @@ class QSGD(BucketCodec):
         return 2 ** (self.bits - 1) - 1
 
     @property
-    def encoding_moves(self) -> float:
-        """Measured by `benchmarks/codecs.py`; a copy moves 2."""
-        return 4.0
-
-    @property
-    def decoding_moves(self) -> float:
-        return 2.5
+    def moves(self) -> Moves:
+        return Moves(4.0, 2.5)
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """uint8: scales as float32, then codes, eight in B bytes."""

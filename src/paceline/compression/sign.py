@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, NotFiniteError
+from paceline.compression.codec import Encoded, Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32
 from paceline.specs.bounds import BUCKET
 
@@ -48,13 +48,8 @@ class Sign(BucketCodec):
         return True
 
     @property
-    def encoding_moves(self) -> float:
-        """Measured by `benchmarks/codecs.py`; a copy moves 2."""
-        return 14.0
-
-    @property
-    def decoding_moves(self) -> float:
-        return 3.0
+    def moves(self) -> Moves:
+        return Moves(14.0, 3.0)
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
         """uint8: scales as float32, then signs, eight in a byte."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded
+from paceline.compression.codec import Encoded, Moves
 from paceline.compression.levels import BucketCodec, Buckets, keys
 from paceline.compression.qsgd import scale
 from paceline.specs.bounds import ABOVE_0, BUCKET
@@ -45,13 +45,8 @@ class Ternary(BucketCodec):
     bucket: Annotated[int, BUCKET] | None = 512
 
     @property
-    def encoding_moves(self) -> float:
-        """As measured (`benchmarks/codecs.py`): a copy moves 2."""
-        return 8.0
-
-    @property
-    def decoding_moves(self) -> float:
-        return 6.0
+    def moves(self) -> Moves:
+        return Moves(8.0, 6.0)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """The expected decoded value."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 from paceline.specs.bounds import FRACTION
 
@@ -37,14 +37,8 @@ class TopK(Codec):
         return True
 
     @property
-    def encoding_moves(self) -> float:
-        """Of float32: a sum, its absolute values, a pass to choose, which takes longer, and a copy; then what is sent."""
-        return 8.0 + 27.0 * self.fraction
-
-    @property
-    def decoding_moves(self) -> float:
-        """A vector of zeros is written, and the result copied."""
-        return 1.0 + 14.0 * self.fraction
+    def moves(self) -> Moves:
+        return Moves(8.0 + 27.0 * self.fraction, 1.0 + 14.0 * self.fraction)
 
     def num_kept(self, num_elements: int) -> int:
         """The number of elements that are sent out of `num_elements`."""
