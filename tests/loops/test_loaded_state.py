@@ -11,8 +11,7 @@ import torch
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
-from paceline.algorithms.server.incoming import read_state
-from paceline.algorithms.server.loaded_state import state_to_bytes
+from paceline.algorithms.server.incoming import read_state, state_to_bytes
 from paceline.algorithms.server.user import UserApplier
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Message, Received

@@ -27,8 +27,7 @@ def staleness_of_one_worker(delay, steps):
 def test_a_constant_delay_is_the_staleness(d):
     seen, queue = staleness_of_one_worker(ConstantDelay(updates_late=d), 100)
     assert seen == [min(n, d) for n in range(100 - d)]
-    assert len(queue.drain()) == d
-    assert queue.drain() == []
+    assert len(queue.waiting) == d
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,6 @@ class Clocks(Admission):
         self.clocks[worker_id] = max(sequence, min(self.clocks.values(), default=self._slowest))
 
     def leave(self, worker_id: int) -> None:
-        """The others no longer wait for it."""
         self._slowest = min(self.clocks.values(), default=self._slowest)
         self.clocks.pop(worker_id, None)
 
@@ -214,12 +213,10 @@ class Clocks(Admission):
         self.told(update.worker_id, update.sequence)
 
     def told(self, worker_id: int, sequence: int) -> None:
-        """Advances a member's clock to `sequence`; a clock never goes back."""
         if worker_id in self.clocks:
             self.clocks[worker_id] = max(self.clocks[worker_id], sequence)
 
     def may_read(self, worker_id: int) -> bool:
-        """Whether the worker is at most `clock_bound` ahead of the slowest."""
         if worker_id not in self.clocks:
             return True
         slowest = min(clock for one, clock in self.clocks.items() if one == worker_id or one not in self.absent)
@@ -264,13 +261,11 @@ class Quorum(Admission):
         return tuple(self._arrived)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
-        """The worker is waited for from now on."""
         self._members.add(worker_id)
         if worker_id in self._arrived:
             self._arrived.remove(worker_id)
 
     def leave(self, worker_id: int) -> None:
-        """The worker is not waited for; its gradient of this step still counts."""
         self._members.discard(worker_id)
 
     def admit(self, update: UpdateInfo) -> Verdict:
@@ -326,7 +321,6 @@ class AutoQuorum(Quorum):
         self._aim()
 
     def applied(self, update: UpdateInfo) -> None:
-        """Counts the step, and may change the number of backups for the next."""
         self.steps_with[self.backups] = self.steps_with.get(self.backups, 0) + 1
         self._controller.step_done(self._steps)
         self._steps += 1
@@ -352,11 +346,9 @@ class Follower(Quorum):
         self.step = 0
 
     def past(self, worker_id: int) -> None:
-        """The worker waits for the next step: a missing gradient of this step died with the earlier process."""
         self._past.add(worker_id)
 
     def choose(self, step: int, workers: tuple[int, ...]) -> None:
-        """Notes shard 0's choice; ignores steps that are over."""
         if step >= self.step:
             self._chosen[step] = workers or self._chosen.get(step, ())
 

@@ -40,22 +40,13 @@ class MovingAverage:
             raise ValueError(f"decay must be at least 0 and below 1, not {decay}")
         self.x = x.detach().to(sum_type(x.dtype), copy=True) if at is None else at.copy_(x)
         self._decay, self._warm_up = decay, warm_up
-        self._updates = torch.zeros((), dtype=torch.int64)
+        self.updates = torch.zeros((), dtype=torch.int64)
 
     def update(self, x: Tensor) -> None:
         """Adds the parameters (P,) after an update."""
-        n = int(self._updates.add_(1))
+        n = int(self.updates.add_(1))
         decay = min(self._decay, (1 + n) / (10 + n)) if self._warm_up else self._decay
         self.x.lerp_(x.detach().to(self.x.dtype), 1 - decay)
-
-    def state(self) -> dict[str, Tensor]:
-        """The live tensors of a snapshot."""
-        return {"average": self.x, "average_updates": self._updates}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Restores a snapshot's tensors, by copy."""
-        for name, own in self.state().items():
-            own.copy_(state[name])
 
 
 class SharedAverage:
@@ -63,7 +54,7 @@ class SharedAverage:
 
     Args:
         ports: of the shard's server, or of a lone worker.
-        decay: share of the old average that is kept.
+        decay: as of `MovingAverage`.
         with_buffers: whether this shard keeps the buffers' averages.
     """
 
@@ -84,8 +75,8 @@ class SharedAverage:
         """The live tensors of a snapshot, (n,) for the shard's elements and (1, m) for a buffer's, beside a rule's state."""
         state = {}
         for place, average in enumerate(self._averages):
-            x, updates = average.state().values()
-            state |= {f"{_PREFIX}{place}.x": x.reshape(1, -1) if place else x, f"{_PREFIX}{place}.updates": updates}
+            x = average.x.reshape(1, -1) if place else average.x
+            state |= {f"{_PREFIX}{place}.x": x, f"{_PREFIX}{place}.updates": average.updates}
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -95,8 +86,8 @@ class SharedAverage:
         if found:
             check_fits(found, own, "the moving average")
             for place, average in enumerate(self._averages):
-                x = state[f"{_PREFIX}{place}.x"].reshape(average.x.shape)
-                average.load({"average": x, "average_updates": state[f"{_PREFIX}{place}.updates"]})
+                average.x.copy_(state[f"{_PREFIX}{place}.x"].reshape(average.x.shape))
+                average.updates.copy_(state[f"{_PREFIX}{place}.updates"])
 
 
 def without_average(state: dict[str, Tensor]) -> dict[str, Tensor]:

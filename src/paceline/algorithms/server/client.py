@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.algorithms.server.loaded_state import state_to_bytes
+from paceline.algorithms.server.incoming import state_to_bytes
 from paceline.algorithms.server.pushed import PushCodec
 from paceline.algorithms.server.update import DROPPED
 from paceline.compression.codec import Codec, NoCodec

@@ -108,8 +108,8 @@ class RecordedDelay(Delay):
             COUNT_FROM_0.check("Each of the delays", one)
 
     @classmethod
-    def of(cls, delays: list[int], *, ramp_updates: int = 0) -> RecordedDelay:
-        return cls(delays="_".join(map(str, delays)), ramp_updates=ramp_updates)
+    def of(cls, delays: list[int]) -> RecordedDelay:
+        return cls(delays="_".join(map(str, delays)))
 
     @cached_property
     def _delays(self) -> tuple[int, ...]:
@@ -144,8 +144,3 @@ class DelayQueue(Generic[T]):
         num_due = bisect_right(self.waiting, n, key=lambda one: one[0])
         due, self.waiting = self.waiting[:num_due], self.waiting[num_due:]
         return [one for _, _, one in due]
-
-    def drain(self) -> list[T]:
-        """Removes and returns what still waits, in due order: for the end of a run."""
-        rest, self.waiting = self.waiting, []
-        return [item for _, _, item in rest]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from paceline.optim.half_types import sum_type
 from paceline.ports.shared import ServedParameters
 from paceline.system.saved_state import check_fits
 
-__all__ = ["Gathering", "Metered", "NoGathering", "Pool", "WorkerTable", "tell_choice", "without_gathered"]
+__all__ = ["Gathering", "Pool", "WorkerTable", "tell_choice", "without_gathered"]
 
 _PREFIX = "gathered."  # in a snapshot
 _NOISE = f"{_PREFIX}noise"
@@ -25,84 +24,41 @@ _WHAT = "what servers have gathered"
 _ABOUT = ("incarnation", "worker_id", "sequence", "step")  # of `_numbers`
 
 
-class Gathering(Protocol):
-    """The gradients that a shard has accepted but not yet applied.
+class Gathering:
+    """The gradients that a shard has accepted but not yet applied. In this base class every gradient is its own update.
 
-    Attributes:
-        chosen: the current number of gradients if it is measured; else None.
+    Args:
+        noise: measures the gradients' noise, if the number of gradients follows it.
     """
 
-    moves: float  # how many vectors the last `take` has read and written
+    def __init__(self, noise: NoiseMeter | None = None) -> None:
+        self._noise = noise
+        self.moves = noise.moves if noise is not None else 0.0  # vectors that the last `take` has read and written
 
     @property
-    def chosen(self) -> int | None: ...
+    def chosen(self) -> int | None:
+        """The current number of gradients if it is measured; else None."""
+        return self._noise.gradients if self._noise is not None else None
 
     def join(self, worker_id: int) -> None:
         """A worker joins."""
-        ...
 
     def leave(self, worker_id: int) -> WaitingGradient | None:
         """A worker leaves; its gradients still count. Returns the update that becomes due, if any."""
-        ...
 
     def take(self, one: WaitingGradient) -> WaitingGradient | None:
         """Adds a gradient (P_s,); returns the update that becomes due, or None: its worker continues."""
-        ...
+        if self._noise is not None:
+            self._noise.take(one.gradient)
+        return one
 
     def state(self) -> dict[str, Tensor]:
         """A copied snapshot, saved beside a rule's state."""
-        ...
+        return {_NOISE: self._noise.state()} if self._noise is not None else {}
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Restores a snapshot by copy, for gradients of `dtype`; does nothing if the run gathered nothing."""
-        ...
-
-
-class NoGathering:
-    """Every gradient is its own update."""
-
-    moves = 0.0
-
-    @property
-    def chosen(self) -> int | None:
-        return None
-
-    def join(self, worker_id: int) -> None:
-        """Nothing changes."""
-
-    def leave(self, worker_id: int) -> None:
-        """Nothing waits."""
-
-    def take(self, one: WaitingGradient) -> WaitingGradient:
-        return one
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Gradients that another mode has gathered are lost."""
-
-
-class Metered(NoGathering):
-    """Every gradient is its own update, after its noise is measured."""
-
-    def __init__(self, noise: NoiseMeter) -> None:
-        self._noise = noise
-        self.moves = noise.moves
-
-    @property
-    def chosen(self) -> int | None:
-        return self._noise.gradients
-
-    def take(self, one: WaitingGradient) -> WaitingGradient:
-        self._noise.take(one.gradient)
-        return one
-
-    def state(self) -> dict[str, Tensor]:
-        return {_NOISE: self._noise.state()}
-
-    def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        if _NOISE in state:
+        """Restores a snapshot by copy, for gradients of `dtype`; gradients that another mode has gathered are lost."""
+        if self._noise is not None and _NOISE in state:
             self._noise.load(state[_NOISE])
 
 
@@ -150,7 +106,7 @@ class _Sum:
         return one, about
 
 
-class Pool:
+class Pool(Gathering):
     """One update of every B gradients, from any workers: Rennala SGD's batch.
 
     When the last worker leaves, the remaining gradients make the last update. Costs: one vector.
@@ -164,39 +120,28 @@ class Pool:
     """
 
     def __init__(self, gradients: int | NoiseMeter, workers: Iterable[int]) -> None:
-        self._noise = gradients if isinstance(gradients, NoiseMeter) else None
+        super().__init__(gradients if isinstance(gradients, NoiseMeter) else None)
         self._gradients = gradients if isinstance(gradients, int) else 0
         self._members = set(workers)
         self._sum: _Sum | None = None
         self._last: WaitingGradient | None = None  # where the newest came from, without its vector
-        self.moves = 0.0
 
     def join(self, worker_id: int) -> None:
-        """Adds a member; gradients count from any worker."""
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> WaitingGradient | None:
-        """When the last worker leaves, the remaining gradients make an update."""
         self._members.discard(worker_id)
         return self._taken() if not self._members and self._sum is not None else None
 
     def take(self, one: WaitingGradient) -> WaitingGradient | None:
-        """Adds a gradient; returns the mean if the batch is complete."""
-        self.moves = 3.0
-        if self._noise is not None:
-            self._noise.take(one.gradient)
-            self.moves += self._noise.moves
+        super().take(one)
+        self.moves = 3.0 + (self._noise.moves if self._noise is not None else 0.0)
         if self._sum is None:
             self._sum = _Sum(one)
         else:
             self._sum.add(one)
         self._last = one._replace(gradient=one.gradient[:0])
         return self._taken() if self._sum.gradients >= self._enough else None
-
-    @property
-    def chosen(self) -> int | None:
-        """The measured number, if there is a meter."""
-        return self._noise.gradients if self._noise is not None else None
 
     @property
     def _enough(self) -> int:
@@ -212,22 +157,19 @@ class Pool:
         return last._replace(update=about, gradient=gathered.mean().to(gathered.dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """The sum, the last gradient's numbers, and the meter."""
-        measured = {_NOISE: self._noise.state()} if self._noise is not None else {}
         if self._sum is None or self._last is None:
-            return measured
-        return measured | self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
+            return super().state()
+        return super().state() | self._sum.state(f"{_PREFIX}pool", *_numbers(self._last))
 
     def load(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-        if self._noise is not None and _NOISE in state:
-            self._noise.load(state[_NOISE])
+        super().load(state, dtype)
         if not any(name.startswith(f"{_PREFIX}pool.") for name in state):
             return
         self._sum, numbers = _Sum.loaded(state, f"{_PREFIX}pool", dtype, num_about=len(_ABOUT))
         self._last = _from_numbers(numbers)
 
 
-class WorkerTable:
+class WorkerTable(Gathering):
     """A row per worker, the sum of its gradients; an update is the mean of the workers' means: Ringleader ASGD's table.
 
     A round has two phases. First every gradient goes into its worker's row, until all workers have one. Then each worker makes
@@ -244,20 +186,17 @@ class WorkerTable:
     """
 
     def __init__(self, workers: Iterable[int]) -> None:
+        super().__init__()
         self._members = set(workers)
         self._rows: dict[int, _Sum] = {}
         self._next_rows: dict[int, _Sum] = {}
         self._stepped: set[int] | None = None  # workers that have made this round's update; None: the first phase
         self._unused: WaitingGradient | None = None  # the newest gradient, without its vector, if no update followed
-        self.moves = 0.0
-        self.chosen = None
 
     def join(self, worker_id: int) -> None:
-        """Rounds now include its update."""
         self._members.add(worker_id)
 
     def leave(self, worker_id: int) -> WaitingGradient | None:
-        """Rounds no longer wait for it."""
         self._members.discard(worker_id)
         if self._members:
             self._end_round_if_over()
@@ -269,7 +208,6 @@ class WorkerTable:
         return update
 
     def take(self, one: WaitingGradient) -> WaitingGradient | None:
-        """The mean of the workers' means if this worker's update is due."""
         worker, own = one.update.worker_id, one._replace(gradient=one.gradient[:0])
         self.moves = 3.0
         if self._stepped is not None and worker in self._stepped:
@@ -305,7 +243,6 @@ class WorkerTable:
         return last._replace(update=about, gradient=mean.to(ordered[0].dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """All rows, the workers that have made their update, and the newest gradient's source."""
         state: dict[str, Tensor] = {}
         for name, rows in (("row", self._rows), ("next", self._next_rows)):
             for worker, row in rows.items():

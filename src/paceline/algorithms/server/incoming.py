@@ -1,19 +1,27 @@
-"""Parse and check a shard's incoming messages before they change anything."""
+"""Parse and check a shard's incoming messages before they change anything; states of optimizers as bytes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.loaded_state import state_from_bytes
 from paceline.compression.codec import Codec, Encoded
 from paceline.errors import UsageError
 from paceline.optim.flat import Ranges
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MOST, MalformedMessageError, checked_number, checked_weight
 from paceline.ports.ports import Received
+from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
-__all__ = ["check_form", "read_choice", "read_gradient", "read_settings", "read_state"]
+__all__ = [
+    "check_form",
+    "read_choice",
+    "read_gradient",
+    "read_settings",
+    "read_state",
+    "state_from_bytes",
+    "state_to_bytes",
+]
 
 _FROM_WORKERS = frozenset(
     ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet")
@@ -117,3 +125,22 @@ def read_state(received: Received, x: Tensor) -> dict[str, Tensor]:
         return state_from_bytes(message.x, x)
     except ValueError as error:
         raise MalformedMessageError(sender, message, f"with an invalid optimizer state ({error})") from None
+
+
+def state_to_bytes(state: dict[str, Tensor], elements: tuple[int, int]) -> Tensor:
+    """A shard's `elements` of vectors (P,), and numbers, as bytes."""
+    own = {key: value[slice(*elements)] if value.dim() else value for key, value in state.items()}
+    return torch.frombuffer(tensors_to_bytes(own), dtype=torch.uint8)
+
+
+def state_from_bytes(sent: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """The inverse of `state_to_bytes`, for a shard whose parameters are `x` (n,).
+
+    Raises:
+        ValueError: the bytes are malformed, or another shard's.
+    """
+    state = tensors_from_bytes(sent.numpy().tobytes())
+    for key, value in state.items():
+        if value.shape not in ((), x.shape):
+            raise ValueError(f"{key!r}, which does not fit {len(x):,} parameters")
+    return {key: value.to(x.device) for key, value in state.items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, Recent, WeightByTime
-from paceline.algorithms.server.gathering import Gathering, Metered, NoGathering, Pool, WorkerTable
+from paceline.algorithms.server.gathering import Gathering, Pool, WorkerTable
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.errors import UsageError
 from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
@@ -57,7 +57,7 @@ class Mode:
 
     def gathering(self, num_workers: int) -> Gathering:
         """Gathers gradients if an update can include several of one worker."""
-        return NoGathering()
+        return Gathering()
 
     def parts(self, num_workers: int) -> tuple[Callable[[int], Admission], Gathering]:
         """The admission by shard, and the gathering; the two may share state."""
@@ -240,7 +240,7 @@ class Ringmaster(Mode):
         threshold = _number(self.threshold, num_workers)
         if isinstance(threshold, int):
             return super().parts(num_workers)
-        return lambda _: Recent(threshold), Metered(threshold)
+        return lambda _: Recent(threshold), Gathering(threshold)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from paceline.algorithms.server.admission import Admission
 from paceline.algorithms.server.apply import ApplyRule
-from paceline.algorithms.server.gathering import Gathering, NoGathering
+from paceline.algorithms.server.gathering import Gathering
 from paceline.compression.codec import Codec
 
 __all__ = ["OnDeath", "ShardRules"]
@@ -27,5 +27,5 @@ class ShardRules:
     scales_rate: bool = False  # whether the learning rate grows with the number of gradients in an update
     chooses: bool = False  # whether shard 0 chooses whose gradients make a step, for all shards
     #: Gathers admitted gradients if an update can include several of one worker.
-    gathering: Gathering = field(default_factory=NoGathering)
+    gathering: Gathering = field(default_factory=Gathering)
     average: float | None = None  # decay of the moving average used for evaluation; None: no average

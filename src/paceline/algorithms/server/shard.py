@@ -13,7 +13,6 @@ from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.gathering import tell_choice, without_gathered
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
 from paceline.algorithms.server.meetings import Meetings
-from paceline.algorithms.server.reported_counts import ReportedCounts
 from paceline.algorithms.server.requests import Requests
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
@@ -47,11 +46,6 @@ class Shard:
     successor knows which updates they include.
 
     Costs: the parameters, the rule's state, and one message per worker; a mean is summed up in the first of them.
-
-    Args:
-        shard_id: from 0; with several, the first may choose for all.
-        rules: the shard's components.
-        ports: of this server.
     """
 
     def __init__(self, shard_id: int, rules: ShardRules, ports: ServerPorts) -> None:
@@ -80,7 +74,7 @@ class Shard:
         self._gone: set[int] = set()
         self._not_back = set(self._present)  # workers that have not reported yet
         self._patience_s = _FIRST_DEADLINE_S
-        self._told = ReportedCounts()
+        self._counted = {"backups": 0, "incomplete": 0}  # the admission's counts, as last reported to the run
         self._given_s: dict[int, float] = {}  # worker -> when it was sent the parameters for its next gradient
 
     def run(self) -> None:
@@ -134,7 +128,7 @@ class Shard:
             "known": {worker: tuple(one) for worker, one in self._known.items()},
             "present": sorted(self._present),
             "goodbye": sorted(self._said_goodbye),
-            "backups": self._told.counted["backups"],
+            "backups": self._counted["backups"],
             "admission": self._admission.state(),
             "meetings": self._meetings.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
@@ -162,7 +156,7 @@ class Shard:
 
     def _load(self, kept: dict[str, Any]) -> None:
         self._load_rule(kept["rule"])
-        self._told.counted["backups"] = kept["backups"]
+        self._counted["backups"] = kept["backups"]
         self._known = {worker: DecidedUpdate(*one) for worker, one in kept["known"].items()}
         self._said_goodbye, self._present = set(kept["goodbye"]), set(kept["present"])
         for worker in set(range(self._ports.num_workers)) - self._present:
@@ -251,7 +245,6 @@ class Shard:
     # Updates
 
     def _settle(self) -> None:
-        """Makes the due updates and answers the workers that may read."""
         while (workers := self._admission.complete()) is not None:
             self._choices.make(self._shared.version, workers)
             if self._link is None:  # before its own update, so that all shards update in parallel
@@ -260,8 +253,7 @@ class Shard:
                 self._apply([self._held.pop(worker) for worker in workers])
             else:
                 self._skip()
-            for name, now in self._told.count(self._admission, self._shared).items():
-                self._log(f"copy-{name}", about=now)
+            self._report_counts()
             if self._link is not None:
                 self._link.commit()
                 self._choices.tell(self._mailbox)
@@ -275,6 +267,13 @@ class Shard:
             self._link.commit()
         for answer in answers:
             self._answer(*answer)
+
+    def _report_counts(self) -> None:
+        for name, before in self._counted.items():
+            if (now := getattr(self._admission, name)) != before:
+                self._shared.count(name, now - before)
+                self._counted[name] = now
+                self._log(f"copy-{name}", about=now)
 
     def _apply(self, ones: list[WaitingGradient]) -> None:
         """One update from the mean of these gradients, weighted by samples."""

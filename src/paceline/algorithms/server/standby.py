@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.algorithms.server.loaded_state import state_from_bytes
+from paceline.algorithms.server.incoming import state_from_bytes
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
@@ -83,7 +83,7 @@ class SecondCopy(Shard):
             case "copy-bye":
                 self._said_goodbye.add(worker)
             case "copy-backups":
-                self._told.counted["backups"] = worker
+                self._counted["backups"] = worker
             case "copy-skip":
                 self._skip()
             case "copy-read":

@@ -32,5 +32,4 @@ class WarmStart(Admission):
         self._members.discard(worker_id)
 
     def may_read(self, worker_id: int) -> bool:
-        """Whether the warm start is over, or this worker does it."""
         return self._version() >= self._num_updates or worker_id <= min(self._members, default=worker_id)
