@@ -18,7 +18,7 @@ class Axis:
     """The workers that differ only in one coordinate.
 
     Args:
-        collectives: among them; None: there is one worker, or they are not connected yet.
+        collectives: None: there is one worker, or the workers are not connected yet.
         size: number of workers.
         index: this worker's position among them.
         most_bytes: of one operation; longer ones are split, as shared memory has areas of a fixed size.
@@ -48,15 +48,12 @@ class Axis:
         return self._exchange(pieces, self.size, self._collectives.start_all_to_all)
 
     def start_all_reduce(self, x: Tensor) -> Handle:
-        """Begins replacing `x` by the sum."""
         return self._start(x, self._collectives.start_all_reduce)
 
     def all_reduce_max(self, x: Tensor) -> None:
-        """Replaces `x` by the largest."""
         x.copy_(self.all_gather(x).amax(0))
 
     def start_broadcast(self, x: Tensor, source: int) -> Handle:
-        """Begins replacing `x` by that of worker `source`."""
         return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
 
     def start_reduce(self, x: Tensor, to: int) -> Handle:
@@ -83,7 +80,6 @@ class Axis:
         return _Started([start(flat[piece]) for piece in self._ranges(len(flat), flat.itemsize)], x, flat)
 
     def _ranges(self, length: int, element_bytes: int) -> list[slice]:
-        """Ranges short enough that an operation on each is within the limit."""
         step = max(1, self._most_bytes // element_bytes)
         return [slice(first, min(first + step, length)) for first in range(0, length, step)]
 

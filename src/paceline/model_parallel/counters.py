@@ -20,30 +20,13 @@ _DIGITS = 53  # of a float64
 
 
 def uniform_part(
-    seed: Sequence[int],
-    whole: Sequence[int],
-    first: Sequence[int],
-    shape: Sequence[int],
-    device: torch.device,
+    seed: Sequence[int], whole: Sequence[int], first: Sequence[int], shape: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Part of a tensor of numbers in [0, 1), in float64.
-
-    Args:
-        seed: numbers that name the stream.
-        whole: the whole tensor's shape.
-        first: the part's first index in each dimension.
-        shape: the part's.
-        device: where.
-    """
+    """Part of a tensor of numbers in [0, 1), in float64: `shape` elements from index `first` on of shape `whole`."""
     return _uniform(_places(whole, first, shape, device), seed)
 
 
-def normal_part(
-    seed: Sequence[int],
-    whole: Sequence[int],
-    first: Sequence[int],
-    shape: Sequence[int],
-) -> Tensor:
+def normal_part(seed: Sequence[int], whole: Sequence[int], first: Sequence[int], shape: Sequence[int]) -> Tensor:
     """Part of a tensor of standard normal numbers, in float64, by Box and Muller's formula; arguments as `uniform_part`."""
     places = 2 * _places(whole, first, shape, None)
     length = (-2 * torch.log1p(-_uniform(places, seed))).sqrt()
@@ -53,15 +36,7 @@ def normal_part(
 def dropout_part(
     x: Tensor, seed: Sequence[int], whole: Sequence[int], first: Sequence[int], probability: float
 ) -> Tensor:
-    """Dropout of a part `x` of a tensor; the mask depends only on the seed and the position in the whole tensor.
-
-    Args:
-        x: the part.
-        seed: numbers that name the layer and the pass.
-        whole: the whole tensor's shape.
-        first: the part's first index in each dimension.
-        probability: that a number is dropped.
-    """
+    """Dropout of a part of a tensor; the mask depends only on the seed and the position in the whole tensor."""
     if probability >= 1.0:
         return x * 0.0
     return x * (uniform_part(seed, whole, first, x.shape, x.device) >= probability) / (1.0 - probability)
@@ -87,7 +62,6 @@ def _uniform(counters: Tensor, seed: Sequence[int]) -> Tensor:
 
 
 def _shifted(x: Tensor, places: int) -> Tensor:
-    """Logical right shift."""
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -20,7 +20,7 @@ _GROUPS_PLACE = 6  # index of `groups` in a convolution's arguments
 
 
 def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
-    """Each layer in the order of the forward pass, with the sizes of its images; a layer that is used twice appears twice.
+    """Each layer, at each use in the order of the forward pass, with the sizes of its images.
 
     A grouped convolution has fewer inputs per output, by the number of groups; a linear layer over a sequence has as many
     outputs per point as the sequence is long. Calls of `torch.nn.functional` count, so modules that make them themselves are

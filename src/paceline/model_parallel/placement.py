@@ -61,11 +61,7 @@ def clip_to_norm(
 ) -> Tensor:
     """Clips gradients to a norm of at most `max_norm` over all workers that share a model; returns the norm before.
 
-    Args:
-        gradients: this worker's, with the placements of their parameters; each element counts once.
-        axes: along which workers have different parts.
-        everybody: the axis of all of them.
-        max_norm: as in `torch.nn.utils.clip_grad_norm_`.
+    Each element counts once. Workers have different parts along `axes`; `everybody` is the axis of all of them.
     """
     total = torch.zeros((), dtype=torch.float64, device=gradients[0][0].device if gradients else None)
     for gradient, placement in gradients:

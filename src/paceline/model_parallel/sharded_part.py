@@ -23,7 +23,7 @@ class ShardedPart:
 
     Args:
         model: whole, and the same on all workers.
-        axes: along which workers are related, by name: the first, of the workers that share a model; `REPLICAS` the last.
+        axes: by name: first that of the workers that share a model, last `REPLICAS`.
         worker_id: this worker.
 
     Attributes:
@@ -86,7 +86,6 @@ class ShardedPart:
                 parameter.data, parameter.grad = part.clone(memory_format=torch.contiguous_format), None
 
     def _connect(self, axes: Mapping[str, RootedCollectives]) -> None:
-        """Connects to the other workers by collectives along the axes along which the worker is not alone."""
         self.whole = None
         for parameter, whole in self._frozen.items():  # worker 0's values by now
             parameter.data = whole
@@ -118,7 +117,6 @@ class ShardedPart:
         self._end()
 
     def _end(self) -> None:
-        """The model is whole again."""
         for parameter, whole in self._frozen.items():
             _put_back(parameter, whole)
 

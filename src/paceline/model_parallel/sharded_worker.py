@@ -134,7 +134,6 @@ class ShardedWorker(Worker):
         return None
 
     def _load_final(self, left: LeftWeights | None) -> None:
-        """Leaves model and optimizer whole."""
         run, part = self._membership, self._part_of(self._membership)
         if not run.stopped():
             with contextlib.suppress(RunStopped):  # then it keeps this worker's part

@@ -13,6 +13,7 @@ from paceline.specs.text import closest
 
 __all__ = ["blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
 
+_ADDED_UP = ("forward_s", "backward_s", "state_bytes", "saved_bytes", "flops")
 _MOST_GROUPS = 200  # chains are merged until no more than this remain
 
 
@@ -42,9 +43,7 @@ def blocks_of(
     tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must only be on one
     device, like operations that share a parameter, a buffer, or memory that one of them changes in place.
 
-    Args:
-        traced: the graph.
-        labels: of operations, by name: operations with different labels do not join.
+    Operations with different `labels`, by name, do not join.
     """
     nodes = [one for one in traced.nodes if not one.is_local]
     index = {one.name: at for at, one in enumerate(nodes)}
@@ -105,10 +104,8 @@ def coarsened(
     the shorter of the two runs. Pairs with the largest transfers merge first, so that cuts remain at small ones. If more than
     200 groups remain, the shortest neighbours in chains merge, too.
 
-    Args:
-        problem: groups with their times.
-        labels: by group: groups with different labels do not merge.
-        move_s: seconds to move a tensor, by its bytes; None: from the problem's link.
+    Groups with different `labels` do not merge. `move_s` is the time to move a tensor, by its bytes; None: over the problem's
+    link.
     """
     move_s = move_s or problem.link.move_s
     edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
@@ -121,7 +118,6 @@ def coarsened(
     took = [one.step_s for one in problem.groups]
 
     def merge_one(worth: Callable[[int, int, float], bool]) -> bool:
-        """Merges the pair with the largest transfer among those for which merging is worth it."""
         ways: dict[tuple[int, int], float] = {}
         for (u, v), moved_s in moved.items():
             a, b = merger.root(u), merger.root(v)
@@ -158,17 +154,14 @@ class _Merger:
         self.number = number
 
     def root(self, one: int) -> int:
-        """The group that contains it."""
         while self._root[one] != one:
             one = self._root[one]
         return one
 
     def after(self, one: int) -> set[int]:
-        """The groups that read from it."""
         return self._after[self.root(one)]
 
     def before(self, one: int) -> set[int]:
-        """The groups that it reads from."""
         return self._before[self.root(one)]
 
     def merge(self, u: int, v: int) -> bool:
@@ -242,22 +235,11 @@ def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Call
 
 
 def merged(problem: Problem, sets: Sequence[Sequence[int]]) -> list[Group]:
-    """Each set of groups as one."""
+    """Each set of groups as one, with the name of its longest."""
     result = []
-    for members in sets:
-        own = [problem.groups[one] for one in members]
-        heaviest = max(own, key=lambda one: one.step_s)
+    for own in ([problem.groups[one] for one in members] for members in sets):
+        sums = {name: sum(getattr(one, name) for one in own) for name in _ADDED_UP}
+        nodes = tuple(name for one in own for name in one.nodes)
         states = tuple(dict.fromkeys(name for one in own for name in one.state))
-        result.append(
-            Group(
-                name=heaviest.name,
-                nodes=tuple(name for one in own for name in one.nodes),
-                forward_s=sum(one.forward_s for one in own),
-                backward_s=sum(one.backward_s for one in own),
-                state=states,
-                state_bytes=sum(one.state_bytes for one in own),
-                saved_bytes=sum(one.saved_bytes for one in own),
-                flops=sum(one.flops for one in own),
-            )
-        )
+        result.append(Group(name=max(own, key=lambda one: one.step_s).name, nodes=nodes, state=states, **sums))
     return result

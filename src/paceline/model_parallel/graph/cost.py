@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.model_parallel.graph.micro_batches import mapped
 from paceline.model_parallel.graph.problem import Group
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 
@@ -125,7 +126,8 @@ class _Runner(fx.Interpreter):
         self._clear()
         begun_s = time.perf_counter()
         out = self.module(**arguments)  # type: ignore[operator]
-        _backward([one for one in tensors_in(out) if one.requires_grad])
+        if ends := [one for one in tensors_in(out) if one.requires_grad]:
+            torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         return time.perf_counter() - begun_s
 
     def group(self, names: Sequence[str]) -> tuple[float, float]:
@@ -144,7 +146,6 @@ class _Runner(fx.Interpreter):
         return done_s - begun_s, time.perf_counter() - ready_s
 
     def flops(self, names: Sequence[str]) -> float:
-        """Floating-point operations of a group's forward pass, as far as PyTorch counts them."""
         with torch.no_grad():  # PyTorch's counter adds hooks to tensors that need gradients; counting needs none
             self._prepare(names, leaves=True)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -162,8 +163,8 @@ class _Runner(fx.Interpreter):
                 if one.op == "get_attr":
                     self.env[one] = self.fetch_attr(str(one.target))
                     continue
-                value = _fresh(self._traced.values[one.name])
-                self.env[one] = _detached(value) if leaves else value
+                value = mapped(self._traced.values[one.name], _fresh)
+                self.env[one] = mapped(value, torch.Tensor.detach) if leaves else value
 
     def _forward(self, names: Sequence[str]) -> None:
         for name in names:
@@ -175,24 +176,9 @@ class _Runner(fx.Interpreter):
             one.grad = None
 
 
-def _fresh(value: Any) -> Any:
+def _fresh(value: torch.Tensor) -> torch.Tensor:
     """The value as if it came from another worker; not a leaf, so that in-place changes are allowed."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_().clone() if value.requires_grad else value.detach().clone()
-    if isinstance(value, tuple | list):
-        return tuple(map(_fresh, value))
-    return value
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return tuple(map(_detached, value)) if isinstance(value, tuple | list) else value
-
-
-def _backward(ends: list[torch.Tensor]) -> None:
-    if ends:
-        torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
+    return value.detach().clone().requires_grad_().clone() if value.requires_grad else value.detach().clone()
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class Exchange:
         wire: the type that floats are cast to.
         deadline_s: how long it waits for a message.
         slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
-        sleep: sleeps for a number of seconds.
-        recorder: records when messages are sent and read, or None.
+        sleep: for tests.
+        recorder: of messages' times.
 
     Attributes:
         sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.
@@ -58,7 +58,6 @@ class Exchange:
 
     @staticmethod
     def alone() -> Exchange:
-        """The exchange of a worker that sends nothing."""
         nobody: Any = None
         return Exchange(nobody, 0)
 
@@ -68,7 +67,6 @@ class Exchange:
         self._go_on()
 
     def end_forward(self) -> None:
-        """The forward pass has ended; the loss and the backward pass follow."""
         self._pause()
         self._go_on()
 

@@ -20,7 +20,7 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
-from paceline.model_parallel.graph.plan_data import PlanData
+from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
 
 __all__ = ["PlacedPart", "node_seed"]
@@ -29,13 +29,7 @@ _ONES = 2**63 - 1
 
 
 def node_seed(seed: int, call: int, index: int) -> int:
-    """The seed of one operation that draws random numbers, in one call of the model; it does not depend on the placement.
-
-    Args:
-        seed: the plan's.
-        call: number of earlier forward passes of the model, including micro-batches.
-        index: of the operation, among the graph's operations that draw.
-    """
+    """The plan's seed for the `index`-th operation that draws random numbers, in one call; independent of the placement."""
     mixed = (seed * 0x9E3779B97F4A7C15 + call * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB + 1) & (2**64 - 1)
     mixed ^= mixed >> 31
     return (mixed * 0xD6E8FEB86659FD93) & _ONES
@@ -59,7 +53,7 @@ class PlacedPart(nn.Module):
 
     worker_kind = "paceline.model_parallel.graph.placed_worker:PlacedWorker"
 
-    def __init__(self, plan: PlanData, model: nn.Module, worker: int | None = None) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, worker: int | None = None) -> None:
         super().__init__()
         environment = current_environment()
         if worker is None:
@@ -104,12 +98,7 @@ class PlacedPart(nn.Module):
         return frozenset(own)
 
     def connect(self, exchange: Exchange, calls: int = 0) -> None:
-        """Connects it to the other parts; called by `attach`.
-
-        Args:
-            exchange: with the other workers.
-            calls: number of earlier forward passes of the run.
-        """
+        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`."""
         self._exchange, self.calls = exchange, calls
 
     @property
@@ -120,12 +109,10 @@ class PlacedPart(nn.Module):
     # As a module
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
-        """The parameters of its own operations, by their names in the whole model."""
         found = [pair for pair in self.whole.named_parameters(prefix, recurse) if self._is_own(pair[0], prefix)]
         yield from found or super().named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
-        """The buffers of its own operations, by their names in the whole model."""
         yield from (pair for pair in self.whole.named_buffers(prefix, recurse) if self._is_own(pair[0], prefix))
 
     def _is_own(self, name: str, prefix: str) -> bool:
@@ -275,7 +262,7 @@ class PlacedPart(nn.Module):
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
-def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
+def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
     mode = model.training
     try:
         model.train()

@@ -8,7 +8,7 @@ import torch
 
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
-from paceline.model_parallel.graph.plan_data import PlanData
+from paceline.model_parallel.graph.plan import Plan
 
 __all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"]
 
@@ -16,7 +16,7 @@ __all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"
 LOSS = ""
 
 
-def added_in_another_order(plan: PlanData, worker: int) -> dict[str, tuple[str, ...]]:
+def added_in_another_order(plan: Plan, worker: int) -> dict[str, tuple[str, ...]]:
     """By operation, the readers whose gradients this worker sums, in the model's order, if the plan's order differs."""
     problem, placement = plan.problem, plan.placement
     in_plan = {name: at for at, name in enumerate(name for g in placement.order for name in problem.groups[g].nodes)}
@@ -41,7 +41,6 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """The outputs' gradients unchanged, and zeros for the tokens, so that the operations behind them run."""
         ctx.exchange.begin_backward()
         own = [gradient if needs else None for gradient, needs in zip(gradients, ctx.needs, strict=True)]
         return None, None, *own, *(torch.zeros(()) for _ in range(ctx.tokens))
@@ -55,13 +54,11 @@ class InOrder(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, readers: int) -> tuple[torch.Tensor, ...]:
-        """One view of the tensor for each reader."""
         ctx.set_materialize_grads(False)
         return tuple(value.view_as(value) for _ in range(readers))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """The sum of the gradients in the model's order."""
         total = None
         for one in reversed(gradients):
             if one is not None:
@@ -70,42 +67,30 @@ class InOrder(torch.autograd.Function):
 
 
 class Take(torch.autograd.Function):
-    """Receives the gradient of a tensor that was sent."""
+    """A token for `Anchor`; its backward pass receives the gradient of a tensor that was sent."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, exchange: Exchange, transfer: Transfer, tensor: Any, number: int) -> Any:
-        """A token for `Anchor`."""
         ctx.about = exchange, transfer, tensor, number
         return torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        """The received gradient, or None."""
         exchange, transfer, tensor, number = ctx.about
         return exchange.receive(transfer.to, "return", number, tensor), None, None, None, None
 
 
 class Give(torch.autograd.Function):
-    """A received tensor; its backward pass sends the gradient, or a message that there is none."""
+    """A received tensor and a token for `Anchor`; the backward pass sends the gradient, or that there is none."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: torch.Tensor,
-        value: torch.Tensor,
-        exchange: Exchange,
-        transfer: Transfer,
-        tensor: Any,
-        number: int,
-    ) -> Any:
-        """The tensor, and a token for `Anchor`."""
-        ctx.about = exchange, transfer, tensor, number
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, *about: Any) -> Any:
+        ctx.about = about  # exchange, transfer, tensor, number
         ctx.set_materialize_grads(False)
         return value.view_as(value), torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """Sends the gradient; a received tensor has none here."""
         exchange, transfer, tensor, number = ctx.about
         exchange.send(transfer.source, "return", number, gradients[0], tensor)
         return None, None, None, None, None, None

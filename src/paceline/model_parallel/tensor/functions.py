@@ -97,16 +97,11 @@ class GridLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        gy = _tokens(gradients[0])
-        gx = gw = gb = None
-        if ctx.needs_input_grad[0]:
-            gx = multiply_transposed(gy, weight, ctx.mesh, turned=True).unflatten(0, x.shape[:-1])
-        if ctx.needs_input_grad[1]:
-            gw = weight_gradient(_tokens(x), gy, ctx.mesh, turned=True)
-        if ctx.needs_input_grad[2]:
-            gb = gy.sum(0)
-        return gx, gw, gb, None
+        (x, weight), gy = ctx.saved_tensors, _tokens(gradients[0])
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        gx = multiply_transposed(gy, weight, ctx.mesh, turned=True).unflatten(0, x.shape[:-1]) if needs_x else None
+        gw = weight_gradient(_tokens(x), gy, ctx.mesh, turned=True) if needs_weight else None
+        return gx, gw, gy.sum(0) if needs_bias else None, None
 
 
 class GridLogits(torch.autograd.Function):
@@ -120,14 +115,10 @@ class GridLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, table = ctx.saved_tensors
-        gy = _tokens(gradients[0])
-        gx = gt = None
-        if ctx.needs_input_grad[0]:
-            gx = multiply(gy, table, ctx.mesh, turned=False).unflatten(0, x.shape[:-1])
-        if ctx.needs_input_grad[1]:
-            gt = weight_gradient(gy, _tokens(x), ctx.mesh, turned=False)
-        return gx, gt, None
+        (x, table), gy = ctx.saved_tensors, _tokens(gradients[0])
+        needs_x, needs_table, _ = ctx.needs_input_grad
+        gx = multiply(gy, table, ctx.mesh, turned=False).unflatten(0, x.shape[:-1]) if needs_x else None
+        return gx, weight_gradient(gy, _tokens(x), ctx.mesh, turned=False) if needs_table else None, None
 
 
 class GridNorm(torch.autograd.Function):

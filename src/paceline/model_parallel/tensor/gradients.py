@@ -25,8 +25,6 @@ class _Pass:
 
 
 class _Sent(NamedTuple):
-    """A bucket on its way."""
-
     parameters: tuple[nn.Parameter, ...]
     flat: Tensor
     started: Handle
@@ -42,9 +40,6 @@ class GradientMeans:
     follow together at the end. Implements `PendingGradients`.
 
     Costs: an all-reduce for each bucket and axis; memory for the gradients in transit.
-
-    Attributes:
-        completed: called with a parameter once its gradient is the mean.
     """
 
     def __init__(self, axes: Mapping[str, Axis], bucket_bytes: int = 25 << 20) -> None:
@@ -56,7 +51,9 @@ class GradientMeans:
         self._sent: list[_Sent] = []
         self._begun: set[Tensor] = set()  # parameters to whose `grad` this backward pass has added zeros
         self._pass: Callable[[], _Pass | None] = _no_pass  # the pass that these gradients belong to
-        self.completed: list[Callable[[nn.Parameter], None]] = []
+        self.completed: list[
+            Callable[[nn.Parameter], None]
+        ] = []  # called with a parameter once its gradient is the mean
 
     def watch(self, parameter: nn.Parameter, placement: Placement) -> None:
         """From now on its gradients are means; layers call it at each use of a parameter, as copies lose their hooks.

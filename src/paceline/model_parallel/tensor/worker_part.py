@@ -72,7 +72,6 @@ class WorkerPart(ShardedPart):
         self.mesh.connect(self._shape, self.along, *self.dealt, mode=self._mode)
 
     def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
-        """As of `LayoutPart`: the program sees one worker per replica, and no mesh."""
         self._connect(axes)
         self._connect_mesh()
         self._noted = NotedGradients(self.binding.parameters)
@@ -92,7 +91,6 @@ class WorkerPart(ShardedPart):
         return self.mesh.gradients
 
     def clip(self, max_norm: float) -> float:
-        """As of `LayoutPart`; workers of a mesh call it together."""
         norm = float(clip_grad_norm(self.model, max_norm))
         assert self._noted is not None
         for parameter in self.binding.parameters:
@@ -100,7 +98,6 @@ class WorkerPart(ShardedPart):
         return norm
 
     def has_changed_gradients(self) -> bool:
-        """Whether a gradient has changed since backward, or the last clipping; called once per step."""
         return self._noted is not None and self._noted.have_changed()
 
     def remove(self) -> None:
