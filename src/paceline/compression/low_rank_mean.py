@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import WHAT
-from paceline.compression.mean import Totals
+from paceline.compression.mean import Mean, Steps, Totals
 from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
-from paceline.ports.ports import Handle
 from paceline.system.saved_state import check_fits
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class LowRankMean:
 
     def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
         assert isinstance(owner.codec, Power)
-        self.owner, self.number, self.rank = owner, number, owner.codec.rank
+        self.owner, self.rank, self._warmup_steps = owner, owner.codec.rank, owner.codec.warmup_steps
         self._first = first
         self.type = sum_type(vector.dtype)
         length = vector.numel()
@@ -89,112 +88,71 @@ class LowRankMean:
                 if begin <= one.first < end:
                     self.rights[at] = self._before[1][at]
 
-    @property
-    def warms_up(self) -> bool:
-        """Whether this step is sent uncompressed."""
-        assert isinstance(self.owner.codec, Power)
-        return self.count <= self.owner.codec.warmup_steps
-
-    @property
-    def matrices(self) -> list[Factored]:
-        """The matrices sent as factors in this step."""
-        return [] if self.warms_up else self._factored
-
-    @property
-    def dense(self) -> Tensor:
-        """The elements sent uncompressed."""
-        return self._all_dense if self.warms_up else self._dense
-
-    def start(self, vector: Tensor, weight: float, said: float) -> LowRankUnderWay:
+    def start(self, vector: Tensor, weight: float, said: float) -> Mean:
         self.count += 1
-        return LowRankUnderWay(self, vector, weight, said)
+        return Mean(self._steps(vector, weight, said))
 
-
-class LowRankUnderWay:
-    """One mean under way; implements `Mean`."""
-
-    def __init__(self, slot: LowRankMean, vector: Tensor, weight: float, said: float) -> None:
-        self._slot, self._vector = slot, vector
-        owner, rank = slot.owner, slot.rank
-        self._lefts: list[Tensor] = []
-        self._totals: Totals | None = None
-        self._total = 0.0
-        with owner.coding(4 + rank, vector):
-            torch.add(slot.memory, vector, out=slot.given)
-            self._weight = owner.usable_weight(slot.given, weight)
-            self._is_used = self._weight > 0
-            if not self._is_used:
-                slot.given.zero_()
-            lefts = [right @ one.of(slot.given).T for one, right in zip(slot.matrices, slot.rights, strict=False)]
-            numbers = torch.tensor([self._weight, weight, said], dtype=slot.type)
-            parts = [*(left.reshape(-1) for left in lefts), slot.given[slot.dense]]
-            self._sent = torch.cat([*(part * self._weight for part in parts), numbers])
-        owner.count(vector.numel(), self._sent.nbytes)
-        self._first: Handle | None = owner.collectives.start_all_reduce(self._stand_in(self._sent))
-        self._second: Handle | None = None
-
-    def _stand_in(self, sent: Tensor) -> Tensor:
-        return sent if self._vector.numel() else self._vector
-
-    def advance(self) -> None:
-        """Orthonormalises the left factors and starts averaging the right ones."""
-        if self._first is None:
-            return
-        self._first.wait()
-        self._first = None
-        slot, owner = self._slot, self._slot.owner
-        self._total, weight, said = self._sent[-_NUMBERS:].tolist()
-        self._totals = Totals(weight, said)
-        if self._vector.numel() and not self._total > 0:  # zero or NaN, as all workers know
-            self._total = 0.0
-            return
-        with owner.coding(4 + slot.rank, self._vector):
-            self._sent.div_(self._total or 1.0)
-            if not is_finite(self._sent):  # finite numbers, but not their sum
-                self._total = 0.0
-                return
-            sizes = [slot.rank * one.rows for one in slot.matrices]
-            *lefts, self._dense, _ = self._sent.split([*sizes, len(slot.dense), _NUMBERS])
-            self._lefts = [left.view(slot.rank, one.rows) for left, one in zip(lefts, slot.matrices, strict=True)]
-            for one, left in zip(slot.matrices, self._lefts, strict=True):
-                one.orthonormalize(left, slot.count)
-            rights = []
-            for one, left in zip(slot.matrices, self._lefts, strict=True):
-                own = one.of(slot.given)
-                right = left @ own
-                rights.append(right.reshape(-1) * self._weight)
-                if self._is_used:  # what of it the factors lack
-                    torch.sub(own, left.T @ right, out=one.of(slot.memory))
-            self._rights = torch.cat(rights) if rights else torch.zeros(0, dtype=slot.type)
-        owner.count(0, self._rights.nbytes)
-        if rights or not self._vector.numel():
-            self._second = owner.collectives.start_all_reduce(self._stand_in(self._rights))
-
-    def wait(self) -> Totals:
-        """Multiplies the mean factors."""
+    def _steps(self, vector: Tensor, weight: float, said: float) -> Steps:
         from paceline.compression import kernels
 
-        self.advance()
-        slot, owner, vector = self._slot, self._slot.owner, self._vector
-        assert self._totals is not None
-        if self._second is not None:
-            self._second.wait()
+        owner, rank = self.owner, self.rank
+        warms_up = self.count <= self._warmup_steps
+        matrices = [] if warms_up else self._factored  # the rest is sent uncompressed
+        dense = self._all_dense if warms_up else self._dense
+        with owner.coding(4 + rank, vector):
+            torch.add(self.memory, vector, out=self.given)
+            used = owner.usable_weight(self.given, weight)
+            if not used > 0:
+                self.given.zero_()
+            lefts = [right @ one.of(self.given).T for one, right in zip(matrices, self.rights, strict=False)]
+            numbers = torch.tensor([used, weight, said], dtype=self.type)
+            parts = [*(left.reshape(-1) for left in lefts), self.given[dense]]
+            sent = torch.cat([*(part * used for part in parts), numbers])
+        owner.count(vector.numel(), sent.nbytes)
+        yield owner.collectives.start_all_reduce(sent if vector.numel() else vector)
+        total, *sums = sent[-_NUMBERS:].tolist()
+        totals = Totals(*sums)
+        *flat, exact, _ = sent.split([*(rank * one.rows for one in matrices), len(dense), _NUMBERS])
+        lefts = [left.view(rank, one.rows) for left, one in zip(flat, matrices, strict=True)]
+        averaged = None
+        if total > 0 or not vector.numel():  # else zero or NaN, as all workers know
+            with owner.coding(4 + rank, vector):
+                if is_finite(sent.div_(total or 1.0)):  # else finite numbers, but not their sum
+                    averaged = self._right_factors(matrices, lefts, used)
+        if averaged is None:
+            yield None
+            if vector.numel():
+                vector.fill_(float("nan") if totals.weight else 0.0)
+                for begin, end in self.gaps:
+                    vector[begin:end] = 0
+            return totals
+        owner.count(0, averaged.nbytes)
         if not vector.numel():
-            return self._totals
-        if not self._total:
-            vector.fill_(float("nan") if self._totals.weight else 0.0)
-            for begin, end in slot.gaps:
-                vector[begin:end] = 0
-            return self._totals
-        with owner.coding(4 + slot.rank, vector):
-            mean = torch.zeros(len(vector), dtype=slot.type)
-            mean[slot.dense] = self._dense
-            rights = self._rights.div_(self._total).split([slot.rank * one.columns for one in slot.matrices])
-            for at, (one, left, flat) in enumerate(zip(slot.matrices, self._lefts, rights, strict=False)):
-                right = flat.view(slot.rank, one.columns)
+            yield owner.collectives.start_all_reduce(vector)
+            return totals
+        yield owner.collectives.start_all_reduce(averaged) if matrices else None
+        with owner.coding(4 + rank, vector):
+            mean = torch.zeros(len(vector), dtype=self.type)
+            mean[dense] = exact
+            flat = averaged.div_(total).split([rank * one.columns for one in matrices])
+            for at, (one, left, values) in enumerate(zip(matrices, lefts, flat, strict=False)):
+                right = values.view(rank, one.columns)
                 kernels.add_products(left.numpy(), right.numpy(), one.of(mean).numpy())
                 largest = right.abs().amax(1, keepdim=True)  # rows of this length lose no product to under- or overflow
                 is_known = (largest > 0) & (largest < torch.inf)  # else the row before serves again
-                slot.rights[at] = torch.where(is_known, right / largest, slot.rights[at])
+                self.rights[at] = torch.where(is_known, right / largest, self.rights[at])
             vector.copy_(mean)
-        return self._totals
+        return totals
+
+    def _right_factors(self, matrices: list[Factored], lefts: list[Tensor], used: float) -> Tensor:
+        """This worker's, weighted; makes the left ones orthonormal, and keeps what of its matrices the factors lack."""
+        for one, left in zip(matrices, lefts, strict=True):
+            one.orthonormalize(left, self.count)
+        rights = [torch.zeros(0, dtype=self.type)]
+        for one, left in zip(matrices, lefts, strict=True):
+            own = one.of(self.given)
+            right = left @ own
+            rights.append(right.reshape(-1) * used)
+            if used > 0:
+                torch.sub(own, left.T @ right, out=one.of(self.memory))
+        return torch.cat(rights)

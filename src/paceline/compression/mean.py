@@ -1,10 +1,13 @@
-"""The protocol of a mean under way: started now, finished later."""
+"""A mean under way: started now, finished later."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Generator
+from typing import NamedTuple
 
-__all__ = ["Alone", "Mean", "Totals"]
+from paceline.ports.ports import Handle
+
+__all__ = ["Mean", "Steps", "Totals"]
 
 
 class Totals(NamedTuple):
@@ -14,26 +17,39 @@ class Totals(NamedTuple):
     number: float  # the sum of all workers' numbers
 
 
-class Mean(Protocol):
-    """A mean under way."""
+#: Yields each collective operation once it is started, or None in its place, and continues when it has ended.
+Steps = Generator[Handle | None, None, Totals]
+
+
+class Mean:
+    """A mean under way, in at most two operations, of which the first is started now."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._handle: Handle | None = None
+        self._totals: Totals | None = None
+        self._has_advanced = False
+        self._go_on()
 
     def advance(self) -> None:
         """Waits for the first operation and starts the second; optional."""
-        ...
+        if not self._has_advanced:
+            self._go_on()
+            self._has_advanced = True
 
     def wait(self) -> Totals:
         """Returns with the mean in place."""
-        ...
-
-
-class Alone:
-    """The mean of one worker's vector: itself."""
-
-    def __init__(self, totals: Totals) -> None:
-        self._totals = totals
-
-    def advance(self) -> None:
-        """There is nothing to wait for."""
-
-    def wait(self) -> Totals:
+        while self._totals is None:
+            self._go_on()
         return self._totals
+
+    def _go_on(self) -> None:
+        if self._handle is not None:
+            self._handle.wait()
+        if self._totals is None:
+            try:
+                self._handle = next(self._steps)
+            except StopIteration as end:
+                if end.value is None:
+                    raise RuntimeError("This mean has failed before.") from None
+                self._handle, self._totals = None, end.value

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
-from paceline.compression.mean import Alone, Mean, Totals
+from paceline.compression.mean import Mean, Steps, Totals
 from paceline.errors import UsageError, name_workers
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type
-from paceline.ports.ports import Handle
 from paceline.system.saved_state import check_fits
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Pieces:
         self.second = codec.start(self.piece, self._type) if workers > 1 else None
         self.count = 0
         self.share = 0.0  # that this worker had in the mean that its memory is left over from
-        self._payload_type: torch.dtype | None = None
+        self._kind: torch.dtype | None = None  # of payloads
         self._before: list[Tensor | None] = []
         self.gaps = gaps(owner.ranges, first, n)
 
@@ -94,18 +93,13 @@ class Pieces:
                 for begin, end in within(ranges, first, first + len(own)):
                     own[begin:end] = before[begin:end]
 
-    def part_of_memory(self, worker: int) -> Tensor | None:
-        """The error feedback of the piece that goes to this worker."""
-        return None if self.memory is None else self.memory[worker * self.piece : (worker + 1) * self.piece]
-
-    def payload_type(self, codec: Codec) -> torch.dtype:
-        """The type of a payload's elements."""
-        if self._payload_type is None:
+    def _payload_type(self, codec: Codec) -> torch.dtype:
+        if self._kind is None:
             nothing = torch.zeros(0, dtype=self._type)
-            self._payload_type = codec.encode(nothing, codec.start(0, self._type)).x.dtype
-        return self._payload_type
+            self._kind = codec.encode(nothing, codec.start(0, self._type)).x.dtype
+        return self._kind
 
-    def clear_gaps(self, vector: Tensor) -> None:
+    def _clear_gaps(self, vector: Tensor) -> None:
         """Zeroes the gaps between parameters, which a codec or NaN may have changed."""
         for begin, end in self.gaps:
             vector[begin:end] = 0
@@ -114,160 +108,121 @@ class Pieces:
 
     def start(self, vector: Tensor, weight: float, said: float) -> Mean:
         self.count += 1
-        if self._owner.num_workers == 1:
-            return Alone(Totals(weight, said))
+        return Mean(self._steps(vector, weight, said))
+
+    def _steps(self, vector: Tensor, weight: float, said: float) -> Steps:
+        owner = self._owner
+        if owner.num_workers == 1:
+            return Totals(weight, said)
         if not self._length:
-            return _TimedMean(self._owner, vector, weight, said)
-        return _PiecesMean(self._owner, self, self._number, vector, weight, said)
-
-
-class _PiecesMean:
-    """One mean under way; implements `Mean`."""
-
-    def __init__(self, owner: CodedMean, slot: Pieces, number: int, vector: Tensor, weight: float, said: float) -> None:
-        self._owner, self._slot, self._number, self._vector = owner, slot, number, vector
-        self._codec = owner.tuner.codec
-        self._moves = owner.moves_of(self._codec)
-        self._key = key_of(owner.seed, slot.count, number)
-        self._size = self._codec.payload_bytes(slot.piece, slot.given.dtype)
-        given = torch.zeros(owner.num_workers, _HEAD + -(-self._size // 8) * 8, dtype=torch.uint8)
-        self._taken = torch.empty_like(given)
-        with owner.coding(self._moves.encoding + 3, vector):
+            return (yield from self._timed_steps(vector, weight, said))
+        codec, workers = owner.tuner.codec, owner.num_workers
+        moves, key = owner.moves_of(codec), key_of(owner.seed, self.count, self._number)
+        size = codec.payload_bytes(self.piece, self.given.dtype)
+        padded, kind = -(-size // 8) * 8, self._payload_type(codec)
+        given = torch.zeros(workers, _HEAD + padded, dtype=torch.uint8)
+        taken = torch.empty_like(given)
+        with owner.coding(moves.encoding + 3, vector):
             used = owner.usable_weight(vector, weight)
-            if used > 0 and not self._encode(given):
+            if used > 0 and not self._encode(codec, vector, given[:, _HEAD : _HEAD + size], key):
                 used = owner.weight_left_out()
         head = torch.tensor([owner.fingerprint, used, weight, said], dtype=torch.float64)
         given[:, :_HEAD] = head.view(torch.uint8)
         owner.count(vector.numel(), given.nbytes)
-        self._first: Handle | None = owner.collectives.start_all_to_all(given.view(-1), self._taken.view(-1))
-        self._second: Handle | None = None
-        self._totals, self._is_empty = Totals(0.0, 0.0), False
+        yield owner.collectives.start_all_to_all(given.view(-1), taken.view(-1))
+        heads = taken[:, :_HEAD].contiguous().view(torch.float64).tolist()
+        self._check_codecs(heads)
+        weights = [head[1] for head in heads]
+        totals = Totals(sum(head[2] for head in heads), sum(head[3] for head in heads))
+        if not sum(weights) > 0:  # zero or NaN, as all workers know
+            yield None
+            vector.fill_(float("nan") if totals.weight else 0.0)
+            self._clear_gaps(vector)
+            owner.finished(self._number, 0.0)
+            return totals
 
-    def _encode(self, given: Tensor) -> bool:
-        """Codes all pieces; returns whether they are finite. If not, the memory is unchanged."""
-        slot, vector = self._slot, self._vector
-        slot.given[: vector.numel()] = vector
-        done: list[tuple[int, Encoded]] = []
-        for worker, (row, part) in enumerate(zip(given, slot.given.view(len(given), -1), strict=True)):
+        def encoded(payload: Tensor) -> Encoded:
+            return Encoded(payload if kind == torch.uint8 else payload.view(kind))
+
+        def decoded(payload: Tensor) -> Tensor:
+            return codec.decode(encoded(payload), self.piece, self.given.dtype)
+
+        # This worker's piece of the mean is added up, and coded again.
+        unit = next(one for one in weights if one)
+        part, error = torch.zeros(_STATUS + padded, dtype=torch.uint8), 0.0
+        with owner.coding(moves.decoding + 3 + (moves.encoding + 2) / workers, vector):
+            mean = torch.zeros(self.piece, dtype=self.given.dtype)
+            total = sum(weight / unit for weight in weights)
+            for weight, payload in zip(weights, taken[:, _HEAD : _HEAD + size], strict=True):
+                if weight:
+                    mean.add_(decoded(payload), alpha=weight / unit)
+                    error += (weight / unit / total) ** 2 * owner.tuner.coded_size(encoded(payload), self.piece)
+            mean.div_(total)
             try:
-                encoded = self._codec.encode(part, slot.part_of_memory(worker), key_of(self._key, worker))
+                coded = codec.encode(mean, self.second, key_of(key, workers))
+                part[_STATUS : _STATUS + size] = coded.x.view(torch.uint8)
+                error += owner.tuner.coded_size(encoded(part[_STATUS : _STATUS + size]), self.piece)
+            except NotFiniteError:  # finite numbers, but not their sum
+                error = math.nan
+        part[:_STATUS].view(torch.float64).fill_(error)
+        pieces = torch.empty(workers, _STATUS + padded, dtype=torch.uint8)
+        yield owner.collectives.start_all_gather(part, pieces.view(-1))
+        errors = pieces[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
+        with owner.coding(moves.decoding + 2, vector):
+            payloads = pieces[:, _STATUS : _STATUS + size]
+            for error, payload, part in zip(errors, payloads, vector.split(self.piece), strict=False):
+                part.fill_(error) if math.isnan(error) else part.copy_(decoded(payload)[: len(part)])
+            if self.memory is not None or any(map(math.isnan, errors)):
+                self._clear_gaps(vector)
+        owner.finished(self._number, sum(errors))
+        return totals
+
+    def _encode(self, codec: Codec, vector: Tensor, payloads: Tensor, key: int) -> bool:
+        """Codes all pieces into the rows; returns whether they are finite. If not, the memory is unchanged."""
+        self.given[: vector.numel()] = vector
+        parts = self.given.view(len(payloads), -1)
+        memories = [None] * len(parts) if self.memory is None else list(self.memory.view_as(parts))
+        done: list[Encoded] = []
+        for worker, (payload, part, memory) in enumerate(zip(payloads, parts, memories, strict=True)):
+            try:
+                done.append(codec.encode(part, memory, key_of(key, worker)))
             except NotFiniteError:
-                for before, one in done:  # what was coded is not sent
-                    memory = slot.part_of_memory(before)
-                    if memory is not None:
-                        sent = self._codec.decode(one, slot.piece, slot.given.dtype)
-                        memory.add_(sent).sub_(slot.given[before * slot.piece : (before + 1) * slot.piece])
+                for before, given, one in zip(memories, parts, done, strict=False):  # what was coded is not sent
+                    if before is not None:
+                        before.add_(codec.decode(one, self.piece, self.given.dtype)).sub_(given)
                 return False
-            done.append((worker, encoded))
-            row[_HEAD : _HEAD + self._size] = encoded.x.view(torch.uint8)
+            payload.copy_(done[-1].x.view(torch.uint8))
         return True
 
-    def _decode(self, row: Tensor) -> Tensor:
-        return self._codec.decode(self._encoded(row), self._slot.piece, self._slot.given.dtype)
-
-    def _size_of(self, row: Tensor) -> float:
-        return self._owner.tuner.coded_size(self._encoded(row), self._slot.piece)
-
-    def _encoded(self, row: Tensor) -> Encoded:
-        payload, kind = row[: self._size], self._slot.payload_type(self._codec)
-        return Encoded(payload if kind == torch.uint8 else payload.view(kind))
-
-    def advance(self) -> None:
-        """Adds up this worker's piece, re-encodes it, and starts collecting all pieces."""
-        if self._first is None:
-            return
-        self._first.wait()
-        self._first = None
-        owner, slot = self._owner, self._slot
-        heads = self._taken[:, :_HEAD].contiguous().view(torch.float64).tolist()
+    def _check_codecs(self, heads: list[list[float]]) -> None:
+        owner = self._owner
         others = [worker for worker, head in enumerate(heads) if head[0] != owner.fingerprint]
         if others:
             raise UsageError(
                 f"{name_workers(others).capitalize()} sent gradients with a codec other than worker "
                 f"{owner.worker_id}'s, {owner.codec}: name the same one on every worker."
             )
-        used = [head[1] for head in heads]
-        self._totals = Totals(sum(head[2] for head in heads), sum(head[3] for head in heads))
-        unit = next((one for one in used if one), 0.0)
-        if not sum(used) > 0:  # zero or NaN, as all workers know
-            self._is_empty = True
-            return
-        workers, padded = owner.num_workers, -(-self._size // 8) * 8
-        moves = self._moves.decoding + 3 + (self._moves.encoding + 2) / workers
-        part, size = torch.zeros(_STATUS + padded, dtype=torch.uint8), 0.0
-        with owner.coding(moves, self._vector):
-            mean = torch.zeros(slot.piece, dtype=slot.given.dtype)
-            total = sum(weight / unit for weight in used)
-            for weight, row in zip(used, self._taken, strict=True):
-                if weight:
-                    mean.add_(self._decode(row[_HEAD:]), alpha=weight / unit)
-                    size += (weight / unit / total) ** 2 * self._size_of(row[_HEAD:])
-            mean.div_(total)
-            try:
-                encoded = self._codec.encode(mean, slot.second, key_of(self._key, workers))
-                part[_STATUS : _STATUS + self._size] = encoded.x.view(torch.uint8)
-                size += self._size_of(part[_STATUS:])
-            except NotFiniteError:  # finite numbers, but not their sum
-                size = math.nan
-        part[:_STATUS].view(torch.float64).fill_(size)
-        self._taken = torch.empty(workers, _STATUS + padded, dtype=torch.uint8)
-        self._second = owner.collectives.start_all_gather(part, self._taken.view(-1))
 
-    def wait(self) -> Totals:
-        self.advance()
-        owner, slot, vector = self._owner, self._slot, self._vector
-        if self._is_empty:
-            vector.fill_(float("nan") if self._totals.weight else 0.0)
-            slot.clear_gaps(vector)
-            owner.finished(self._number, 0.0)
-            return self._totals
-        assert self._second is not None
-        self._second.wait()
-        sizes = self._taken[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
-        with owner.coding(self._moves.decoding + 2, vector):
-            for size, row, part in zip(sizes, self._taken, vector.split(slot.piece), strict=False):
-                part.fill_(size) if math.isnan(size) else part.copy_(self._decode(row[_STATUS:])[: len(part)])
-            if slot.memory is not None or any(map(math.isnan, sizes)):
-                slot.clear_gaps(vector)
-        owner.finished(self._number, sum(sizes))
-        return self._totals
-
-
-class _TimedMean:
-    """A mean of vectors without elements: only its time is simulated."""
-
-    def __init__(self, owner: CodedMean, vector: Any, weight: float, said: float) -> None:
-        self._owner, self._vector, self._codec = owner, vector, owner.tuner.codec
-        self._moves = owner.moves_of(self._codec)
-        self._totals = Totals(weight * owner.num_workers, said * owner.num_workers)
+    def _timed_steps(self, vector: Any, weight: float, said: float) -> Steps:
+        """For a vector without elements: only its time is simulated."""
+        owner = self._owner
+        codec, workers = owner.tuner.codec, owner.num_workers
+        moves = owner.moves_of(codec)
+        stand_in = vector.coded(share_of(codec)) if hasattr(vector, "coded") else vector
         num_bytes = getattr(vector, "num_bytes", None)
-        self._stand_in = vector.coded(share_of(self._codec)) if hasattr(vector, "coded") else vector
         if num_bytes is not None:
-            piece = piece_of(num_bytes // 4, owner.num_workers)
-            size = _HEAD + -(-self._codec.payload_bytes(piece, torch.float32) // 8) * 8
-            self._stand_in = vector.standing_for(owner.num_workers * size)
-            owner.count(num_bytes // 4, owner.num_workers * size)
-        with owner.coding(self._moves.encoding + 3, vector):
+            size = _HEAD + -(-codec.payload_bytes(piece_of(num_bytes // 4, workers), torch.float32) // 8) * 8
+            stand_in = vector.standing_for(workers * size)
+            owner.count(num_bytes // 4, workers * size)
+        with owner.coding(moves.encoding + 3, vector):
             pass
-        self._first: Handle | None = owner.collectives.start_all_to_all(self._stand_in, self._stand_in)
-        self._second: Handle | None = None
-
-    def advance(self) -> None:
-        if self._first is None:
-            return
-        self._first.wait()
-        self._first, moves = None, self._moves
-        with self._owner.coding(moves.decoding + 3 + (moves.encoding + 2) / self._owner.num_workers, self._vector):
+        yield owner.collectives.start_all_to_all(stand_in, stand_in)
+        with owner.coding(moves.decoding + 3 + (moves.encoding + 2) / workers, vector):
             pass
-        self._second = self._owner.collectives.start_all_gather(self._stand_in, self._stand_in)
-
-    def wait(self) -> Totals:
-        self.advance()
-        assert self._second is not None
-        self._second.wait()
-        with self._owner.coding(self._moves.decoding + 2, self._vector):
+        yield owner.collectives.start_all_gather(stand_in, stand_in)
+        with owner.coding(moves.decoding + 2, vector):
             pass
-        return self._totals
+        return Totals(weight * workers, said * workers)
 
 
 def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:
