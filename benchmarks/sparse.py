@@ -34,8 +34,7 @@ from paceline.sklearn import HogwildClassifier
 from paceline.sparse.instructions import FAST
 from paceline.sparse.linear import Learning, LinearModel
 from paceline.sparse.losses import CODES, slope_of
-from paceline.sparse.matrix import rows_of
-from paceline.sparse.rows import Rows, add, dot, prefetch_rows
+from paceline.sparse.rows import Rows, add, dot, prefetch_rows, rows_of
 from paceline.sparse.sparsity import sparsity_of
 from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team, shuffle

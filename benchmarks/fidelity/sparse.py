@@ -29,7 +29,7 @@ from paceline.sparse.completion import Completion
 from paceline.sparse.cuts import GraphCut
 from paceline.sparse.linear import LinearModel
 from paceline.sparse.losses import CODES
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.sparsity import sparsity_of
 from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team

@@ -9,8 +9,8 @@ import torch
 
 import paceline as pl
 from paceline.algorithms import downpour
+from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.client import Answer
-from paceline.algorithms.server.warm_start import WarmStart
 from paceline.records import accruals
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.simulate_task import TaskSimulation

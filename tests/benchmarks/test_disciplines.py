@@ -10,7 +10,7 @@ from scipy import sparse
 from paceline.sparse import losses
 from paceline.sparse.linear import DISCIPLINES, LinearModel
 from paceline.sparse.losses import CODES
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.steps import CONSTANT, OPTIMAL, PassPlan
 from paceline.sparse.team import Team
 from sparse_problems.reference import Account, sgd

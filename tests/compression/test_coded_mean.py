@@ -59,7 +59,7 @@ def test_a_worker_without_a_batch_adds_nothing(codec, num_workers):
     for found, _ in with_it:
         assert found[0][0].abs().max() < 10
         assert found[0][1].weight == num_workers
-    slot = with_it[-1][1]._slots[0]
+    slot = with_it[-1][1].slots[0]
     assert getattr(slot, "memory", None) is None or not slot.memory.any()
 
 
@@ -101,7 +101,7 @@ def test_what_is_coded_before_an_overflow_is_not_lost():
     def program(worker, ports):
         coded = CodedMean(codec, ports)
         coded.start(0, gaussian(worker, 600), 1.0).wait()
-        slot = coded._slots[0]
+        slot = coded.slots[0]
         before = slot.memory.clone()
         slot.memory[599] = 3e38
         x = gaussian(9, 600)
@@ -194,7 +194,7 @@ def test_what_lies_between_parameters_stays_zero():
 
     for found, coded in means(Sign(), [vector, vector], steps=5, ranges=((16, 100),)):
         assert all(not x[:16].any() for x, _ in found)
-        assert not coded._slots[0].memory[:16].any()
+        assert not coded.slots[0].memory[:16].any()
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
@@ -241,7 +241,7 @@ def test_power_keeps_what_it_lacks():
         one[:16] = one[1246:1248] = one[2448:] = 0
     results = means(Power(rank=2, warmup_steps=0), vectors, [1.0, 1.0, 1.0], steps=6, ranges=RANGES, shapes=SHAPES)
     sent = sum(x.double() for x, _ in results[0][0])
-    kept = sum(coded._slots[0].memory.double() for _, coded in results) / 3
+    kept = sum(coded.slots[0].memory.double() for _, coded in results) / 3
     came = 6 * sum(x.double() for x in vectors) / 3
     assert torch.allclose(sent + kept, came, atol=1e-4)
     assert kept.norm() > 0.1 * came.norm() / 6
@@ -270,7 +270,7 @@ def test_what_is_kept_counts_as_much_when_weights_change(codec):
             came = came + x.double() * of_all[worker] / sum(of_all)
             coded.start(0, x, of_all[worker], total=sum(of_all)).wait()
             sent = sent + x.double()
-        slot = coded._slots[0]
+        slot = coded.slots[0]
         second = torch.zeros(2464)
         if isinstance(codec, Sign):
             part = slot.second[: 2464 - worker * slot.piece]

@@ -34,9 +34,9 @@ def averaged(vectors, codec=RANK_2, weights=None, steps=None):
     for found, coded in results[1:]:
         for (x, _), (other, _) in zip(results[0][0], found, strict=True):
             torch.testing.assert_close(x, other, rtol=0, atol=0, equal_nan=True)
-        for own, other in zip(coded._slots[0].rights, results[0][1]._slots[0].rights, strict=True):
+        for own, other in zip(coded.slots[0].rights, results[0][1].slots[0].rights, strict=True):
             assert torch.equal(own, other)
-    return [x for x, _ in results[0][0]], [coded._slots[0] for _, coded in results]
+    return [x for x, _ in results[0][0]], [coded.slots[0] for _, coded in results]
 
 
 # Beside other implementations
@@ -268,7 +268,7 @@ def test_what_was_sent_and_what_is_kept_is_what_came_whatever_is_drawn_again():
             came = came + x.double() * weights[worker][step] / total
             coded.start(0, x, weights[worker][step], total=total).wait()
             sent = sent + x.double()
-        slot = coded._slots[0]
+        slot = coded.slots[0]
         return sent, came - slot.share * slot.memory.double()
 
     (sent, first), (other, second) = run_workers(2, program, SIZE)
@@ -332,7 +332,7 @@ def test_a_memory_that_overflows_with_a_gradient_is_as_it_was():
     def program(worker, ports):
         coded = CodedMean(RANK_2, ports, RANGES, SHAPES)
         coded.start(0, gaussian(worker, SIZE), 1.0).wait()
-        memory = coded._slots[0].memory
+        memory = coded.slots[0].memory
         if worker:
             memory[7] = 3e38
         before, x = memory.clone(), gaussian(9, SIZE)

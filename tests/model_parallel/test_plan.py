@@ -8,10 +8,10 @@ from torch import nn
 
 import paceline as pl
 from model_parallel.models import BATCH, CASES, alone, data, made, placed, planned
+from paceline.model_parallel.graph.exchange import from_wire, to_wire, truncated
 from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.schedule import longest_remaining
 from paceline.model_parallel.graph.trace import trace
-from paceline.model_parallel.graph.wire import from_wire, to_wire, truncated
 
 X = torch.randn(BATCH, 8, dtype=torch.float64)
 

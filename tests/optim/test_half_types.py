@@ -16,8 +16,7 @@ from paceline.algorithms.all_reduce import _OverlappedMean
 from paceline.algorithms.downpour import _Accrued
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.server.average import MovingAverage
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.waiting_gradients import WaitingGradient, weighted_mean
+from paceline.algorithms.server.update import UpdateInfo, WaitingGradient, weighted_mean
 from paceline.algorithms.topology import Complete
 from paceline.membership.final_mean import mean_of_all
 from paceline.memory.collectives import SharedMemoryCollectives

@@ -88,7 +88,9 @@ class Ledger:
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(f"{PACKAGE}/"):
-                by_rule = frame.f_code.co_name in ("_revise", "_step", "_descend", "apply") and "/algorithms/server/" in name
+                by_rule = (
+                    frame.f_code.co_name in ("_revise", "_step", "_descend", "apply") and "/algorithms/server/" in name
+                )
                 ours = (f"{PACKAGE}/algorithms/", f"{PACKAGE}/compression/", f"{PACKAGE}/optim/outer.py")
                 mine = name.startswith(ours) or name.endswith("/simulator/mailbox.py")
                 return mine and not by_rule and not name.endswith("copies.py")

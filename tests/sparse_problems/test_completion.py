@@ -6,7 +6,7 @@ from scipy import sparse
 
 from paceline.sklearn import HogwildMatrixFactorization
 from paceline.sparse.completion import Completion
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.team import Team
 
 

@@ -9,7 +9,7 @@ from scipy import sparse
 from paceline.sparse import losses
 from paceline.sparse.linear import LinearModel, Loss
 from paceline.sparse.losses import CODES
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, PassPlan
 from paceline.sparse.team import Team
 from sparse_problems.reference import VALUES, Account, sgd, slope

@@ -8,7 +8,7 @@ from paceline.sklearn import HogwildClassifier
 from paceline.sparse.hot import VISITS, tiers_for
 from paceline.sparse.linear import LinearModel
 from paceline.sparse.losses import Loss
-from paceline.sparse.matrix import frequencies, rows_of
+from paceline.sparse.rows import frequencies, rows_of
 from paceline.sparse.steps import CONSTANT, PassPlan
 from paceline.sparse.team import Team, count_threads
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.algorithms.topology import Ring, Topology
-from paceline.compression.carriers import GOSSIP
+from paceline.compression.registry import GOSSIP
 from paceline.errors import NoGradient
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica

@@ -14,9 +14,8 @@ from paceline.algorithms.coded_gradient import work_coded
 from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError, WorkerLostError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import Collectives, Handle, Ports

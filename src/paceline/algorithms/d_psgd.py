@@ -12,7 +12,7 @@ import torch
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.same_rounds import check_rates, left_out
 from paceline.algorithms.topology import Ring, Topology, metropolis_weights
-from paceline.compression.carriers import GOSSIP
+from paceline.compression.registry import GOSSIP
 from paceline.errors import NoGradient, PeerLostError, UsageError, WorkerLostError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.checks import MalformedMessageError, checked_vector, checked_weight

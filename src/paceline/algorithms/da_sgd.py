@@ -15,9 +15,8 @@ from paceline.algorithms.merges import (
     rule_of_models,
     slow_progress,
 )
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica

@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import OuterStep, progress_of, refuse_no_progress, slow_progress
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
 from paceline.optim.outer import Nesterov, Outer
 from paceline.ports.ports import Ports

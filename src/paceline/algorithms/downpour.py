@@ -10,16 +10,15 @@ from torch import Tensor, dtype
 
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server.adagrad import Adagrad
+from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.shard import Shard
-from paceline.algorithms.server.warm_start import WarmStart
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import NoGradient
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import MeanOfModels, rule_of_models
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters

@@ -17,9 +17,8 @@ from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.update import COUNTED
 from paceline.algorithms.server.user import UserOptimizer
-from paceline.compression.carriers import check_carrier
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import codec_registry
+from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError, shown
 from paceline.optim.settings import not_linear
 from paceline.ports.ports import Ports, ServerPorts

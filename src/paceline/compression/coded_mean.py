@@ -11,30 +11,27 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import WHAT, Codec, Moves, Tuner
+from paceline.compression.codec import WHAT
+from paceline.compression.coding import Coding
 from paceline.compression.low_rank_mean import LowRankMean
 from paceline.compression.mean import Mean
-from paceline.compression.measured import measured_moves
 from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
-from paceline.errors import AlgorithmWarning, NotFiniteWarning, UsageError
+from paceline.errors import AlgorithmWarning, UsageError
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
-from paceline.ports.ports import Collectives, Ports
 from paceline.system.saved_state import check_fits
 
 __all__ = ["CodedMean"]
 
 
-class CodedMean:
+class CodedMean(Coding):
     """Averages vectors over all workers through a codec; all workers make the same calls in the same order.
 
     A vector has a number, such as that of its bucket or fragment, which identifies its memory; its length must not change.
@@ -46,41 +43,10 @@ class CodedMean:
 
     Costs: about 2 (n - 1) / n of a coded vector sent by each of n workers; memory as the codec says, and buffers of two
         vectors.
-
-    Args:
-        codec: of an all-to-all's kinds, or `Power`.
-        ports: the worker's.
-        ranges: of the parameters in the flat vector (P,); gaps between them stay 0. None: there are no gaps.
-        shapes: of the parameters, for `Power`.
-        model_shapes: of all parameters of the model, if these are only some of them.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        ports: Ports[Any],
-        ranges: Ranges | None = None,
-        shapes: Sequence[tuple[int, ...]] = (),
-        model_shapes: Sequence[tuple[int, ...]] | None = None,
-    ) -> None:
-        assert ports.collectives is not None
-        self.codec = codec
-        self.collectives: Collectives = ports.collectives
-        self.worker_id, self.num_workers = ports.worker_id, ports.num_workers
-        self.counts, self.moved, self.clock = ports.counts, ports.moved, ports.clock
-        self.ranges, self.shapes = ranges, shapes
-        self.model_shapes = shapes if model_shapes is None else model_shapes
-        self.seed = ports.random.getrandbits(63)
-        self.tuner: Tuner = codec.tuner()
-        self._measured = measured_moves(codec, ports)
-        self.fingerprint = zlib.crc32(repr(codec).encode())
-        self.sizes: dict[int, float] = {}  # of the means since the tuner was last told
-        self.skips = False  # whether a step whose mean is not finite is left out, by all workers
-        self._has_warned = self._has_said_lost = False
-        self._slots: dict[int, Any] = {}
-        self._kept: dict[int, dict[str, Any]] = {}  # of a checkpoint, for vectors that have not come yet
-        self._before: dict[str, Any] | None = None  # the state at the beginning of a transaction
-        self.leaves_out = False  # whether `leave_out` may follow
+    leaves_out = False  # whether `leave_out` may follow
+    _before: dict[str, Any] | None = None  # the state at the beginning of a transaction
 
     def start(
         self,
@@ -105,13 +71,13 @@ class CodedMean:
         if number in self.sizes:
             self.tuner.tell(sum(self.sizes.values()))
             self.sizes.clear()
-        slot = self._slots.get(number)
+        slot = self.slots.get(number)
         if slot is None:
             if vector.device.type != "cpu":
                 raise UsageError("Codecs need the model on the CPU, but this one is on a GPU: leave out codec.")
             make = LowRankMean if isinstance(self.codec, Power) and self.num_workers > 1 else Pieces
-            slot = self._slots[number] = make(self, number, vector, first)
-            slot.load(self._kept.pop(number, None))
+            slot = self.slots[number] = make(self, number, vector, first)
+            slot.load(self.kept.pop(number, None))
         if weight and total and vector.numel() and is_finite(vector):
             slot.shares(weight / total)
         if self.leaves_out:
@@ -120,7 +86,7 @@ class CodedMean:
 
     def leave_out(self, ranges: Ranges) -> None:
         """Restores the memory of elements of the flat vector (P,) that no worker applies, as before the last means."""
-        for slot in self._slots.values() if self.leaves_out else ():
+        for slot in self.slots.values() if self.leaves_out else ():
             slot.leave_out(ranges)
 
     def fit(self, vectors: Sequence[Tensor], weight: float) -> None:
@@ -170,16 +136,16 @@ class CodedMean:
     def settle(self, *, is_applied: bool) -> None:
         """Ends the transaction; restores the state of `keep` unless its means have been applied."""
         if self._before is not None and not is_applied:
-            self._slots.clear()
+            self.slots.clear()
             self.load(self._before)
         self._before = None
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint: memories, counts, and the tuner's state."""
-        slots = {number: slot.state() for number, slot in self._slots.items()}
+        slots = {number: slot.state() for number, slot in self.slots.items()}
         return {
             "codec": self.fingerprint,
-            "slots": {**self._kept, **slots},
+            "slots": {**self.kept, **slots},
             "tuner": self.tuner.state(),
             "sizes": dict(self.sizes),
         }
@@ -196,59 +162,6 @@ class CodedMean:
         check_fits(state, {"codec": int, "slots": dict, "tuner": self.tuner.state(), "sizes": dict}, WHAT)
         check_fits(state["sizes"], dict.fromkeys(state["sizes"], float), WHAT)
         check_fits(state["slots"], dict.fromkeys(state["slots"], dict), WHAT)
-        self._kept, self.sizes = dict(state["slots"]), dict(state["sizes"])
+        self.kept, self.sizes = dict(state["slots"]), dict(state["sizes"])
         if state["tuner"]:
             self.tuner.load(state["tuner"])
-
-    # For the means
-
-    def usable_weight(self, vector: Tensor, weight: float) -> float:
-        """The weight with which a vector takes part in the mean; NaN: no vector does."""
-        return self.weight_left_out() if weight and vector.numel() and not is_finite(vector) else weight
-
-    def weight_left_out(self) -> float:
-        """The weight of a vector that is not finite; warns once if only this vector is left out of the mean."""
-        if self.skips:
-            return math.nan
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"A gradient of worker {self.worker_id} is not finite and is left out of the mean; its codec's memory "
-                "stays unchanged. If it happens again, lower the learning rate or clip gradients. This warning "
-                "appears once.",
-                NotFiniteWarning,
-                stacklevel=2,
-            )
-        return 0.0
-
-    def does_not_fit(self) -> None:
-        """Warns that the checkpoint's memories do not match the present vectors."""
-        if not self._has_said_lost:
-            self._has_said_lost = True
-            warnings.warn(
-                "The checkpoint was written with another number of workers, or with other buckets or fragments: the "
-                "codec's error-feedback memory is ignored.",
-                stacklevel=2,
-            )
-
-    def finished(self, number: int, size: float) -> None:
-        """A mean is in place; `size` is that of the vectors rounded for it."""
-        if self.tuner.wants_size and not self.tuner.asks_first:
-            self.sizes[number] = size
-
-    def moves_of(self, codec: Codec) -> Moves:
-        """The cost of encoding and decoding by the present step's `codec`."""
-        return self._measured or codec.moves
-
-    @contextmanager
-    def coding(self, vectors: float, of: Tensor) -> Iterator[None]:
-        """Counts the seconds of coding; in virtual time, those of reading and writing `vectors` vectors."""
-        begun_s = self.clock.now_s()
-        self.moved(vectors, of=of)
-        yield
-        self.counts.codec_s += self.clock.now_s() - begun_s
-
-    def count(self, num_elements: int, num_bytes: int) -> None:
-        """Counts coded elements and sent bytes."""
-        self.counts.coded_elements += num_elements
-        self.counts.coded_bytes += num_bytes

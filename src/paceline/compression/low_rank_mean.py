@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.compression.codec import WHAT
+from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
 from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
 from paceline.system.saved_state import check_fits
-
-if TYPE_CHECKING:
-    from paceline.compression.coded_mean import CodedMean
 
 __all__ = ["LowRankMean"]
 
@@ -29,7 +27,7 @@ class LowRankMean:
     Sums of float32 numbers are exact for weights up to 2^24 in all.
     """
 
-    def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
+    def __init__(self, owner: Coding, number: int, vector: Tensor, first: int) -> None:
         assert isinstance(owner.codec, Power)
         self.owner, self.rank, self._warmup_steps = owner, owner.codec.rank, owner.codec.warmup_steps
         self._first = first
@@ -50,7 +48,7 @@ class LowRankMean:
         self.given = torch.zeros(length, dtype=self.type)
 
     @staticmethod
-    def _matrices(owner: CodedMean, first: int, length: int) -> list[Factored]:
+    def _matrices(owner: Coding, first: int, length: int) -> list[Factored]:
         assert isinstance(owner.codec, Power)
         if not length or owner.ranges is None:
             return []

@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
+from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
 from paceline.errors import UsageError, name_workers
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type
 from paceline.system.saved_state import check_fits
-
-if TYPE_CHECKING:
-    from paceline.compression.coded_mean import CodedMean
 
 __all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
 
@@ -41,7 +39,7 @@ def piece_of(num_elements: int, num_workers: int) -> int:
 class Pieces:
     """One vector's memories, and its buffers."""
 
-    def __init__(self, owner: CodedMean, number: int, vector: Tensor, first: int) -> None:
+    def __init__(self, owner: Coding, number: int, vector: Tensor, first: int) -> None:
         self._owner = owner
         self._number, self._first = number, first
         self._length = n = vector.numel()

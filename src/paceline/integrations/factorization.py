@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.integrations.linear import check_counts, check_decay
 from paceline.sparse.completion import Completion
 from paceline.sparse.linear import Pass
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.team import Team, count_threads
 
 __all__ = ["HogwildMatrixFactorization"]

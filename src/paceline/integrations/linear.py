@@ -24,8 +24,8 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from paceline.errors import UsageError
 from paceline.sparse.linear import LinearModel, Pass
 from paceline.sparse.losses import Loss
-from paceline.sparse.matrix import rows_of
 from paceline.sparse.options import plan_for
+from paceline.sparse.rows import rows_of
 from paceline.sparse.steps import PassPlan
 from paceline.sparse.team import Team, count_threads
 

@@ -20,7 +20,7 @@ from paceline.sparse.completion import Completion
 from paceline.sparse.files import read_labelled, read_ratings
 from paceline.sparse.linear import DivergedError, LinearModel, Pass
 from paceline.sparse.losses import CODES, REGRESSION, value_of
-from paceline.sparse.matrix import rows_of
+from paceline.sparse.rows import rows_of
 from paceline.sparse.sparsity import Sparsity, measure_speed_up, sparsity_of, sparsity_of_ratings, verdict
 from paceline.sparse.team import Team, count_threads
 from paceline.specs.bounds import PARAMETERS, check_memory

@@ -21,8 +21,7 @@ import numpy as np
 from paceline.memory.atomics import fetch_add, load
 from paceline.sparse.instructions import compiled
 from paceline.sparse.linear import DivergedError, Pass
-from paceline.sparse.matrix import count_rows_with
-from paceline.sparse.rows import Rows, prefetch_rows
+from paceline.sparse.rows import Rows, count_rows_with, prefetch_rows
 from paceline.sparse.team import Team, shuffle
 
 __all__ = ["Completion", "Factors", "complete"]

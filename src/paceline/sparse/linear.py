@@ -15,8 +15,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.sparse.hot import collect, fill_exchange, thread_copies, tiers_for
 from paceline.sparse.instructions import FAST, compiled
 from paceline.sparse.losses import Loss
-from paceline.sparse.matrix import frequencies
-from paceline.sparse.rows import Rows
+from paceline.sparse.rows import Rows, frequencies
 from paceline.sparse.steps import SMALLEST_SCALE, PassPlan, schedule_penalties, settle
 from paceline.sparse.team import Team, shuffle
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, Examples, Model, walk, walk_classes

@@ -15,8 +15,7 @@ import numpy as np
 
 from paceline.sparse.instructions import compiled
 from paceline.sparse.linear import Pass
-from paceline.sparse.matrix import SAMPLE, count_rows_with, sample_rows
-from paceline.sparse.rows import Rows
+from paceline.sparse.rows import SAMPLE, Rows, count_rows_with, sample_rows
 from paceline.sparse.team import Team
 
 __all__ = ["Sparsity", "measure_speed_up", "sparsity_of", "sparsity_of_ratings", "verdict"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from paceline.advice.calibration.cluster import _machine_numbers
 from paceline.advice.calibration.cluster_file import MeasuredWorker
 from paceline.advice.calibration.codecs import CodecRate
+from paceline.advice.calibration.gather import read
 from paceline.advice.calibration.measurements import MemoryTimes, Quartiles
-from paceline.advice.calibration.plain import read
 
 SPREAD = Quartiles.of([0.001, 0.002, 0.004])
 MEMORY = MemoryTimes(SPREAD, [SPREAD, SPREAD], SPREAD, Quartiles.of([-1e-6, 1e-6]))

@@ -9,8 +9,7 @@ import torch
 import paceline as pl
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.algorithms.server.gathering import Pool, WorkerTable
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.waiting_gradients import WaitingGradient
+from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
 from paceline.simulator import Cluster
 
 WORKERS, RATE, SIZE = 4, 0.3, 5

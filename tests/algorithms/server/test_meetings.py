@@ -5,7 +5,7 @@ import pytest
 import paceline as pl
 from loops.coder import batches, loss_of, made, own_id
 from paceline.algorithms.server.admission import Clocks, Quorum
-from paceline.algorithms.server.meetings import Meetings
+from paceline.algorithms.server.requests import Meetings
 from paceline.ports.ports import Message
 
 

@@ -10,8 +10,7 @@ from paceline.algorithms.server.admission import Verdict
 from paceline.algorithms.server.gathering import Pool
 from paceline.algorithms.server.modes import Rennala, Ringmaster
 from paceline.algorithms.server.noise import NoiseMeter
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.waiting_gradients import WaitingGradient
+from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
 from paceline.simulator import Cluster
 
 SIZE, GROUPS = 500, 20

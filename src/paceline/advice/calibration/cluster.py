@@ -18,10 +18,9 @@ from typing import Any
 from paceline.advice.calibration import probes
 from paceline.advice.calibration.cluster_file import MeasuredCluster, MeasuredWorker
 from paceline.advice.calibration.codecs import measure_codecs
-from paceline.advice.calibration.gather import WorkerGroup
+from paceline.advice.calibration.gather import WorkerGroup, read
 from paceline.advice.calibration.machine import measure_link, measure_memory, measure_steps
 from paceline.advice.calibration.measurements import QUICK, Effort, Quartiles
-from paceline.advice.calibration.plain import read
 from paceline.advice.calibration.rounds import link_rounds, sample
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.membership.elastic import num_places

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.noise import NoiseMeter
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.waiting_gradients import WaitingGradient
+from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
 from paceline.optim.flat import Ranges, numbered, ranges_of
 from paceline.optim.half_types import sum_type
 from paceline.ports.shared import ServedParameters

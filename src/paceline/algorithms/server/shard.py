@@ -12,20 +12,21 @@ from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.gathering import tell_choice, without_gathered
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
-from paceline.algorithms.server.meetings import Meetings
-from paceline.algorithms.server.requests import Requests
+from paceline.algorithms.server.requests import Meetings, Requests
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
-from paceline.algorithms.server.update import COUNTED, DROPPED, UpdateInfo
-from paceline.algorithms.server.user import UserApplier
-from paceline.algorithms.server.waiting_gradients import (
+from paceline.algorithms.server.update import (
+    COUNTED,
+    DROPPED,
     DecidedUpdate,
+    UpdateInfo,
     WaitingGradient,
     as_one,
     cloned,
     info_of,
     weighted_mean,
 )
+from paceline.algorithms.server.user import UserApplier
 from paceline.compression.measured import moves_in
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings

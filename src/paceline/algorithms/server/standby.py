@@ -6,8 +6,7 @@ from paceline.algorithms.server.incoming import state_from_bytes
 from paceline.algorithms.server.rules import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
-from paceline.algorithms.server.update import DROPPED, UpdateInfo
-from paceline.algorithms.server.waiting_gradients import DecidedUpdate
+from paceline.algorithms.server.update import DROPPED, DecidedUpdate, UpdateInfo
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.ports import Message, ServerPorts
 

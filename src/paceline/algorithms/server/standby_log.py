@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.server.update import UpdateInfo
-from paceline.algorithms.server.waiting_gradients import WaitingGradient
+from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received, ServerPorts
 

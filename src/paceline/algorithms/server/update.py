@@ -1,12 +1,31 @@
-"""Where a gradient comes from, and how old it is."""
+"""Where a gradient comes from, and how old it is; gradients that wait at a shard, and their mean."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.optim.flat import Ranges
+from torch import Tensor
 
-__all__ = ["COUNTED", "DROPPED", "UpdateInfo"]
+from paceline.optim.flat import Ranges, within
+from paceline.optim.half_types import to_sum_type
+
+if TYPE_CHECKING:
+    from paceline.ports.ports import Message
+    from paceline.ports.shared import ServedParameters
+
+__all__ = [
+    "COUNTED",
+    "DROPPED",
+    "DecidedUpdate",
+    "UpdateInfo",
+    "WaitingGradient",
+    "as_one",
+    "cloned",
+    "info_of",
+    "weighted_mean",
+]
 
 # In place of the version that an update became:
 DROPPED = -1
@@ -29,3 +48,76 @@ class UpdateInfo:
     def staleness(self) -> int:
         """Updates applied since the parameters were read."""
         return self.version - self.version_read
+
+
+class WaitingGradient(NamedTuple):
+    """A gradient that waits for others, and its source."""
+
+    update: UpdateInfo
+    incarnation: int
+    gradient: Tensor
+    echo: Tensor | None
+
+
+class DecidedUpdate(NamedTuple):
+    """A worker's last decided update."""
+
+    incarnation: int
+    sequence: int
+    applied_version: int
+
+
+def info_of(
+    message: Message, worker_id: int, shared: ServedParameters, shard_id: int, gradient: Tensor, missing: Ranges
+) -> UpdateInfo:
+    """Describes a gradient (n,) that a shard has received, and sets it to 0 in the ranges that are `missing`."""
+    own = within(missing, *shared.ranges[shard_id])
+    for begin, end in own:  # codecs may turn zeros into other values
+        if gradient[begin:end].any():
+            gradient[begin:end] = 0
+    return UpdateInfo(
+        worker_id=worker_id,
+        sequence=message.number,
+        step=message.version,
+        version_read=message.version,
+        version=shared.version,
+        num_samples=int(message.weight),
+        missing=own,
+    )
+
+
+def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -> Tensor:
+    """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; a single gradient keeps its bits.
+
+    Calls `moved` with the number of vectors read and written.
+    """
+    weights = [one.update.num_samples for one in ones]
+    mean = ones[0].gradient
+    if len(ones) == 1:
+        return mean
+    total = to_sum_type(mean)
+    equal = len(set(weights)) == 1
+    moved(3 * (len(ones) - 1) + (2 if equal else 4))
+    if not equal:
+        total.mul_(weights[0])
+    for one, weight in zip(ones[1:], weights[1:], strict=True):
+        total.add_(one.gradient, alpha=1 if equal else weight)
+    total.div_(len(ones) if equal else max(1, sum(weights)))
+    return total if total is mean else mean.copy_(total)
+
+
+def as_one(ones: list[WaitingGradient], version: int) -> UpdateInfo:
+    """Describes the update that these gradients make at `version`; elements missing from all of them are missing."""
+    first, *others = (one.update for one in ones)
+    missing = tuple(own for own in first.missing if all(own in other.missing for other in others))
+    num_samples = sum(one.update.num_samples for one in ones)
+    return replace(first, version=version, num_samples=num_samples, missing=missing)
+
+
+def cloned(state: Any) -> Any:
+    """A state with copies of its tensors."""
+    if isinstance(state, dict):
+        return {name: cloned(one) for name, one in state.items()}
+    if isinstance(state, list):
+        return [cloned(one) for one in state]
+    return state.clone() if isinstance(state, Tensor) else state

@@ -20,7 +20,7 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
-from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
 
 __all__ = ["PlacedPart", "node_seed"]
@@ -53,7 +53,7 @@ class PlacedPart(nn.Module):
 
     worker_kind = "paceline.model_parallel.graph.placed_worker:PlacedWorker"
 
-    def __init__(self, plan: Plan, model: nn.Module, worker: int | None = None) -> None:
+    def __init__(self, plan: PlanData, model: nn.Module, worker: int | None = None) -> None:
         super().__init__()
         environment = current_environment()
         if worker is None:
@@ -262,7 +262,7 @@ class PlacedPart(nn.Module):
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
-def _graph_of(plan: Plan, model: nn.Module) -> fx.Graph:
+def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
     mode = model.training
     try:
         model.train()

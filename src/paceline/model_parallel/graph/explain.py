@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.plan_data import PlanData
 
 __all__ = ["explain", "rows", "verdict"]
 
@@ -10,7 +10,7 @@ _FLAT = 0.05  # share of a step below which a plan is said to gain nothing
 _MOST_ROWS = 60
 
 
-def rows(plan: Plan) -> list[tuple[str, int, float, float, int, float | None]]:
+def rows(plan: PlanData) -> list[tuple[str, int, float, float, int, float | None]]:
     """By group, in running order: name, device, start and end of its first forward pass, bytes in, elsewhere.
 
     The last is how many seconds longer the step would be with the group on the best other device; None: no other device may
@@ -31,7 +31,7 @@ def rows(plan: Plan) -> list[tuple[str, int, float, float, int, float | None]]:
     return sorted(found, key=lambda one: (one[2], one[1]))
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: PlanData) -> str:
     """One or two sentences: the plan's gain over one device, and its distance from the optimum."""
     one_s, step_s = plan.one_device_s, plan.makespan_s
     above = step_s / plan.bounds.least_s - 1 if plan.bounds.least_s else 0.0
@@ -55,7 +55,7 @@ def verdict(plan: Plan) -> str:
     return f"{used} devices, {gain:.2f}x one device ({near})."
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: PlanData) -> str:
     """A table of groups and some lines below it."""
     micro = plan.problem.microbatches
     lines = [
@@ -78,7 +78,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _below(plan: Plan) -> list[str]:
+def _below(plan: PlanData) -> list[str]:
     problem, below = plan.problem, plan.bounds
     schedule, transfers = plan.schedule(), plan.transfers()
     sent = sum(problem.tensors[one.tensor].num_bytes for one in transfers)

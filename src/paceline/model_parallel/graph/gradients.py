@@ -8,7 +8,7 @@ import torch
 
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
-from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.plan_data import PlanData
 
 __all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"]
 
@@ -16,7 +16,7 @@ __all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"
 LOSS = ""
 
 
-def added_in_another_order(plan: Plan, worker: int) -> dict[str, tuple[str, ...]]:
+def added_in_another_order(plan: PlanData, worker: int) -> dict[str, tuple[str, ...]]:
     """By operation, the readers whose gradients this worker sums, in the model's order, if the plan's order differs."""
     problem, placement = plan.problem, plan.placement
     in_plan = {name: at for at, name in enumerate(name for g in placement.order for name in problem.groups[g].nodes)}

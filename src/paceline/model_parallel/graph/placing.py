@@ -13,12 +13,12 @@ from paceline.errors import UsageError, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
+from paceline.model_parallel.graph.exchange import WIRES, wire_bytes
 from paceline.model_parallel.graph.micro_batches import check_micro_batches
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
 from paceline.model_parallel.graph.trace import Traced, arguments_of, tensors_in, trace
-from paceline.model_parallel.graph.wire import WIRES, wire_bytes
 from paceline.specs.text import closest
 
 __all__ = ["place"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.system.files import write_text
 
@@ -97,7 +97,7 @@ class Recorder:
             self._step.end_s = self.clock()
         self._step = None
 
-    def write(self, folder: Path, plan: Plan) -> None:
+    def write(self, folder: Path, plan: PlanData) -> None:
         """Writes the finished steps; worker 0 also writes the plan."""
         whole = {number: one for number, one in self._steps.items() if one.end_s}
         values: dict[str, Any] = {

@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.counters import dropout_part
 from paceline.model_parallel.hybrid.borders import (
+    Rows,
     gather_features,
     gather_rows,
     part_linear,
@@ -24,7 +25,6 @@ from paceline.model_parallel.hybrid.borders import (
 )
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import CutLayer, plan_cuts
-from paceline.model_parallel.hybrid.rows import Rows
 from paceline.model_parallel.placement import Placement, clip_to_norm
 from paceline.model_parallel.sharded_part import ShardedPart
 from paceline.optim.settings import check_elementwise
