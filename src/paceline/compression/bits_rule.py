@@ -67,8 +67,6 @@ class Budget:
 
     Args:
         target_bits: mean per element.
-        least: bits of a step.
-        most: bits of a step.
         alpha: share of a step's error that remains after a step.
         total_steps: T, for alpha below 1.
     """

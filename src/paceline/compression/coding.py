@@ -26,7 +26,6 @@ class Coding:
 
     Args:
         codec: of an all-to-all's kinds, or `Power`.
-        ports: the worker's.
         ranges: of the parameters in the flat vector (P,); gaps between them stay 0. None: there are no gaps.
         shapes: of the parameters, for `Power`.
         model_shapes: of all parameters of the model, if these are only some of them.

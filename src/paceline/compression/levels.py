@@ -51,10 +51,7 @@ class Buckets:
     """A payload's parts: `scales` float32 (buckets,), and `codes` uint8, views of one tensor `x`.
 
     Args:
-        num_elements: of the vector.
         bucket: elements with one scale; None: all.
-        code_bytes: bytes of all codes.
-        x: a received payload; None: a new one.
 
     Raises:
         ValueError: `x` has another type or length.

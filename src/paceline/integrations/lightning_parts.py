@@ -61,12 +61,7 @@ def reduced(values: list[torch.Tensor], operation: Any) -> torch.Tensor:
 
 
 class RunSchedule(FollowedScheduler):
-    """A scheduler that follows the run's steps whenever Lightning steps it, as long as Lightning does.
-
-    Args:
-        config: Lightning's, which uses this scheduler from now on.
-        steps: of the run.
-    """
+    """A scheduler that follows the run's steps whenever Lightning steps it, as long as Lightning does."""
 
     def __init__(self, config: Any, steps: Callable[[], float]) -> None:
         self._config, self._frequency = config, config.frequency
@@ -86,8 +81,6 @@ class SharedLoader:
     """This worker's batches of every epoch; other attributes, such as `dataset`, are the loader's.
 
     Args:
-        loader: the module's.
-        worker: whose batches.
         deferred: functions that begin the steps of batches that have been fetched.
         stop: ends the training; called when the run is being stopped.
     """

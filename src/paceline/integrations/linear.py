@@ -96,12 +96,7 @@ class HogwildLinear(SparseCoefMixin, BaseEstimator, ABC):
         )
 
     def plan(self, *, dense: bool, tracking: bool) -> PassPlan:
-        """The parameters, checked, in the form that the kernels take.
-
-        Args:
-            dense: whether the data is.
-            tracking: whether passes measure their loss.
-        """
+        """The parameters, checked, in the form that the kernels take."""
         names = ("loss", "penalty", "alpha", "l1_ratio", "learning_rate", "eta0", "power_t", "epsilon", "fit_intercept")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return plan_for(**given, allowed=self._losses, dense=dense, tracking=tracking)

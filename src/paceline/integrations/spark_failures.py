@@ -17,14 +17,7 @@ Kind = Literal["raised", "died", "follows"]
 
 
 def tell(join_point: JoinPoint, partition: int, sentence: str, kind: Kind = "raised") -> None:
-    """Tells the driver of a partition's first failure; an error replaces a death, or a consequence of others' failures.
-
-    Args:
-        join_point: the join point.
-        partition: whose task failed.
-        sentence: the failure, with the partition.
-        kind: whether it raised an error, its process died, or it only reports that another worker has ended.
-    """
+    """Tells the driver of a partition's first failure; an error replaces a death, or a consequence of others' failures."""
     with contextlib.suppress(JoinPointLostError):
         number = join_point.add("failures", 1)
         told = f"{kind} {number} {sentence}"
@@ -79,13 +72,7 @@ def failed_in(told: str) -> str:
 
 
 def first_told(join_point: JoinPoint, workers: int, *kinds: Kind) -> str:
-    """The first failure that the tasks have reported; consequences of another worker's end come last; empty: none.
-
-    Args:
-        join_point: the join point.
-        workers: partitions.
-        kinds: of failures to look for; none: all.
-    """
+    """The first failure of these kinds (none: all) that tasks have reported; consequences of others' ends come last."""
     told = []
     with contextlib.suppress(JoinPointLostError):
         for key in map(_key, range(workers)):

@@ -40,15 +40,9 @@ def check_installed(who: str) -> None:
 
 
 def num_workers(who: str, dataframe: Any, asked: int | None, deadline_s: float) -> int:
-    """The number of tasks to run; waits for executors that are just starting.
+    """The number of tasks to run for the caller `who`: all slots if none is asked for. Waits for executors that start.
 
     With Spark Connect, only the session's settings can tell the number of slots, if they do.
-
-    Args:
-        who: the caller's name, for messages.
-        dataframe: of the session.
-        asked: the number that the user wants; None: as many as there are slots.
-        deadline_s: how long to wait for executors.
 
     Raises:
         UsageError: Spark has fewer slots than asked for, or their number is unknown.
@@ -119,13 +113,6 @@ def job_meeting(
 ) -> Iterator[tuple[int, Keys, JoinPoint]]:
     """The number of tasks, new keys, and the driver's meeting with its tasks, at a port that the system chooses.
 
-    Args:
-        who: the caller's name, for messages.
-        dataframe: of the session.
-        workers: like `asked` of `num_workers`.
-        host: by which executors reach this process; None: from the session.
-        deadline_s: how long to wait for executors.
-
     Raises:
         UsageError: there are fewer slots, or the session does not give their number or the host.
     """
@@ -137,14 +124,7 @@ def job_meeting(
 
 
 def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> JoinPoint:
-    """Connects a task to the driver.
-
-    Args:
-        who: the function with the argument `host`, for messages.
-        address: of the driver.
-        keys: of the run.
-        reach_s: how long to try.
-        partition: of the task.
+    """Connects a task of `who` (for messages) to the driver.
 
     Raises:
         WorkerLostError: the driver cannot be reached.

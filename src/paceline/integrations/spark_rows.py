@@ -119,11 +119,6 @@ class Rows(Dataset[dict[str, Any]]):
 
         Costs: a copy of each batch; nothing is cached.
 
-        Args:
-            batch_size: rows of a batch.
-            shuffle: whether rows are drawn in random order.
-            drop_last: whether to drop a last batch of fewer rows.
-
         Raises:
             UsageError: the batch size is not a positive integer.
         """

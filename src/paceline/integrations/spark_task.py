@@ -168,14 +168,6 @@ class _Steps:
     """A partition's steps, from the first whose update the server does not have.
 
     Update k covers the steps (k - 1) push to k push in every attempt, so updates that a dead attempt pushed are not repeated.
-
-    Args:
-        task: the task to run.
-        updates: of the model.
-        client: connection to the server, which has told it the number of the last update.
-        rows: of the partition.
-        partition: its number.
-        join_point: where the driver reads the total number of steps.
     """
 
     def __init__(

@@ -19,7 +19,6 @@ class Axis:
 
     Args:
         collectives: None: there is one worker, or the workers are not connected yet.
-        size: number of workers.
         index: this worker's position among them.
         most_bytes: of one operation; longer ones are split, as shared memory has areas of a fixed size.
     """

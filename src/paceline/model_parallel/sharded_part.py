@@ -24,7 +24,6 @@ class ShardedPart:
     Args:
         model: whole, and the same on all workers.
         axes: by name: first that of the workers that share a model, last `REPLICAS`.
-        worker_id: this worker.
 
     Attributes:
         whole: the whole model's initial flat vector (W,); released by `begin`.

@@ -91,12 +91,7 @@ def _meetings(rows: Rows, probes: np.ndarray, chosen: np.ndarray, features: int)
 
 
 def measure_speed_up(begin: Callable[[Team], Callable[[], Pass]], threads: int) -> float:
-    """Speed of `threads` threads relative to one: the median over three pairs of alternating passes.
-
-    Args:
-        begin: creates a model to train with a team, and returns a function that makes a pass.
-        threads: of the larger team.
-    """
+    """Speed of `threads` threads relative to one: the median over three pairs of alternating passes."""
     with Team(1) as one, Team(threads) as many:
         passes = begin(one), begin(many)
         # The first pass warms caches and threads.

@@ -33,12 +33,7 @@ def measure_codecs(
 ) -> dict[str, CodecRate]:
     """Medians for each codec with default arguments, encoding and decoding a vector of normal numbers in one thread.
 
-    `power` is left out: its time depends on the shapes of the matrices.
-
-    Args:
-        for_s: time to measure each codec, in each direction; at least three repetitions.
-        num_elements: of the vector.
-        now_s: the clock.
+    Measures each for `for_s`, and at least three times. `power` is left out: its time depends on the shapes of the matrices.
     """
     gradient = torch.randn(num_elements, generator=torch.Generator().manual_seed(0))
     with intra_op_threads(1), torch.no_grad():

@@ -28,14 +28,11 @@ _MOST_RECORDED = 400
 
 
 def slow_workers(steps_s: Sequence[Sequence[float]]) -> tuple[int, dict[int, float]]:
-    """The median worker, and the factors of workers that clearly differ from it.
+    """The median worker, and the factors of those that clearly differ from it, from each worker's steps in order.
 
-    A worker's time is the median of its steps. It clearly differs if by more than 5 %, and if the slower worker's steps took
-    longer in nine of ten pairs of blocks, so that a disturbance of a few steps makes no worker slow. Faster workers have
-    factors below 1.
-
-    Args:
-        steps_s: of each worker, seconds per step in order.
+    A worker's time is the median of its steps; of an even number of workers, the faster of the middle two is the median.
+    Clearly: by more than 5 %, and in nine of ten pairs of blocks of steps, one of each worker, the slower worker's took
+    longer, so that a disturbance of a few steps makes no worker slow. A worker that is clearly faster has a factor below 1.
     """
     medians_s = [statistics.median(one) for one in steps_s]
     typical = sorted(range(len(medians_s)), key=medians_s.__getitem__)[(len(medians_s) - 1) // 2]

@@ -286,13 +286,6 @@ class AutoQuorum(Quorum):
     """A `Quorum` that keeps adjusting the number of backup workers to the measured gradient times.
 
     Begins without backups; first chooses after `every_steps` steps.
-
-    Args:
-        workers: all members.
-        every_steps: between two choices.
-
-    Attributes:
-        backups: b of this step.
     """
 
     times_workers: ClassVar[bool] = True
@@ -377,8 +370,6 @@ class WarmStart(Admission):
     That is the member with the lowest id, so if it dies or runs out of data, the next one takes over.
 
     Args:
-        num_updates: made by one worker alone.
-        workers: members at the start.
         version: the shard's number of updates so far; a successor, or a resumed run, continues the count.
     """
 

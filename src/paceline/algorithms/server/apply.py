@@ -85,12 +85,7 @@ class Applier:
     ) -> None:
         """Apply one gradient (P_s,) to the shard's vector x (P_s,), in place; the gradient is only read.
 
-        Args:
-            x: the shard's parameters.
-            gradient: mean over the update's samples.
-            info: where it comes from.
-            learning_rate: the current one.
-            echo: what `read` returned with the parameters that the gradient was computed at; only if the rule `echoes`.
+        `echo` is what `read` returned with the parameters that the gradient was computed at, if the rule `echoes`.
         """
         if self._step is None:
             raise TypeError(f"{type(self).__name__} must define apply")

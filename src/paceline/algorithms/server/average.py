@@ -50,13 +50,7 @@ class MovingAverage:
 
 
 class SharedAverage:
-    """The moving averages of a shard's part of the vector and, at the first shard, of the model's buffers.
-
-    Args:
-        ports: of the shard's server, or of a lone worker.
-        decay: as of `MovingAverage`.
-        with_buffers: whether this shard keeps the buffers' averages.
-    """
+    """The moving averages of a shard's part of the vector and, at the first shard, of the model's buffers."""
 
     def __init__(self, ports: Ports[WritableParameters], decay: float, *, with_buffers: bool) -> None:
         shared = cast("AveragedParameters", ports.shared)  # as `Needs.averaged` asks for

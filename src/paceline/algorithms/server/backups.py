@@ -22,7 +22,6 @@ class BackupController:
 
     Args:
         num_workers: M, including backups.
-        every_steps: steps between two choices.
         window: round trips remembered per worker.
         max_backups: maximum b; None: M / 4, or 1.
     """

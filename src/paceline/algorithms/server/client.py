@@ -42,7 +42,6 @@ class Client:
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
-        codec: compresses gradients.
         aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
 
     Attributes:

@@ -122,9 +122,6 @@ class RecordedDelay(Delay):
 class DelayQueue(Generic[T]):
     """Gradients on hold. A constant delay d turns one worker's staleness 0 into d, after the first d updates.
 
-    Args:
-        delay: how long each waits, in later calls of `put`.
-
     Attributes:
         waiting: gradients not yet due, as (put at which it is due, number, item), in due order.
     """

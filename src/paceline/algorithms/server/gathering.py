@@ -112,7 +112,6 @@ class Pool(Gathering):
 
     Args:
         gradients: B, gradients per update; or a meter, whose current number is used.
-        workers: members at the start.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387.

@@ -80,12 +80,7 @@ def read_choice(received: Received, num_workers: int) -> tuple[int, ...]:
 
 
 def read_settings(received: Received, known: dict[int, OptimizerSettings], ranges: Ranges) -> OptimizerSettings:
-    """An optimizer's settings.
-
-    Args:
-        received: the message.
-        known: the workers' earlier settings.
-        ranges: of all shards; empty if only time is simulated.
+    """An optimizer's settings, beside the workers' earlier ones; `ranges` are empty if only time is simulated.
 
     Raises:
         MalformedMessageError: they are invalid, or of another optimizer than this worker's last.

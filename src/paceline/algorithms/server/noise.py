@@ -33,9 +33,6 @@ class NoiseMeter:
 
     Costs: one vector; 3 vectors read and 1 written for each gradient.
 
-    Args:
-        num_workers: n.
-
     Reference: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162.
     """
 

@@ -53,17 +53,9 @@ def measure(
 ) -> Measured:
     """Medians of `repeats` runs after a warm-up, each group between two whole steps, with one thread.
 
-    Gradients of ones replace those of the loss.
+    Gradients of ones replace those of the loss. Further cores compute meanwhile, as the other workers will.
 
     Costs: a copy of the model, and `2 * (repeats + 1)` steps.
-
-    Args:
-        model: in the mode that it was traced in.
-        traced: its graph.
-        groups: names of operations.
-        arguments: the example's.
-        repeats: number of measured runs.
-        busy_cores: further cores that compute meanwhile, as the other workers will.
     """
     twin = copy.deepcopy(model)
     runner = _Runner(twin, traced)

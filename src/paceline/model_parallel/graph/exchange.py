@@ -60,13 +60,8 @@ class Exchange:
     """One worker's messages with the others.
 
     Args:
-        mailbox: of the run.
-        worker: this one.
         wire: the type that floats are cast to.
-        deadline_s: how long it waits for a message.
         slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
-        sleep: for tests.
-        recorder: of messages' times.
 
     Attributes:
         sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.

@@ -85,12 +85,6 @@ def simulate(
     """One step: all micro-batches' forward passes, then all their backward passes, latest first.
 
     Costs: time proportional to groups and transfers, about 2 us each.
-
-    Args:
-        problem: groups, devices, links.
-        device_of: by group.
-        order: of all groups; None: as they are numbered.
-        records: whether events are kept.
     """
     order = range(len(problem.groups)) if order is None else order
     return Run(problem, records=records).run(programs(problem, device_of, order))

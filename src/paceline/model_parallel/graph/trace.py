@@ -83,11 +83,7 @@ def _modes() -> tuple[bool, ...]:
 
 
 def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An example as arguments of the model's `forward`, by name, including defaults.
-
-    Args:
-        model: the user's.
-        example: a tensor, a tuple of positional arguments, or a mapping of named ones.
+    """An example (a tensor, a tuple, or named arguments) as arguments of the model's `forward`, by name; and the defaults.
 
     Raises:
         UsageError: `forward` has other arguments.
@@ -115,11 +111,7 @@ def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[s
 
 
 def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
-    """The model's graph, in its current mode; its leaves are torch's own modules.
-
-    Args:
-        model: the user's.
-        defaults: arguments of `forward` that calls leave out: constants.
+    """The model's graph, in its current mode; its leaves are torch's own modules, and `defaults` are constants.
 
     Raises:
         UsageError: the model's control flow depends on computed values; the message names the line.

@@ -83,14 +83,7 @@ def chosen_layout(
 ) -> HybridParallel:
     """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
 
-    Args:
-        layout: with `groups=auto` or not.
-        model: whole.
-        inputs: (points, ...) of any size.
-        workers: of the run.
-        batch_size: samples of each in a step.
-        compute_s: seconds of a layer, or of a part of one, for a number of points; None: `measured_s` here, and convolutions
-            at 10 GFLOP/s.
+    `batch_size` is that of each worker; `compute_s` is as `measured_s` and `counted_s` return it, and measures by default.
     """
     if layout.groups != "auto":
         return layout

@@ -36,15 +36,7 @@ __all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
 
 
 class WorkerPart(ShardedPart):
-    """Implements `LayoutPart`: cut layers compute with this worker's shards.
-
-    Args:
-        model: whole, and the same on all workers; it is cut here.
-        layout: how to cut it.
-        worker_id: this worker.
-        num_workers: of the run.
-        seed: of the run.
-    """
+    """Implements `LayoutPart`: cut layers compute with this worker's shards."""
 
     pending = None
 

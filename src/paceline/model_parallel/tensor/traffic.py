@@ -28,11 +28,6 @@ class Traffic:
 def sent_elements(kind: str, workers: int, elements: int | Fraction) -> Fraction:
     """Elements that each worker sends, on average, if the algorithm is optimal.
 
-    Args:
-        kind: of the collective.
-        workers: number of participants.
-        elements: of one worker's input; a reduce-scatter's input is all pieces.
-
     >>> [str(sent_elements(kind, 4, 100)) for kind in ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")]
     ['300', '75', '150', '75', '75']
     """

@@ -37,10 +37,7 @@ class WorkerPart(ShardedPart):
 
     Args:
         model: whole, on a mesh of one worker, and the same on all workers; it is cut here.
-        layout: how to cut it.
         worker_id: this worker; p consecutive workers are a mesh.
-        num_workers: of the run.
-        seed: of the run.
 
     Raises:
         UsageError: the model's layers are not on such a mesh, or the layout does not divide them.
