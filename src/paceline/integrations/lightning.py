@@ -82,9 +82,8 @@ class PacelineStrategy(ParallelStrategy):
     """
 
     strategy_name = "paceline"
-    _running: ClassVar[PacelineStrategy | None] = (
-        None  # the strategy of this process, which metrics use; metrics themselves are copied and pickled
-    )
+    #: The strategy of this process, which metrics use; metrics themselves are copied and pickled.
+    _running: ClassVar[PacelineStrategy | None] = None
 
     def __init__(
         self, algorithm: Algorithm | str | None = None, device: torch.device | str = "cpu", **base: Any
@@ -109,12 +108,10 @@ class PacelineStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The model's device."""
         return self._root_device
 
     @property
     def global_rank(self) -> int:
-        """This worker's number."""
         return self._global_rank
 
     @property
@@ -124,7 +121,6 @@ class PacelineStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """The number of workers."""
         return self._world_size
 
     @property
@@ -133,7 +129,6 @@ class PacelineStrategy(ParallelStrategy):
         return self.world_size > 1
 
     def model_to_device(self) -> None:
-        """Moves the model to its device, like every strategy."""
         assert self.model is not None
         self.model.to(self.root_device)
 
@@ -224,12 +219,10 @@ class PacelineStrategy(ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Like every parallel strategy's: Lightning marks backward passes that only accumulate gradients."""
         with self._worker.accumulate() if self._worker is not None else nullcontext():
             yield
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Like every strategy's: the closure computes the gradient, then the algorithm and the optimizer step."""
         try:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         except RunStopped:
@@ -245,7 +238,6 @@ class PacelineStrategy(ParallelStrategy):
     # Operations of all workers
 
     def barrier(self, name: str | None = None) -> None:
-        """Waits for all workers."""
         self._all("barrier", None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -253,13 +245,11 @@ class PacelineStrategy(ParallelStrategy):
         return self._all("broadcast", obj if src == self.global_rank else None, own=obj).get(src, obj)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean, sum, max or min over all workers."""
         if self.world_size == 1 or not isinstance(tensor, torch.Tensor):
             return tensor
         return reduced(self._tensors("reduce", tensor), reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all workers, or any of them, decide True."""
         votes = self._all("reduce_boolean_decision", bool(decision)).values()
         return min(votes) if all else max(votes)
 

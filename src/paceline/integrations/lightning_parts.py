@@ -69,7 +69,6 @@ class RunSchedule(FollowedScheduler):
         config.scheduler, config.frequency = self, 1
 
     def step(self, *ignored: Any) -> None:
-        """Advances to the run's current step."""
         self.advance()
 
     def end(self) -> None:

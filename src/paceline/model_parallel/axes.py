@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from paceline.ports.ports import Handle
 from paceline.ports.rooted import RootedCollectives
 from paceline.ports.started import CarriedOutTogether
 
-__all__ = ["Axis", "LoneCollectives"]
+__all__ = ["Axis", "LoneCollectives", "exchanged"]
 
 
 class Axis:
@@ -92,6 +95,25 @@ class _Started:
             handle.wait()
         if self._flat.data_ptr() != self._x.data_ptr():
             self._x.copy_(self._flat.view(self._x.shape))
+
+
+def exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:
+    """`forward(x)`; the backward pass applies `transpose` to its gradient."""
+    return _Exchange.apply(x, forward, transpose)  # type: ignore[return-value]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Any) -> Tensor:
+        ctx.transpose = transpose
+        y = forward(x)
+        # Autograd forbids in-place changes, such as nn.ReLU(inplace=True)'s, of views that a function returns.
+        return y.clone() if y._base is not None else y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.transpose(gradients[0]), None, None
 
 
 class LoneCollectives(CarriedOutTogether):

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.model_parallel.graph.micro_batches import mapped
 from paceline.model_parallel.graph.problem import Group
 from paceline.model_parallel.graph.trace import Traced, tensors_in
+from paceline.system.machine import intra_op_threads
 
 __all__ = ["LEAST_BLOCK_S", "Measured", "measure", "spread"]
 
@@ -62,7 +63,7 @@ def measure(
     times: list[list[tuple[float, float]]] = [[] for _ in groups]
     steps: list[float] = []
     flops = [0.0] * len(groups)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread(), _busy(busy_cores):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), intra_op_threads(1), _busy(busy_cores):
         for repeat in range(repeats + 1):
             steps.append(runner.whole(arguments))
             for at, names in enumerate(groups):
@@ -171,16 +172,6 @@ class _Runner(fx.Interpreter):
 def _fresh(value: torch.Tensor) -> torch.Tensor:
     """The value as if it came from another worker; not a leaf, so that in-place changes are allowed."""
     return value.detach().clone().requires_grad_().clone() if value.requires_grad else value.detach().clone()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ mean of the group's losses, like those of a penalty on the weights in a loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.axes import Axis, exchanged
 from paceline.optim.sharding import AxisShape
 
 __all__ = ["Rows", "gather_features", "gather_rows", "part_linear", "scatter_rows", "swap_to_rows"]
@@ -85,24 +84,24 @@ class Rows:
 
 def gather_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(b, f) -> (B, f): all rows of the group. Backward: reduce-scatter, each worker gets its own rows' sum."""
-    return _exchanged(x, partial(_all_rows, axis, rows), partial(_own_rows, axis, rows))
+    return exchanged(x, partial(_all_rows, axis, rows), partial(_own_rows, axis, rows))
 
 
 def scatter_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(B, f) -> (b, f): the sum of all workers' partial results, own rows of it. Backward: all-gather of the rows."""
-    return _exchanged(x, partial(_own_rows, axis, rows), partial(_all_rows, axis, rows))
+    return exchanged(x, partial(_own_rows, axis, rows), partial(_all_rows, axis, rows))
 
 
 def gather_features(x: Tensor, axis: Axis) -> Tensor:
     """(B, f / m) -> (B, f): all features of the group's rows. Backward: reduce-scatter over the features."""
-    return _exchanged(
+    return exchanged(
         x, lambda x: _side_by_side(axis.all_gather(x)), lambda g: axis.reduce_scatter(_by_features(g, axis))
     )
 
 
 def swap_to_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(B, f / m) -> (b, f): own rows with all features, by all-to-all. Backward: the all-to-all the other way round."""
-    return _exchanged(
+    return exchanged(
         x,
         lambda x: _side_by_side(axis.all_to_all(rows.stacked(x)))[: rows.own],
         lambda g: rows.joined(axis.all_to_all(_by_features(rows.padded(g), axis))),
@@ -112,24 +111,6 @@ def swap_to_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
 def part_linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows) -> Tensor:
     """X W^T + b on the group's rows (B, f); the weight's gradient is that of the mean of the group's losses."""
     return _PartLinear.apply(x, weight, bias, rows)  # type: ignore[return-value]
-
-
-def _exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:
-    return _Exchange.apply(x, forward, transpose)  # type: ignore[return-value]
-
-
-class _Exchange(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Any) -> Tensor:
-        ctx.transpose = transpose
-        y = forward(x)
-        # Autograd forbids in-place changes, such as nn.ReLU(inplace=True)'s, of views that a function returns.
-        return y.clone() if y._base is not None else y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.transpose(gradients[0]), None, None
 
 
 class _PartLinear(Function):

@@ -3,7 +3,7 @@
 Training minimises the mean of the losses of all workers of the mesh; each loss is a function of that worker's tensors.
 Along an axis on which a tensor is cut, its gradient here is that of the sum of the losses; on axes where all have the same
 tensor, that of their mean. So a user-defined loss may be of either kind; functions between the two multiply or divide by
-the workers, and `Used` divides the gradient of a parameter that is cut over a grid, where all tensors between layers are
+the workers, and `as_used` divides the gradient of a parameter that is cut over a grid, where all tensors between layers are
 cut.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.errors import UsageError
-from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.axes import Axis, exchanged
 from paceline.model_parallel.placement import part_of
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.products import multiply, multiply_transposed, weight_gradient
@@ -29,10 +29,9 @@ __all__ = [
     "GridNorm",
     "LineEmbedding",
     "RowLinear",
-    "Used",
     "VocabularyLoss",
-    "WholeFeatures",
     "apply",
+    "as_used",
     "cross_entropy",
     "whole_features",
 ]
@@ -194,32 +193,6 @@ class GridEmbedding(torch.autograd.Function):
         return None, axis.reduce_scatter(gt.view(axis.size, ctx.rows, -1)), None
 
 
-class WholeFeatures(torch.autograd.Function):
-    """Gathers all features (..., features) that are cut over an axis, whose workers then compute the same loss."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return torch.cat(axis.all_gather(x).unbind(), -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return part_of(gradients[0], ctx.axis, -1) * ctx.axis.size, None
-
-
-class Used(torch.autograd.Function):
-    """A parameter cut into several parts over a grid, as a layer uses it; other terms of a loss use it directly."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, parts: int) -> Tensor:
-        ctx.parts = parts
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] / ctx.parts, None
-
-
 class VocabularyLoss(torch.autograd.Function):
     """Cross entropy of logits with a sharded vocabulary: the mean over the whole batch; each worker gets its gradient part.
 
@@ -290,7 +263,18 @@ def whole_features(x: Tensor, features: int, mesh: Mesh) -> Tensor:
             f"{x.shape[-1]} features of {features} are neither all nor this worker's part: give whole_features a layer's"
             " output, and the number of outputs that the layer was built with."
         )
-    return apply(WholeFeatures, x, mesh.hidden)
+    axis = mesh.hidden
+    return exchanged(
+        x, lambda x: torch.cat(axis.all_gather(x).unbind(), -1), lambda g: part_of(g, axis, -1) * axis.size
+    )
+
+
+def as_used(parameter: Tensor, parts: int) -> Tensor:
+    """A parameter cut into several parts over a grid, as a layer uses it; other terms of a loss use it directly."""
+    used = parameter.view_as(parameter)
+    if used.requires_grad:
+        used.register_hook(lambda gradient: gradient / parts)
+    return used
 
 
 def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:

@@ -20,8 +20,8 @@ from paceline.model_parallel.tensor.functions import (
     GridNorm,
     LineEmbedding,
     RowLinear,
-    Used,
     apply,
+    as_used,
 )
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.shapes import Grid, Line
@@ -79,7 +79,7 @@ class Cut(nn.Module):
         placement, axes = self.placement(name), self.mesh.axes
         self.mesh.gradients.watch(parameter, placement)
         parts = 1 if self.mesh.is_line else math.prod(axes[axis].size for _, axis in placement.cuts)
-        return parameter if parts == 1 else apply(Used, parameter, parts)
+        return parameter if parts == 1 else as_used(parameter, parts)
 
 
 class Linear(Cut):
