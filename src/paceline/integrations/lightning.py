@@ -62,9 +62,9 @@ class PacelineStrategy(ParallelStrategy):
     run's model. If a worker dies under a method that tolerates it, the others' `fit` continues.
 
     `barrier`, `broadcast`, `reduce` and `all_gather` cover all workers, and so do metrics with `sync_dist=True`, metrics of
-    torchmetrics, and early stopping. They do not between the first and the last batch of methods whose workers do not wait for
-    each other, nor in runs that workers join and leave (`--join`): each worker then has its own value, and a warning says so
-    once. Worker 0 writes files: a checkpoint of `ModelCheckpoint` during training has worker 0's current parameters.
+    torchmetrics, and early stopping. During training each worker has its own value, and a warning says so once, if workers do
+    not wait for each other, or join and leave (`--join`). Worker 0 writes files: a checkpoint of `ModelCheckpoint` during
+    training has worker 0's current parameters.
 
     Without a launcher, Lightning trains as with its own strategy.
 

@@ -60,22 +60,21 @@ def launch(
 ) -> SparkRun:
     """Calls `train(rows)` in one of Spark's tasks for each worker; inside, `attach` makes them one run.
 
-    `rows` is a data set of the task's own rows: `worker.batches(rows.loader(batch_size=32))` iterates over all of them; other
-    workers do not see them. Each task keeps its partition in a memory-mapped file, and runs the function in a process of its
-    own.
+    `worker.batches(rows.loader(batch_size=32))` iterates over all rows of the task's partition, which other workers do not
+    see. Each task keeps them in a memory-mapped file, and runs the function in its own process.
 
     Methods that survive a death (`ad-psgd`) run in ordinary tasks. A task that Spark restarts takes the dead worker's place,
-    with a neighbour's model, and iterates over its rows from the beginning; if the others are about to end by then, the run
-    continues without it. If `train` raises an exception and no later attempt succeeds, the run fails when it ends. All other
-    methods that need no shared memory run in a barrier stage; Spark ends its job when a task fails: call `launch` again.
+    with a neighbour's model, and iterates over its rows from the beginning, unless the others are about to end. If `train`
+    raises an exception and no later attempt succeeds, the run fails when it ends. All other methods that need no shared
+    memory run in a barrier stage; Spark ends its job when a task fails: call `launch` again.
 
-    In lockstep (`all-reduce` and similar) a worker that has used up its batches takes part in the others' rounds, and a round
-    is a step. So if workers have different numbers of batches, the loop must step once per batch and must not `break` out of
-    an epoch. If they have equal numbers, all must make the same calls, or they wait for each other until the deadline.
+    In lockstep (`all-reduce` and similar) a worker that has used up its batches takes part in the others' rounds. So if
+    workers have different numbers of batches, the loop must step once per batch and must not `break` out of an epoch. If they
+    have equal numbers, all must make the same calls, or they wait for each other until the deadline.
 
     Costs: a shuffle that distributes the rows evenly, except for ordinary tasks if the data has one partition per worker; per
-    worker, disk space on an executor for its rows, and a process; the model is returned by each worker, in a barrier stage by
-    one, within spark.driver.maxResultSize.
+    worker, disk space on an executor for its rows, and a process. Each worker, in a barrier stage one of them, returns the
+    model, within spark.driver.maxResultSize.
     Use when: the data is in Spark, and you write the loop.
     Not: `DeepDist`, which keeps the model at the driver, and counts every update once even if tasks die.
 

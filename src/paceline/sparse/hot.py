@@ -1,25 +1,22 @@
 """A copy of the weights per thread, merged coordinate by coordinate, the hot ones most often.
 
 A cache line that two threads write in turn moves between the cores' caches at every update. In text, a few words are in
-most rows; and even without hot features, the weights of a usual problem fit into one core's cache and are all written by
-the other. Copying only the hot coordinates needs a test or a table lookup for each non-zero, which costs as much as the
-non-zero. Here each thread updates a copy of all weights and periodically *merges*: it adds its changes since the last
-merge to the shared vector, and takes the shared value as its new one.
+most rows; and even without hot features, each core's cache has the weights that the other writes. A test of each non-zero
+for hot coordinates would cost as much as the non-zero. So each thread updates a copy of all weights and periodically
+*merges*: it adds its changes since the last merge to the shared vector, and takes the shared value as its new one.
 
-How often a coordinate is merged depends on its frequency in the data. Merged too seldom, both threads correct the
-same error, and the sum of both corrections overshoots; merged after every update, nothing is gained. So each is merged
-after about `VISITS` updates of the team. Coordinates are in tiers of periods, each four times the previous one: the
-hottest few every `VISITS` examples, and so on. From the period at which most coordinates are due, the whole vector
-is swept, which costs a fraction per coordinate. Coordinates that are updated less often than that in a pass are merged
-at its end. Intercepts, which every example changes, are merged with the hottest.
+Merged too seldom, both threads correct the same error, and the sum overshoots; merged after every update, nothing is gained.
+So each coordinate is merged after about `VISITS` updates of the team. Coordinates are in tiers of periods, each four times
+the previous one: the hottest few every `VISITS` examples, and so on. From the period at which most coordinates are due, the
+whole vector is swept. Coordinates that are updated less often than that are merged at the end of a pass, and intercepts,
+which every example changes, with the hottest.
 
-The shared values of hot coordinates are contiguous, in a separate vector: a cache line, whose transfer from the other
-core costs as much as ten non-zeros, then carries sixteen of them instead of one. The hot coordinates' own entries of the
-shared vector are unused during a pass.
+The shared values of hot coordinates are contiguous, in a separate vector: a cache line, whose transfer from the other core
+costs as much as ten non-zeros, then carries sixteen of them. Their entries of the shared vector are unused during a pass.
 
 Merges lose no updates, and no thread waits. A thread that is preempted in the middle of a non-atomic addition would undo
-all that others have merged meanwhile, so only one thread merges at a time, and a thread that finds another merging
-postpones its own merge. Measurements: benchmarks/results/sparse.md.
+all that others have merged meanwhile, so a thread that finds another merging postpones its own merge. Measurements:
+benchmarks/results/sparse.md.
 """
 
 from __future__ import annotations

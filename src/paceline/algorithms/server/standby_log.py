@@ -1,9 +1,8 @@
 """A shard's second copy: how it follows its server, and why no update is lost or made twice when either of them dies.
 
-Only the server decides. It sends its decisions to the copy as an ordered log: whose gradients make an update, with their mean,
-so that codecs, quorums and summation order are settled; what was dropped; which workers joined and left; what was read, for
-AdaptiveRevision. The copy makes the same updates by the same rule. Its floats equal the server's bit for bit if both run the
-same kernels, but correctness needs only that both contain the same updates.
+Only the server decides. It sends its decisions to the copy as an ordered log: whose gradients make an update, with their mean;
+what was dropped; which workers joined and left; what was read, for AdaptiveRevision. The copy makes the same updates by the
+same rule, so both contain the same updates; their floats are equal bit for bit if both run the same kernels.
 
 1. The server sends an answer, or a choice for other shards, only after the copy has confirmed all earlier entries. So a worker
    has only ever seen what both have.
