@@ -117,12 +117,7 @@ class Downpour(Served):
                         replica.missing = accrued.missing
                         client.tell(replica.optimizer_settings(), lambda: state)
                         answer = client.push(*accrued.take(), fetch=fetches)
-                        if answer.applied_version > 0:
-                            # Counted from its arrival; the earlier of the two if the rule lets gradients wait.
-                            arrived = min(answer.applied_version, answer.version)
-                            replica.applied(answer.applied_version, gradient_version=arrived - 1)
-                        else:
-                            replica.dropped(gradient_version=answer.version)
+                        answer.record(replica)
                     else:
                         if fetches:
                             client.fetch()

@@ -15,7 +15,7 @@ from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.rules import OnDeath, ShardRules
 from paceline.algorithms.server.served import Served
 from paceline.algorithms.server.standby import serve_shard
-from paceline.algorithms.server.update import COUNTED
+from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
@@ -185,18 +185,9 @@ class ParameterServer(Served):
                 replica.gradient(at=client.x, version=read_version)
                 client.tell(replica.optimizer_settings(), replica.optimizer_state)
                 answer = client.push(replica.g, replica.samples)
-                if answer.applied_version > 0:
-                    # A worker cannot know the newest version when its gradient was ready: staleness counts from arrival.
-                    arrived = min(
-                        answer.applied_version, answer.version
-                    )  # the earlier one if the rule lets gradients wait
-                    replica.applied(answer.applied_version, gradient_version=arrived - 1)
-                elif answer.applied_version == COUNTED:
-                    replica.accrued()
-                else:
-                    if is_counted:  # the waiting gradients are in the update that this one missed
-                        replica.settled(read_version + 1)
-                    replica.dropped(gradient_version=answer.version)
+                if answer.applied_version == DROPPED and is_counted:
+                    replica.settled(read_version + 1)  # the waiting gradients are in the update that this one missed
+                answer.record(replica)
                 is_counted = answer.applied_version == COUNTED
         finally:
             if is_counted:  # the next update includes them, at the latest when the last worker leaves

@@ -10,12 +10,13 @@ import torch
 
 from paceline.algorithms.server.incoming import state_to_bytes
 from paceline.algorithms.server.pushed import PushCodec
-from paceline.algorithms.server.update import DROPPED
+from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
+from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
 
 __all__ = ["Answer", "Client"]
@@ -31,6 +32,18 @@ class Answer(NamedTuple):
 
     applied_version: int  # -1: it was dropped
     version: int  # of the parameters in `Client.x`
+
+    def record(self, replica: Replica) -> None:
+        """Records what became of the replica's last gradient."""
+        if self.applied_version > 0:
+            # A worker cannot know the newest version when its gradient was ready: staleness counts from arrival. That is
+            # before the update if the rule lets gradients wait.
+            arrived = min(self.applied_version, self.version)
+            replica.applied(self.applied_version, gradient_version=arrived - 1)
+        elif self.applied_version == COUNTED:
+            replica.accrued()
+        else:
+            replica.dropped(gradient_version=self.version)
 
 
 class Client:
