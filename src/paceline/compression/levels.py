@@ -78,11 +78,7 @@ class Buckets:
         return -(-num_elements // bucket) if bucket is not None else min(1, num_elements)
 
     def check_scales(self) -> None:
-        """Refuses scales that no codec sends.
-
-        Raises:
-            ValueError: one is negative, infinite or NaN.
-        """
+        """Refuses scales that no codec sends; raises ValueError if one is negative, infinite or NaN."""
         if not bool(np.isfinite(self.scales).all()) or (self.scales < 0).any():
             raise ValueError("A payload has a scale that is not finite, or negative.")
 

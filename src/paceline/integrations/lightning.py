@@ -254,11 +254,7 @@ class PacelineStrategy(ParallelStrategy):
         return min(votes) if all else max(votes)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """The tensors of all workers, stacked.
-
-        Raises:
-            UsageError: gradients should flow through it.
-        """
+        """The tensors of all workers, stacked; raises UsageError if gradients should flow through it."""
         if self.world_size == 1:
             return tensor
         if sync_grads and tensor.requires_grad:

@@ -124,11 +124,7 @@ def job_meeting(
 
 
 def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: int) -> JoinPoint:
-    """Connects a task of `who` (for messages) to the driver.
-
-    Raises:
-        WorkerLostError: the driver cannot be reached.
-    """
+    """Connects a task of `who` (for messages) to the driver; raises WorkerLostError if the driver cannot be reached."""
     try:
         return JoinPoint(address, keys, reach_s, role="guest")
     except WorkerLostError as error:

@@ -181,11 +181,7 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
 
 
 def _run_of(about: dict[str, Any], rows: list[dict[str, Any]], folder: Path, *, gossip: bool) -> SparkRun:
-    """The run, from its workers' files.
-
-    Raises:
-        PacelineError: the run has no result.
-    """
+    """The run, from its workers' files; raises PacelineError if the run has no result."""
     own: list[dict[str, Any]] = []
     records = {}
     for row in rows:

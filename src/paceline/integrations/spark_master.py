@@ -82,11 +82,7 @@ class Master:
         self._named = self.updates.named(self._update)
 
     def apply(self, update: Tensor) -> None:
-        """Applies an update (P,) by the user's descent.
-
-        Raises:
-            PacelineError: it failed.
-        """
+        """Applies an update (P,) by the user's descent; raises PacelineError if it failed."""
         self._update.copy_(update)
         try:
             self._descent(self._model, self._named)

@@ -171,11 +171,7 @@ def _run(loop: Loop) -> int:
 
 
 def _written(folder: Path, attempt: int) -> list[dict[str, Any]]:
-    """The worker's records: one row, or none if the loop never attached.
-
-    Raises:
-        PacelineError: its events are missing.
-    """
+    """The worker's records: one row, or none if the loop never attached; raises PacelineError if its events are missing."""
     rows = []
     for path in folder.glob("worker-*.json"):
         about: dict[str, Any] = files.read_json(path, {})

@@ -27,11 +27,7 @@ class Placement:
     averaged: tuple[str, ...] = ()
 
     def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:
-        """The shape of this worker's part.
-
-        Raises:
-            UsageError: a dimension does not divide.
-        """
+        """The shape of this worker's part; raises UsageError if a dimension does not divide."""
         local = list(shape)
         for dimension, axis in self.cuts:
             local[dimension] = divided(shape[dimension], axes[axis].size, what)

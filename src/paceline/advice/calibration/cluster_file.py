@@ -97,11 +97,7 @@ class MeasuredCluster:
         return {(a, b): times_s for a, worker in enumerate(self.workers) for b, times_s in worker.round_trips_s.items()}
 
     def links(self) -> dict[tuple[int, int], Link]:
-        """The links with meaningful measurements.
-
-        Raises:
-            PacelineError: there are none.
-        """
+        """The links with meaningful measurements; raises PacelineError if there are none."""
         found, why = {}, ""
         for pair, trips_s in self.round_trips_s.items():
             try:

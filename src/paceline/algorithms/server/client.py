@@ -87,11 +87,7 @@ class Client:
         self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
 
     def join(self) -> None:
-        """Joins the run; waits for the parameters.
-
-        Raises:
-            RunStopped: the run ended before a server started.
-        """
+        """Joins the run; waits for the parameters; raises RunStopped if the run ended before a server started."""
         self._exchange([Message("join") for _ in self._shards], in_order=True)
 
     def tell(self, settings: OptimizerSettings, state: Callable[[], dict[str, torch.Tensor]] = dict) -> None:

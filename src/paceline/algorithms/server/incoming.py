@@ -30,11 +30,7 @@ _COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  
 
 
 def check_form(received: Received, num_workers: int) -> None:
-    """Checks that the sender may send this kind of message, with these numbers.
-
-    Raises:
-        MalformedMessageError: it may not.
-    """
+    """Checks that the sender may send this kind of message, with these numbers; raises MalformedMessageError if it may not."""
     sender, _, message = received
     if message.kind in _FROM_WORKERS and sender >= num_workers:
         raise MalformedMessageError(sender, message, "which only workers send")
@@ -64,11 +60,7 @@ def read_gradient(received: Received, codec: Codec, x: Tensor) -> Tensor:
 
 
 def read_choice(received: Received, num_workers: int) -> tuple[int, ...]:
-    """The workers of a choice.
-
-    Raises:
-        MalformedMessageError: an id is invalid or occurs twice.
-    """
+    """The workers of a choice; raises MalformedMessageError if an id is invalid or occurs twice."""
     sender, _, message = received
     x = message.x
     if x is None or x.dtype != torch.int64 or x.numel() > num_workers:
@@ -108,11 +100,7 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
 
 
 def read_state(received: Received, x: Tensor) -> dict[str, Tensor]:
-    """An optimizer's state from a worker's message.
-
-    Raises:
-        MalformedMessageError: it is not a state of this shard.
-    """
+    """An optimizer's state from a worker's message; raises MalformedMessageError if it is not a state of this shard."""
     sender, _, message = received
     try:
         if message.x is None or message.x.dtype != torch.uint8:

@@ -314,11 +314,7 @@ class Attention(nn.Module):
         self.dropout = Dropout(dropout, mesh, axis="features")
 
     def local_heads(self, shape: Line | Grid) -> int:
-        """The number of heads of a worker on such a mesh.
-
-        Raises:
-            UsageError: there are too few, or they do not divide.
-        """
+        """The number of heads of a worker on such a mesh; raises UsageError if there are too few, or they do not divide."""
         if self.heads < shape.hidden_parts:
             raise UsageError(
                 f"Attention with {self.heads} heads cannot be cut over {shape.hidden_parts} workers, each of which "
