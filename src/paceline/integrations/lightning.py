@@ -194,7 +194,7 @@ class PacelineStrategy(ParallelStrategy):
         self._global_rank, self._world_size = worker.worker_id, worker.num_workers
         rank_zero_only.rank = self.global_rank
         worker._silence_schedules()
-        worker._leave_sums = _nothing  # this worker still takes part in operations of all workers
+        worker._leave_sums = lambda: None  # this worker still takes part in operations of all workers
         self._deferred = worker._defer_steps()  # Lightning may fetch one batch ahead, to know which is the last
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -341,10 +341,6 @@ class PacelineStrategy(ParallelStrategy):
             if loaders is not None:
                 own = [one.loader if isinstance(one, SharedLoader) else one for one in loaders.flattened]
                 loaders.flattened = own
-
-
-def _nothing() -> None:
-    pass
 
 
 def _metrics_are_common() -> bool:

@@ -80,7 +80,8 @@ class PlacedPart(nn.Module):
         self._owned = self._own_state()
         self.training = model.training
         if not any(name in self._owned for name, _ in model.named_parameters()):
-            self.nothing = nn.Parameter(torch.zeros((), dtype=_dtype_of(model)))  # optimizers refuse an empty list
+            dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+            self.nothing = nn.Parameter(torch.zeros((), dtype=dtype))  # optimizers refuse an empty list
 
     @property
     def whole(self) -> nn.Module:
@@ -278,10 +279,6 @@ def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
         )
     replace_constants(graph, dict(plan.constants))
     return graph
-
-
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _shapes(shapes: Sequence[tuple[tuple[int, ...], str]]) -> str:

@@ -102,9 +102,8 @@ def place(
     if cluster is not None and link is None:
         link = Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
     batch, _ = arguments_of(model, example)
-    example = _one_of(model, example, number)
-    arguments, _ = arguments_of(model, example)
-    traced, any_mode = _traced(model, example)
+    arguments = batch if number == 1 else _first_micro_batch(batch, number)
+    traced, any_mode = _traced(model, example if number == 1 else arguments)
     if number > 1:
         check_micro_batches(model, traced, batch, number)
     allowed_of, sets = _constraints(traced, machines, pins or {}, together)
@@ -213,11 +212,7 @@ def _check_words(wire: str, placer: str | None) -> None:
         raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
 
 
-def _one_of(model: nn.Module, example: Any, number: int) -> Any:
-    """The first micro-batch of an example."""
-    if number == 1:
-        return example
-    arguments, _ = arguments_of(model, example)
+def _first_micro_batch(arguments: dict[str, Any], number: int) -> dict[str, Any]:
     sizes = sorted({len(one) for value in arguments.values() for one in tensors_in(value) if one.dim()})
     if len(sizes) != 1 or sizes[0] % number:
         raise UsageError(
