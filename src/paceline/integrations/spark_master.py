@@ -136,15 +136,4 @@ class _ByDescent(ApplyRule):
 
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         """The user's descent keeps all state in the model."""
-        return _DescentApplier(self.master)
-
-
-class _DescentApplier(Applier):
-    def __init__(self, master: Master) -> None:
-        super().__init__()
-        self._master = master
-
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        self._master.apply(gradient)
+        return Applier(lambda x, gradient, info, learning_rate: self.master.apply(gradient))

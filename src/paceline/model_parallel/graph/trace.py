@@ -164,7 +164,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     graph = trace_graph(model, defaults)
     twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = digest(graph)
-    run = _Recorder(twin, graph, _names(twin))
+    run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             run.run_with(arguments)
@@ -300,14 +300,6 @@ class _Recorder(fx.Interpreter):
         )
         known = [one.name in self.constants for one in n.all_input_nodes]
         return reads_shape or (bool(known) and all(known))
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    """By id, the first name of each parameter and buffer; a tied one has several."""
-    found: dict[int, str] = {}
-    for name, one in (*model.named_parameters(), *model.named_buffers()):
-        found.setdefault(id(one), name)
-    return found
 
 
 def _replace(graph: fx.Graph, node: fx.Node, value: Any) -> None:
