@@ -25,10 +25,8 @@ _FAST = {"contract", "nsz"}
 _INFINITY = 0x7F800000  # as bits of a float32; NaN is above it
 _PLACES = 23  # binary places of a level
 _LEVEL = np.float32(2.0**_PLACES)
-_SMALL, _LIFT = (
-    np.float32(2.0**-60),
-    np.float32(2.0**64),
-)  # smaller scales are lifted: levels divided by one may be infinite
+# Smaller scales are lifted: levels divided by one may be infinite.
+_SMALL, _LIFT = np.float32(2.0**-60), np.float32(2.0**64)
 
 
 @partial(compiled, nogil=True)

@@ -131,9 +131,8 @@ class PartitionTask:
             ports = replace(ports, mailbox=peers.mailbox, incarnation=attempt)
             assert ports.mailbox is not None
             try:
-                ports.mailbox.send(
-                    self.num_members, Message("here")
-                )  # says nothing: a server that is far would be waited for
+                # Says nothing, but fails if the way back is closed: a server that is far would be waited for.
+                ports.mailbox.send(self.num_members, Message("here"))
             except PeerLostError as error:
                 raise WorkerLostError(
                     f"The task of partition {partition} reaches the driver, but the driver cannot reach its executor "

@@ -28,28 +28,18 @@ class Rows:
 
     Args:
         counts: each worker's rows; negative: rows of a repeated batch, which get no weight.
-        worker_id: this worker.
-        parts: workers of a group.
-        number: of the pass.
-
-    Attributes:
-        own: rows of this worker.
-        first: its first row's number in the global batch, worker 0's rows first.
-        of_group: rows of each worker of its group.
-        total: weight of its group's rows: their number, except repeated ones.
-        first_of_group: the number of the group's first row.
     """
 
     def __init__(self, counts: list[int], worker_id: int, parts: int, number: tuple[int, ...]) -> None:
         begins = [0, *accumulate(map(abs, counts))]
         group = AxisShape(parts).members(worker_id)
         self.number = number
-        self.own = abs(counts[worker_id])
-        self.first = begins[worker_id]
-        self.of_group = [abs(counts[worker]) for worker in group]
+        self.own = abs(counts[worker_id])  # rows of this worker
+        self.first = begins[worker_id]  # its first row's number in the global batch, worker 0's rows first
+        self.of_group = [abs(counts[worker]) for worker in group]  # rows of each worker of its group
         self._weights = [max(0, counts[worker]) for worker in group]
-        self.total = sum(self._weights)
-        self.first_of_group = begins[group.start]
+        self.total = sum(self._weights)  # weight of its group's rows: their number, except repeated ones
+        self.first_of_group = begins[group.start]  # the number of the group's first row
         self._most = max(self.of_group)
         self._are_equal = min(self.of_group) == self._most
 
