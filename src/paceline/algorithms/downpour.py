@@ -14,8 +14,7 @@ from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.modes import Async
-from paceline.algorithms.server.rules import OnDeath, ShardRules
-from paceline.algorithms.server.served import Served
+from paceline.algorithms.server.served import OnDeath, Served, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry

@@ -12,8 +12,7 @@ from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
-from paceline.algorithms.server.rules import OnDeath, ShardRules
-from paceline.algorithms.server.served import Served
+from paceline.algorithms.server.served import OnDeath, Served, ShardRules
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.algorithms.server.user import UserOptimizer

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from paceline.algorithms.downpour import Downpour
 from paceline.algorithms.server.admission import Admission
 from paceline.algorithms.server.apply import Applier, ApplyRule
-from paceline.algorithms.server.rules import ShardRules
-from paceline.algorithms.server.served import Served
+from paceline.algorithms.server.served import Served, ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.errors import PacelineError, first_line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +22,7 @@ AnyLayout = HybridParallel | TensorParallel
 layout_registry = Registry("layout")
 layout_registry.register("hybrid", HybridParallel)
 layout_registry.register("tensor", TensorParallel)
+_MODULES: dict[type, Any] = {HybridParallel: hybrid, TensorParallel: tensor}
 
 
 def layout_of(layout: AnyLayout | str) -> AnyLayout:
@@ -34,7 +36,7 @@ def layout_of(layout: AnyLayout | str) -> AnyLayout:
 
 def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
     """Rejects an algorithm that does not work with a layout."""
-    (hybrid if isinstance(layout, HybridParallel) else tensor).check_algorithm(algorithm)
+    _MODULES[type(layout)].check_algorithm(algorithm)
 
 
 def division_of(layout: AnyLayout) -> Division:
@@ -43,6 +45,4 @@ def division_of(layout: AnyLayout) -> Division:
 
 
 def _part_of(layout: AnyLayout, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
-    if isinstance(layout, HybridParallel):
-        return hybrid.WorkerPart(model, layout, worker_id, num_workers, seed)
-    return tensor.WorkerPart(model, layout, worker_id, num_workers, seed)
+    return _MODULES[type(layout)].WorkerPart(model, layout, worker_id, num_workers, seed)

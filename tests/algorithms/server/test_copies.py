@@ -11,7 +11,7 @@ from paceline.algorithms.server.admission import Admission, Clocks, Quorum
 from paceline.algorithms.server.apply import SGD, Momentum
 from paceline.algorithms.server.delay import ConstantDelay
 from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.served import ShardRules
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import NoCodec

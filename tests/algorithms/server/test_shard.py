@@ -10,7 +10,7 @@ import torch
 import paceline as pl
 from paceline.algorithms.server.admission import Admission, Clocks, Follower, Quorum
 from paceline.algorithms.server.apply import SGD
-from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.served import ShardRules
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import NoCodec

@@ -13,7 +13,7 @@ from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.gathering import tell_choice, without_gathered
 from paceline.algorithms.server.incoming import check_form, read_choice, read_gradient, read_settings, read_state
 from paceline.algorithms.server.requests import Meetings, Requests
-from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.served import ShardRules
 from paceline.algorithms.server.standby_log import CopyLink
 from paceline.algorithms.server.update import (
     COUNTED,

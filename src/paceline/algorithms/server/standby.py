@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.algorithms.server.incoming import state_from_bytes
-from paceline.algorithms.server.rules import ShardRules
+from paceline.algorithms.server.served import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
 from paceline.algorithms.server.update import DROPPED, DecidedUpdate, UpdateInfo
