@@ -41,6 +41,13 @@ class Stream(IterableDataset):
             yield INPUTS[index], index, os.getpid(), torch.initial_seed()
 
 
+class OtherForOne(Numbered):
+    """Worker 1 has other samples than the others; which process fetches them makes no difference."""
+
+    def __getitem__(self, index):
+        return INPUTS[index] + worker_id(), index, 0, 0
+
+
 def described(samples):
     x, indices, processes, seeds = zip(*samples, strict=True)
     return torch.stack(x), {"indices": indices, "process": processes[0], "seed": seeds[0]}
@@ -70,7 +77,7 @@ class Loop:
 
     def made_loader(self):
         settings = {"batch_size": BATCH_SIZE, "num_workers": 2, "collate_fn": lambda samples: described(samples)}
-        if self.dataset is Numbered:
+        if issubclass(self.dataset, Numbered):
             settings["shuffle"] = True
         if self.seed is not None:
             settings["generator"] = torch.Generator().manual_seed(self.seed)
@@ -81,6 +88,7 @@ class Loop:
         model, optimizer = made()
         loader, told = self.made_loader(), {"process": os.getpid(), "epochs": []}
         with pl.attach(model, optimizer) as worker:
+            self.before_epochs(worker)
             for _ in range(self.epochs):
                 told["epochs"].append([])
                 for number, (x, about) in enumerate(worker.batches(loader)):
@@ -93,6 +101,9 @@ class Loop:
                 self.wait_for(loader.num_workers if loader.persistent_workers else 0)
         self.wait_for(0)
         (self.folder / f"{worker.worker_id}.json").write_text(json.dumps(told))
+
+    def before_epochs(self, worker):
+        """The place for what a worker waits for."""
 
     def wait_for(self, num_processes):
         """Until the loader has so many, or none where it may not have any."""
@@ -112,6 +123,21 @@ class Breaks(Loop):
 
     def leaves(self, number):
         return number == 2
+
+
+@dataclass
+class Late(Loop):
+    """Worker 1 begins when worker 0 has had the whole first epoch."""
+
+    dataset: type = OtherForOne
+
+    def before_epochs(self, worker):
+        if worker.worker_id == 1:
+            leftovers.wait_until(lambda: (self.folder / "first-epoch").exists(), "the other worker's first epoch")
+
+    def wait_for(self, num_processes):
+        super().wait_for(num_processes)
+        (self.folder / "first-epoch").touch()
 
 
 class Paused(Loop):

@@ -15,7 +15,18 @@ import forked
 import leftovers
 import paceline as pl
 from free_ports import free_port
-from processes.loader_programs import BATCH_SIZE, SAMPLES, Breaks, Killed, Loop, Paused, Stream, described, fails_at_17
+from processes.loader_programs import (
+    BATCH_SIZE,
+    SAMPLES,
+    Breaks,
+    Killed,
+    Late,
+    Loop,
+    Paused,
+    Stream,
+    described,
+    fails_at_17,
+)
 from processes.scripts import COMMAND, started
 
 BATCHES = SAMPLES // BATCH_SIZE
@@ -117,6 +128,12 @@ def test_a_stopped_run_goes_on_with_what_was_claimed_ahead(tmp_path):
 def test_an_error_in_a_loaders_process_arrives(tmp_path):
     with pytest.raises(pl.PacelineError, match=r"(?s)KeyError: Caught KeyError in DataLoader worker process.*label 17"):
         pl.launch(Loop(tmp_path, {"collate_fn": fails_at_17}), workers=2, algorithm="ad-psgd")
+    wait_for_end_of(loading(tmp_path))
+
+
+def test_a_worker_without_a_batch_in_the_first_epoch_compares_its_data_too(tmp_path):
+    with pytest.raises(pl.UsageError, match="other samples than another worker's"):
+        pl.launch(Late(tmp_path), workers=2, algorithm="hogwild")
     wait_for_end_of(loading(tmp_path))
 
 

@@ -231,11 +231,12 @@ class WorkerBatches:
                     self._count_given(claims.batches, epoch, number)
                 if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
                     number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
+                if first and (number != END or epoch == 0):  # the others may have had the whole first epoch
+                    self._check_same(claims.batches, epoch)
                 if number == END or fetch is None:
                     return
                 if first:
                     first = False
-                    self._check_same(claims.batches, epoch)
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
