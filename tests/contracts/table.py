@@ -25,6 +25,7 @@ class Row:
         rounds: why a mean gradient is not the exact one.
         follows_times: why two runs may round otherwise, and an epoch's last round is no whole batches.
         rate_follows_times: why the length of a step has no bound where other work delays a worker.
+        waits_for_all: why no update is made before the slowest worker has begun.
         policy: what alone it differs by from another row; what checkpoints hold, and how they are read, is the same.
     """
 
@@ -39,6 +40,7 @@ class Row:
     rounds: str = ""
     follows_times: str = ""
     rate_follows_times: str = ""
+    waits_for_all: str = ""
     policy: str = ""
 
     @property
@@ -50,6 +52,11 @@ class Row:
     def served(self):
         """Whether servers hold the vector, and the optimizer."""
         return self.algorithm.needs.kind == "served"
+
+    @property
+    def learning_follows_times(self):
+        """Whether what is learnt in some epochs depends on the times of the machine that trains."""
+        return bool(self.rate_follows_times or self.waits_for_all)
 
     @property
     def spec(self):
@@ -157,6 +164,7 @@ ROWS = [
         accrues="what a worker brings before its turn is in the update of its turn",
         scales_stale_updates="every update is a mean over all workers",
         scales_fresh_updates="every update is a mean over all workers",
+        waits_for_all="every update is a mean over all workers: of one that begins late, the others have had all batches",
     ),
     Row(
         pl.ParameterServer(mode=pl.Async(rate="rescaled")),

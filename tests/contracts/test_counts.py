@@ -118,13 +118,13 @@ def check_learnt(run):
     assert run.result["test_loss"] < 0.75 * run.result["initial_loss"]
 
 
-@rows(lambda row: not row.rate_follows_times)
+@rows(lambda row: not row.learning_follows_times)
 def test_learns(row, trained):
     _, run, _ = trained(row)
     check_learnt(run)
 
 
-@rows(lambda row: bool(row.rate_follows_times))
+@rows(lambda row: row.learning_follows_times)
 def test_learns_where_times_are_known(row):
     config = pl.TrainConfig(task=LINEAR, algorithm=row.spec, epochs=EPOCHS, batch_size=BATCH_SIZE)
     check_learnt(pl.simulate_task(config, cluster=pl.Cluster(workers=3).slow(worker=1, factor=4)))

@@ -81,7 +81,7 @@ def test_counts_go_on(row, tmp_path):
         assert [len(own) for own in run.records.values()] == [3 * 69] * 3  # rounds without a batch counted in
     # A convex loss goes on from where it was: a start from new parameters would show as the initial one.
     third_epoch = applied[(applied["batch"] >= 2 * in_epoch) & (applied["batch"] < 2 * in_epoch + 40)]
-    assert row.rate_follows_times or third_epoch["loss"].mean() < 0.75 * run.result["initial_loss"]
+    assert row.learning_follows_times or third_epoch["loss"].mean() < 0.75 * run.result["initial_loss"]
     second = np.concatenate([own[own["batch"] >= 2 * in_epoch] for own in run.records.values()])
     first = records[(records["batch"] >= 0) & (records["batch"] < 2 * in_epoch)]
     assert second["started_s"].min() >= first["ended_s"].max() - 1e-3
