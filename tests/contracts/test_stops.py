@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import leftovers
 import paceline as pl
 import soak_results
 from contracts.table import rows
@@ -113,8 +114,11 @@ def test_a_stop_in_the_first_epoch(row, tmp_path):
         assert torch.equal(resumed.x, last_of(tmp_path / "straight").x)
 
 
-def train_and_hang(process):
-    """Worker 1 sends the process a SIGTERM and then does not answer."""
+def train_and_hang(process, waits):
+    """Worker 1 sends the process a SIGTERM at its fourth batch and then does not answer.
+
+    If worker 0 `waits`, it does so at its own fourth batch: otherwise it might take all batches before worker 1 begins.
+    """
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pl.attach(model, optimizer) as worker:
@@ -122,6 +126,8 @@ def train_and_hang(process):
             if worker.worker_id == 1 and number == 3:
                 os.kill(process, signal.SIGTERM)
                 time.sleep(1000)
+            if waits and worker.worker_id == 0 and number == 3:
+                leftovers.wait_until(worker._membership.stopped, "the run's end")
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
@@ -132,7 +138,8 @@ def test_a_worker_that_hangs_is_killed_and_the_result_says_what_is_missing(algor
     monkeypatch.setattr(supervisor, "_LAST_ROUND_S", 0.5)
     monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 1.0)
     with terminated():
-        pl.launch(partial(train_and_hang, os.getpid()), workers=2, algorithm=algorithm, out=tmp_path)
+        loop = partial(train_and_hang, os.getpid(), algorithm == "hogwild")
+        pl.launch(loop, workers=2, algorithm=algorithm, out=tmp_path)
     run = pl.RunData.load(tmp_path)
     assert run.result["outcome"] == "stopped"
     assert any("The last step has no checkpoint" in note for note in run.result["notes"])
