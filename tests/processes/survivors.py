@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import paceline as pl
 from paceline.memory.atomics import load
 from paceline.memory.newcomers import _ASKS, _LET_IN
+from paceline.records import checkpoint_files
 
 BATCH_SIZE, EPOCHS = 4, 2
 OPTIMIZERS = {
@@ -118,6 +119,7 @@ class Survivors:
         folder: of the files.
         kills: by worker, its number of batches before the one at which it is killed; or several, for each of its processes.
         fails: the same, for an error that ends the run.
+        saved: a run's folder: a worker fails only when a checkpoint there has two epochs, and then whatever its batch.
         at: of that batch: before its `forward`, in `backward`, or after `step`.
         newcomers: by number of batches, the workers for whose replacements the loop waits before it, each with how many of
             its processes there were before.
@@ -132,6 +134,7 @@ class Survivors:
     algorithm: str = "all-reduce"
     optimizer: str = "sgd"
     fails: dict = field(default_factory=dict)
+    saved: Path | None = None
     at: str = "forward"
     clips: bool = False
     per_step: int = 1
@@ -209,8 +212,14 @@ class Survivors:
         kills = kills if isinstance(kills, list) else [kills]
         if at == self.at and kills[incarnation : incarnation + 1] == [number]:
             os.kill(os.getpid(), signal.SIGKILL)
-        if at == self.at and self.fails.get(worker.worker_id) == number:
+        if at == self.at and worker.worker_id in self.fails and self._fails(self.fails[worker.worker_id], number):
             raise KeyError("label 17")
+
+    def _fails(self, first, number):
+        if self.saved is None:
+            return number == first
+        newest = checkpoint_files.newest_or_none(self.saved / "checkpoint")
+        return number >= first and newest is not None and int(newest.name) >= 2 * self.num_batches
 
     def _log(self, worker, step):
         with (self.folder / f"steps-{worker.worker_id}.jsonl").open("a") as file:
