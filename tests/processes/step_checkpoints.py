@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import paceline as pl
 from lazy_copies import LazyCopies
+from leftovers import wait_until
+from paceline.membership import launched
 from paceline.records import checkpoint_files
 from paceline.transport.collectives import DistributedCollectives
 from paceline.worker.memberships import memory
@@ -109,7 +110,7 @@ class Loop:
             return
         if self.event.startswith("terminate"):  # all workers are, as soon as all are here
             Path(self.folder, f"here-{RANK}").touch()
-            wait_until(lambda: self._worker._membership.is_terminated)
+            wait_until(lambda: self._worker._membership.is_terminated, "SIGTERM")
         elif self.victim == RANK and self.event == "raise":
             raise KeyError("label 17")
         elif self.victim == RANK:
@@ -121,7 +122,7 @@ class Loop:
 
         def claim_in_turn(folder, run):
             if self.saver not in (None, RANK):
-                wait_until(lambda: not list(folder.glob("running-*")))
+                wait_until(lambda: not list(folder.glob("running-*")), "the one that saves")
             return claim(folder, run)
 
         def complete_or_die(folder, number, workers, about, **options):
@@ -130,6 +131,13 @@ class Loop:
             return complete(folder, number, workers, about, **options)
 
         checkpoint_files.claim_end, checkpoint_files.complete = claim_in_turn, complete_or_die
+        if self.event.startswith("kill"):
+            await_keys, farewell = launched.missing_keys, f"left/{self.victim}"
+
+            def await_the_living(store, keys, *limits):  # worker 0 would wait 5 s for the farewell of the dead
+                return await_keys(store, [key for key in keys if key != farewell], *limits)
+
+            launched.missing_keys = await_the_living
         if self.behind == RANK:
             wait_for = DistributedCollectives.wait_for
 
@@ -140,13 +148,6 @@ class Loop:
                     raise collectives._lost(label, "as if the connection had broken")
 
             DistributedCollectives.wait_for = fail
-
-
-def wait_until(is_so, within_s=60.0):
-    until_s = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < until_s, "in vain"
-        time.sleep(0.005)
 
 
 def notes(folder):

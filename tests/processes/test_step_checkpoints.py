@@ -15,7 +15,7 @@ import leftovers
 import soak_results
 from free_ports import free_port
 from processes import step_checkpoints
-from processes.step_checkpoints import Loop, check, notes, wait_until
+from processes.step_checkpoints import Loop, check, notes
 
 PROGRAM = Path(step_checkpoints.__file__)
 
@@ -109,7 +109,7 @@ def test_survivors_that_are_a_step_apart(saver, tmp_path):
 def terminated(loop, num_workers):
     """Sends SIGTERM to all workers once each is in the middle of its loop."""
     with started(loop, num_workers) as workers:
-        wait_until(lambda: len(list(Path(loop.folder).glob("here-*"))) == num_workers)
+        leftovers.wait_until(lambda: len(list(Path(loop.folder).glob("here-*"))) == num_workers, "all workers")
         for one in workers:
             one.terminate()
         return ended(workers)
@@ -161,7 +161,7 @@ def test_torchrun_takes_sigterm_from_itself_and_from_the_job(tmp_path):
     """As Slurm sends it, to all processes: the agent then sends it once more."""
     loop = Loop(str(tmp_path), "terminate")
     with torchrun(loop) as agent:
-        wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 3)
+        leftovers.wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 3, "all workers")
         for pid in [*leftovers.descendants(agent.pid), agent.pid]:
             os.kill(pid, signal.SIGTERM)
         results = ended([agent])
@@ -207,7 +207,7 @@ def disturbed(loop, num_workers, life, draws):
     path = Path(loop.folder, f"notes-{life}-{victims[0]}.jsonl")
     num_steps, pause_s = draws.randrange(40), draws.random() * 0.01
     with started(loop, num_workers, life) as workers:
-        wait_until(lambda: workers[0].poll() is not None or num_lines(path) > num_steps)
+        leftovers.wait_until(lambda: workers[0].poll() is not None or num_lines(path) > num_steps, "the drawn instant")
         time.sleep(pause_s)
         for victim, signum in zip(victims, signals, strict=False):
             workers[victim].send_signal(signum)
