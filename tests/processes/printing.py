@@ -53,6 +53,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "adds":
         adds()
     elif sys.argv[1] == "evaluated":
-        pl.launch(evaluated, workers=2, algorithm="hogwild", backend=sys.argv[2], out=sys.argv[3])
+        for backend in sys.argv[3:]:
+            pl.launch(evaluated, workers=2, algorithm="hogwild", backend=backend, out=f"{sys.argv[2]}/{backend}")
     else:
         pl.launch({"launched": adds, "prints": prints}[sys.argv[1]], workers=3, algorithm="hogwild")

@@ -15,21 +15,25 @@ import torch
 import paceline as pl
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 
+ALGORITHMS = ["leashed", "all-reduce", "ad-psgd", "parameter-server"]
 PROGRAM = """
+import sys
+from functools import partial
 import torch
 import paceline as pl
 
-def loop():
+def loop(algorithm):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pl.attach(model, optimizer, algorithm={algorithm!r}) as worker:
+    with pl.attach(model, optimizer, algorithm=algorithm) as worker:
         for x in worker.batches([torch.ones(2, 2) for _ in range(4)]):
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
 
 if __name__ == "__main__":
-    print(pl.launch(loop, workers=2).result["outcome"])
+    for algorithm in sys.argv[1:]:
+        print(pl.launch(partial(loop, algorithm), workers=2).result["outcome"])
 """
 
 
@@ -40,13 +44,12 @@ def run(*words, tmpdir, **how):
     )
 
 
-@pytest.mark.parametrize("algorithm", ["leashed", "all-reduce", "ad-psgd", "parameter-server"])
-def test_the_folder_for_temporary_files_may_have_a_long_path(tmp_path, algorithm):
+def test_the_folder_for_temporary_files_may_have_a_long_path(tmp_path):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-    (tmp_path / "program.py").write_text(PROGRAM.format(algorithm=algorithm))
-    ran = run(tmp_path / "program.py", tmpdir=folder)
-    assert (ran.returncode, ran.stdout) == (0, "stopped\n"), ran.stderr
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = run(tmp_path / "program.py", *ALGORITHMS, tmpdir=folder)
+    assert (ran.returncode, ran.stdout) == (0, "stopped\n" * len(ALGORITHMS)), ran.stderr
 
 
 def attaches(folder):
@@ -63,7 +66,7 @@ def attaches(folder):
     (folder / f"{worker.worker_id}.json").write_text(json.dumps(ours))
 
 
-@pytest.mark.parametrize("algorithm", ["leashed", "all-reduce", "ad-psgd", "parameter-server"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_fork_server_has_loaded_what_workers_need(tmp_path, algorithm):
     """Two thirds of a second in each worker otherwise."""
     pl.launch(partial(attaches, tmp_path), workers=2, algorithm=algorithm)
@@ -71,7 +74,7 @@ def test_the_fork_server_has_loaded_what_workers_need(tmp_path, algorithm):
 
 
 def test_a_program_from_standard_input_is_refused(tmp_path):
-    ran = run("-", tmpdir=tmp_path, input=PROGRAM.format(algorithm="leashed"))
+    ran = run("-", "leashed", tmpdir=tmp_path, input=PROGRAM)
     assert ran.returncode == 2
     assert ran.stderr.startswith("paceline: ")
     assert ran.stderr.endswith("there is no file <stdin>: save it as one, or use backend='threads'.\n")
