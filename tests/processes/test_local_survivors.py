@@ -58,23 +58,35 @@ def test_without_deaths(method, tmp_path):
     check(method, Survivors(tmp_path))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+KILLS = {
+    "worker 0": {0: 1},
+    "two at once, the first among them": {0: 2, 2: 2},
+    "one after the other": {0: 1, 1: 3},
+    "first step": {1: 0},
+    "an epoch's last round": {2: 3},
+    "alone in it": {0: 3},
+    "in the second epoch": {0: 5},
+    "in the last round": {1: 7},
+}
+#: Methods that differ in how means are made; of the others, which differ in periods and rates, each meets some deaths.
+ALL_KILLS = [LOCAL, LATE, STREAM]
+SOME_KILLS = ["two at once, the first among them", "in the second epoch"]
+
+
+@pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize(
-    "kills",
-    [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}, {0: 3}, {0: 5}, {1: 7}],
-    ids=[
-        "worker 0",
-        "two at once, the first among them",
-        "one after the other",
-        "first step",
-        "an epoch's last round",
-        "alone in it",
-        "in the second epoch",
-        "in the last round",
-    ],
+    "method",
+    [one if one in ALL_KILLS else pytest.param(one, marks=pytest.mark.soak) for one in METHODS],
+    ids=lambda one: one.spec,
 )
 def test_whoever_dies_whenever(method, kills, tmp_path):
-    check(method, Survivors(tmp_path, kills))
+    check(method, Survivors(tmp_path, KILLS[kills]))
+
+
+@pytest.mark.parametrize("kills", SOME_KILLS)
+@pytest.mark.parametrize("method", [one for one in METHODS if one not in ALL_KILLS], ids=lambda one: one.spec)
+def test_other_periods_and_rates_go_on_too(method, kills, tmp_path):
+    check(method, Survivors(tmp_path, KILLS[kills]))
 
 
 @pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
@@ -115,7 +127,11 @@ def test_a_worker_that_has_brought_a_late_model_counts(hit, last, tmp_path, monk
     ],
     ids=str,
 )
-@pytest.mark.parametrize("method", [LOCAL, LONG, LATEST, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    "method",
+    [LOCAL, STREAM, *(pytest.param(one, marks=pytest.mark.soak) for one in (LONG, LATEST))],
+    ids=lambda one: one.spec,
+)
 def test_with(method, options, tmp_path):
     check(method, Survivors(tmp_path, {0: 2}, **options))
 
@@ -126,6 +142,20 @@ def test_steps_of_several_batches(method, kill, tmp_path):
     """The survivors' last round may be the first half of a step that they do not make."""
     program = Survivors(tmp_path, {0: kill}, per_step=2, num_batches=24, marks=True)
     check(method, program, {0: kill // 2}, num_missing=7 * ((method, kill) in [(EACH, 3), (LOCAL, 8)]))
+
+
+@pytest.mark.parametrize("method", [LONG, LATEST], ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 5, "num_batches": 5},
+        {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
+        {"data": "processes", "epochs": 7, "num_batches": 4},
+    ],
+    ids=str,
+)
+def test_periods_longer_than_an_epoch_with(method, options, tmp_path):
+    check(method, Survivors(tmp_path, {0: 2}, **options))
 
 
 def test_five_workers_of_whom_one_is_left(tmp_path):
