@@ -54,6 +54,11 @@ class Row:
         return self.algorithm.needs.kind == "served"
 
     @property
+    def is_default(self):
+        """Whether it is its family's algorithm as it is by default, and no variant."""
+        return self.algorithm == type(self.algorithm)()
+
+    @property
     def learning_follows_times(self):
         """Whether what is learnt in some epochs depends on the times of the machine that trains."""
         return bool(self.rate_follows_times or self.waits_for_all)
@@ -191,3 +196,33 @@ def rows(keep=lambda row: True):
     """Parametrizes a test over the rows; `keep` says which the contract is about, never which fail it."""
     kept = [row for row in ROWS if keep(row)]
     return pytest.mark.parametrize("row", kept, ids=[row.spec for row in kept])
+
+
+def backends(keep=lambda row: True):
+    """Parametrizes over rows as `rows` does, each with a backend: processes for every family, and threads for its variants.
+
+    A variant's program is the same on both, and three processes cost as much as ten runs of threads; `make soak` runs them.
+    """
+    cells = []
+    for row in filter(keep, ROWS):
+        if not row.is_default:
+            cells.append(pytest.param(row, "threads", id=f"{row.spec}-threads"))
+        marks = () if row.is_default else pytest.mark.soak
+        cells.append(pytest.param(row, "processes", marks=marks, id=f"{row.spec}-processes"))
+    return pytest.mark.parametrize(("row", "backend"), cells)
+
+
+def runs(keep, *where):
+    """Parametrizes over rows and pairs of a number of workers and a backend; processes of variants are for `make soak`."""
+    cells = [
+        pytest.param(
+            row,
+            workers,
+            backend,
+            marks=() if row.is_default or backend == "threads" else pytest.mark.soak,
+            id=f"{row.spec}-{workers}-{backend}",
+        )
+        for row in filter(keep, ROWS)
+        for workers, backend in where
+    ]
+    return pytest.mark.parametrize(("row", "workers", "backend"), cells)

@@ -6,7 +6,7 @@ import pytest
 import paceline as pl
 from contracts.linear_task import LINEAR
 from contracts.runs import run_task
-from contracts.table import rows
+from contracts.table import backends, rows
 
 EPOCHS, BATCH_SIZE, BATCHES = 2, 7, 206  # three workers divide neither an epoch's batches nor the run's
 
@@ -20,20 +20,20 @@ def trained():
     """Three workers of each row, trained once for all tests of this file."""
     runs = {}
 
-    def run(row):
-        if row.spec not in runs:
+    def run(row, backend):
+        if (row.spec, backend) not in runs:
             workers = row.most(3)
             settings = {"task": LINEAR, "workers": workers, "epochs": EPOCHS, "batch_size": BATCH_SIZE}
-            runs[row.spec] = workers, *run_task(row, backend="processes", **settings)
-        return runs[row.spec]
+            runs[row.spec, backend] = workers, *run_task(row, backend=backend, **settings)
+        return runs[row.spec, backend]
 
     return run
 
 
-@rows(lambda row: row.algorithm.gossip and not row.drops_updates)
-def test_every_worker_counts_its_own_versions(row, trained):
+@backends(lambda row: row.algorithm.gossip and not row.drops_updates)
+def test_every_worker_counts_its_own_versions(row, backend, trained):
     """An update of a worker's own model is a gradient or, where the averages are made beside the training, an average."""
-    _, run, _ = trained(row)
+    _, run, _ = trained(row, backend)
     for own in run.records.values():
         made = own["applied_version"][own["samples"] > 0]
         assert (np.diff(made) >= 1).all()
@@ -47,9 +47,9 @@ def test_every_worker_counts_its_own_versions(row, trained):
     assert run.result["worst_worker_accuracy"] > 0.6  # an untrained one has 0.1
 
 
-@rows(lambda row: not row.algorithm.gossip)
-def test_every_version_occurs_exactly_once(row, trained):
-    workers, run, parameters = trained(row)
+@backends(lambda row: not row.algorithm.gossip)
+def test_every_version_occurs_exactly_once(row, backend, trained):
+    workers, run, parameters = trained(row, backend)
     versions = all_records(run)["applied_version"]
     counts = dict(zip(*np.unique(versions[versions > 0], return_counts=True), strict=True))
     assert list(counts) == list(range(1, parameters.version + 1))
@@ -61,9 +61,9 @@ def test_every_version_occurs_exactly_once(row, trained):
     assert run.result["version"] == run.result["steps"] == parameters.version
 
 
-@rows()
-def test_every_gradient_is_applied_or_dropped(row, trained):
-    workers, run, _ = trained(row)
+@backends()
+def test_every_gradient_is_applied_or_dropped(row, backend, trained):
+    workers, run, _ = trained(row, backend)
     result, records = run.result, all_records(run)
     made = EPOCHS * row.batches(BATCHES, workers)
     assert result["computed_gradients"] == np.count_nonzero(records["samples"]) == made
@@ -76,18 +76,18 @@ def test_every_gradient_is_applied_or_dropped(row, trained):
     assert result["workers_lost"] == []
 
 
-@rows()
-def test_every_sample_is_trained_on_once_an_epoch(row, trained):
-    workers, run, _ = trained(row)
+@backends()
+def test_every_sample_is_trained_on_once_an_epoch(row, backend, trained):
+    workers, run, _ = trained(row, backend)
     records = all_records(run)
     batches = records["batch"][records["samples"] > 0]
     assert sorted(batches) == list(range(EPOCHS * row.batches(BATCHES, workers)))
     assert records["samples"].sum() == EPOCHS * 1437
 
 
-@rows()
-def test_staleness_agrees_with_its_histogram(row, trained):
-    _, run, _ = trained(row)
+@backends()
+def test_staleness_agrees_with_its_histogram(row, backend, trained):
+    _, run, _ = trained(row, backend)
     staleness = run.result["staleness"]
     histogram = {int(value): count for value, count in staleness["histogram"].items()}
     assert min(histogram) >= 0
@@ -100,9 +100,9 @@ def test_staleness_agrees_with_its_histogram(row, trained):
         assert histogram.keys() == {0}
 
 
-@rows()
-def test_times_of_a_step_are_in_order(row, trained):
-    _, run, _ = trained(row)
+@backends()
+def test_times_of_a_step_are_in_order(row, backend, trained):
+    _, run, _ = trained(row, backend)
     for own in run.records.values():
         assert (own["started_s"] <= own["gradient_started_s"]).all()
         assert (own["gradient_started_s"] <= own["gradient_ended_s"]).all()
@@ -118,9 +118,9 @@ def check_learnt(run):
     assert run.result["test_loss"] < 0.75 * run.result["initial_loss"]
 
 
-@rows(lambda row: not row.learning_follows_times)
-def test_learns(row, trained):
-    _, run, _ = trained(row)
+@backends(lambda row: not row.learning_follows_times)
+def test_learns(row, backend, trained):
+    _, run, _ = trained(row, backend)
     check_learnt(run)
 
 

@@ -1,15 +1,13 @@
 """A lockstep round of several workers is one big batch."""
 
 import numpy as np
-import pytest
 import torch
 
 from contracts.runs import plain_run, run_task
-from contracts.table import rows
+from contracts.table import rows, runs
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(3, "threads"), (5, "processes")])
-@rows(lambda row: row.together and not row.drops_updates and not row.rounds)
+@runs(lambda row: row.together and not row.drops_updates and not row.rounds, (3, "threads"), (5, "processes"))
 def test_equals_one_big_batch(row, workers, backend):
     """180 batches of 8, the last of 5: the last round is uneven in samples."""
     rounds = -(-180 // workers)

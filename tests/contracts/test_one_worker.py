@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contracts.runs import plain_run, run_task
-from contracts.table import HOLDERS, rows
+from contracts.table import HOLDERS, backends, rows
 
 BATCH_SIZE, STEPS = 31, 50  # beyond the first epoch, whose 47th batch is shorter
 OPTIMIZERS = {
@@ -43,19 +43,17 @@ def test_equals_plain_pytorch(row, optimizer):
     check_equal(run, parameters, optimizer)
 
 
-@rows(lambda row: not row.scales_fresh_updates and not row.own_rule and (row.scales_stale_updates or not row.policy))
-def test_equals_plain_pytorch_in_a_process_of_its_own(row):
+@backends(
+    lambda row: not row.scales_fresh_updates and not row.own_rule and (row.scales_stale_updates or not row.policy)
+)
+def test_every_algorithm_equals_plain_pytorch(row, backend):
     optimizer = "sgd(weight_decay=0.001)"
-    run, parameters = run_task(row, backend="processes", optimizer=optimizer, **settings(optimizer))
+    run, parameters = run_task(row, backend=backend, optimizer=optimizer, **settings(optimizer))
     check_equal(run, parameters, optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(weight_decay=0.001)", "adam"])
-@rows(
-    lambda row: (
-        row.algorithm == type(row.algorithm)() and not (row.algorithm.lockstep or row.algorithm.gossip or row.served)
-    )
-)
+@rows(lambda row: row.is_default and not (row.algorithm.lockstep or row.algorithm.gossip or row.served))
 def test_shared_optimizer_state_is_the_same(row, optimizer):
     run, parameters = run_task(row, optimizer=optimizer, optimizer_state="shared", **settings(optimizer))
     check_equal(run, parameters, optimizer)

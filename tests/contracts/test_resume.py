@@ -7,7 +7,7 @@ import torch
 import paceline as pl
 from contracts.linear_task import LINEAR
 from contracts.runs import plain_run, run_task
-from contracts.table import ROWS, Row, rows
+from contracts.table import ROWS, Row, backends, rows
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from rewritten import rewrite, rewrite_json
@@ -17,17 +17,13 @@ MOMENTUM = {"optimizer": "sgd(weight_decay=0.001)", "momentum": 0.9, "learning_r
 UNEVEN, BATCHES = {"batch_size": 7}, 206  # in an epoch: three workers divide neither these nor the run's
 
 
-def is_default(row):
-    return row.algorithm == type(row.algorithm)()
-
-
 def train_in_two_parts(row, folder, *, first=1, epochs=2, **settings):
     """So many epochs, and then as many in all: both parts end where an epoch does. The first part, the run, parameters."""
     part, _ = run_task(row, out=folder, epochs=first, **settings)
     return part, *run_task(row, resume=folder, out=folder, epochs=epochs, **settings)
 
 
-@rows(is_default)
+@rows(lambda row: row.is_default)
 def test_one_worker_goes_on_bit_for_bit(row, tmp_path):
     check_one_worker(row, ADAMW, tmp_path)
 
@@ -50,9 +46,9 @@ def check_one_worker(row, optimizer, tmp_path):
 @pytest.mark.parametrize(
     "workers", [pytest.param(2, marks=pytest.mark.soak), 3]
 )  # two divide an epoch: the easier case
-@rows(lambda row: row.algorithm.lockstep and not row.policy)
-def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
-    settings = {"workers": workers, "backend": "processes", **ADAMW, **UNEVEN}
+@backends(lambda row: row.algorithm.lockstep and not row.policy)
+def test_lockstep_goes_on_bit_for_bit(row, backend, workers, tmp_path):
+    settings = {"workers": workers, "backend": backend, **ADAMW, **UNEVEN}
     _, straight = run_task(row, epochs=2, **settings)
     *_, parameters = train_in_two_parts(row, tmp_path, **settings)
     if row.follows_times:
@@ -62,10 +58,10 @@ def test_lockstep_goes_on_bit_for_bit(row, workers, tmp_path):
     assert parameters.version == straight.version
 
 
-@rows(lambda row: row.algorithm.max_workers != 1 and (row.served or is_default(row)) and not row.policy)
-def test_counts_go_on(row, tmp_path):
+@backends(lambda row: row.algorithm.max_workers != 1 and (row.served or row.is_default) and not row.policy)
+def test_counts_go_on(row, backend, tmp_path):
     """Each family, and every way of its servers. `test_stops.py` resumes the others, whose counts are made alike."""
-    settings = {"task": LINEAR, "workers": 3, "backend": "processes", **UNEVEN}
+    settings = {"task": LINEAR, "workers": 3, "backend": backend, **UNEVEN}
     _, run, parameters = train_in_two_parts(row, tmp_path, first=2, epochs=3, **settings)
     records = np.concatenate(list(run.records.values()))
     applied = records[records["applied_version"] > 0]

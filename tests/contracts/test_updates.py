@@ -5,7 +5,7 @@ import torch
 
 from contracts.programs import BATCH_SIZE, NUM_BATCHES, AddUp, Planted, expected_sum, planted
 from contracts.runs import run_function
-from contracts.table import rows
+from contracts.table import rows, runs
 from paceline.data.plan import BatchPlan
 from paceline.optim.flat import FlatBinding
 
@@ -22,8 +22,10 @@ def exact(row):
     return not row.loses_updates and not row.scales_stale_updates and not row.own_rule
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (3, "threads"), (5, "processes")])
-@rows(lambda row: exact(row) and not row.together and not row.algorithm.gossip)
+@runs(
+    lambda row: exact(row) and not row.together and not row.algorithm.gossip,
+    (1, "threads"), (3, "threads"), (5, "processes"),
+)  # fmt: skip
 def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     if workers not in row.workers([workers]):
         pytest.skip("one worker at most")
@@ -36,8 +38,10 @@ def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     assert row.drops_updates or wanted == 2 * sum(planted())
 
 
-@pytest.mark.parametrize(("workers", "backend"), [(1, "threads"), (3, "processes"), (5, "threads")])
-@rows(lambda row: row.algorithm.gossip and not row.drops_updates and not row.loses_progress)
+@runs(
+    lambda row: row.algorithm.gossip and not row.drops_updates and not row.loses_progress,
+    (1, "threads"), (3, "processes"), (5, "threads"),
+)  # fmt: skip
 def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend):
     """Averaging conserves the mean: with the learning rate times the workers, every batch adds its sum to it, once.
 
@@ -52,13 +56,13 @@ def test_the_mean_of_the_models_is_the_sum_of_all_updates(row, workers, backend)
         assert run.result["averages_per_step"] > 0
 
 
-@pytest.mark.parametrize(("workers", "num_batches", "backend"), [(2, 47, "processes"), (4, 45, "threads")])
-@rows(lambda row: row.together and not row.drops_updates and not row.rounds)
-def test_lockstep_applies_each_rounds_mean_once(row, workers, num_batches, backend):
+@runs(lambda row: row.together and not row.drops_updates and not row.rounds, (2, "processes"), (4, "threads"))
+def test_lockstep_applies_each_rounds_mean_once(row, workers, backend):
     """With the learning rate times the workers, a round adds the sum of its batches (halves and quarters are exact).
 
     The last round has one batch, whose gradient is the mean: all that are without one move by it, too.
     """
+    num_batches = 47 if workers == 2 else 45
     train = AddUp(SIZE, learning_rate=2.0 * workers, num_batches=num_batches)
     _, parameters = run_function(train, workers=workers, algorithm=row.algorithm, backend=backend)
     values = torch.tensor(planted(num_batches))

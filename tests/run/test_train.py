@@ -16,7 +16,7 @@ from paceline.run.train import prepared
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@rows(lambda row: row.algorithm == type(row.algorithm)())
+@rows(lambda row: row.is_default)
 def test_threads_train_as_well(row):
     """A convex loss falls whatever the order of the updates, of which half may be dropped.
 
@@ -159,7 +159,7 @@ def line():
 """
 
 
-@rows(lambda row: row.algorithm == type(row.algorithm)())
+@rows(lambda row: row.is_default)
 def test_a_task_of_the_users_own(row, tmp_path):
     """Samples one by one, tensors inside the data set, buffers, a loss without an accuracy."""
     file = tmp_path / "my_task.py"
@@ -171,7 +171,7 @@ def test_a_task_of_the_users_own(row, tmp_path):
     assert run.result["outcome"] == "stopped"
     assert run.result["test_accuracy"] is None
     assert run.result["test_loss"] < 1.5
-    resumed = pl.train(TrainConfig(**given, epochs=25), resume=tmp_path / "run")
+    resumed = pl.train(TrainConfig(**given, epochs=25, backend="threads"), resume=tmp_path / "run")
     assert resumed.result["test_loss"] < 1.5
     assert resumed.result["samples"] == 25 * 40
 
