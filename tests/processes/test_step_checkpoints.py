@@ -18,6 +18,15 @@ from processes import step_checkpoints
 from processes.step_checkpoints import Loop, check, notes
 
 PROGRAM = Path(step_checkpoints.__file__)
+OPTIONS = [
+    {"per_step": 2, "num_batches": 12, "at": 5},
+    {"ahead": True},
+    {"data": "processes"},
+    {"data": "stream"},
+    {"data": "drawn"},
+    {"sums": True, "optimizer": "adam"},
+    {"on_device": True, "optimizer": "adam"},
+]
 
 
 def environment(loop, **more):
@@ -78,8 +87,10 @@ def test_torchrun_goes_on_from_the_last_step(event, tmp_path):
     check(loop, 3, [0, 6])
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (3, 1), (2, 5)])
-@pytest.mark.parametrize("event", ["kill", "kill after"])
+@pytest.mark.parametrize(
+    ("event", "before", "after"),
+    [("kill", 3, 2), ("kill", 2, 3), ("kill", 3, 1), ("kill", 2, 5), ("kill after", 3, 2), ("kill after", 2, 5)],
+)
 def test_any_number_of_workers_goes_on(event, before, after, tmp_path):
     loop = Loop(str(tmp_path), event, at=5, optimizer="adam")
     results = live(loop, before)
@@ -137,19 +148,15 @@ def test_sigterm_to_all(event, at, num_workers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("event", "options"),
     [
-        {"per_step": 2, "num_batches": 12, "at": 5},
-        {"ahead": True},
-        {"data": "processes"},
-        {"data": "stream"},
-        {"data": "drawn"},
-        {"sums": True, "optimizer": "adam"},
-        {"on_device": True, "optimizer": "adam"},
+        *(("kill", one) for one in OPTIONS),
+        # A signal comes to the loader's processes, too, and between a step's batches; what is saved depends on no event.
+        *(("terminate", one) for one in OPTIONS[:3]),
+        *(pytest.param("terminate", one, marks=pytest.mark.soak) for one in OPTIONS[3:]),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("event", ["kill", "terminate"])
 def test_with(event, options, tmp_path):
     loop = Loop(str(tmp_path), event, **options)
     results = terminated(loop, 3) if event == "terminate" else live(loop, 3)
