@@ -169,7 +169,7 @@ def mean_of_models(spec, monkeypatch, size=24):
         final[worker.worker_id] = weights[0].detach().clone()
 
     pl.simulate(loop, workers=3, algorithm=spec, cluster=Cluster(workers=3, compute_s=1.0))
-    slots = [one._slots[0] for one in sorted(made, key=lambda one: one.worker_id)]
+    slots = [one.slots[0] for one in sorted(made, key=lambda one: one.worker_id)]
     if not slots:
         return final[0], 0.0
     kept = torch.stack([slot.memory for slot in slots]).mean(0) + torch.cat([slot.second for slot in slots])

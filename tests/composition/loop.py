@@ -217,7 +217,7 @@ CARRIERS = {
     ("pushed", "_encode"): "push",
     ("feedback", "encode"): "push",
     ("pieces", "_encode"): "piece",
-    ("pieces", "advance"): "mean",
+    ("pieces", "_steps"): "mean",
 }
 
 
@@ -225,7 +225,7 @@ def _carrier():
     """What is coded, a push, a piece of a worker's vector or one of the mean, and of a vector of how many elements."""
     frame = sys._getframe(2)
     carrier = CARRIERS[Path(frame.f_code.co_filename).stem, frame.f_code.co_name]
-    return carrier, SIZE if carrier == "push" else len(frame.f_locals["self"]._vector)
+    return carrier, SIZE if carrier == "push" else len(frame.f_locals["vector"])
 
 
 def _cut(vector, ranges):

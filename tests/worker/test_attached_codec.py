@@ -49,7 +49,7 @@ def trained(codec, *, marked):
 
 def kept_back(means):
     """What all workers' memories lack of the mean, (ROWS, COLUMNS)."""
-    slots = [mean._slots[0].state() for mean in means]
+    slots = [mean.slots[0].state() for mean in means]
     left = sum(slot["memory"] for slot in slots) / WORKERS
     if "second" in slots[0]:
         left = left + torch.cat([slot["second"] for slot in slots])
@@ -65,7 +65,7 @@ def test_updates_and_what_is_kept_back_are_all_gradients(codec, marked):
     left = kept_back(means)
     torch.testing.assert_close(moved[0] + left, GRADIENTS.sum(0) / WORKERS, rtol=1e-9, atol=1e-9)
     assert left.abs().max() > 1e-4, "nothing was rounded"
-    assert [mean._slots[0].state()["count"] for mean in means] == [STEPS * (1 if marked else PASSES)] * WORKERS
+    assert [mean.slots[0].state()["count"] for mean in means] == [STEPS * (1 if marked else PASSES)] * WORKERS
 
 
 def test_marked_passes_are_rounded_once_and_cost_as_many_bytes_as_one():
