@@ -23,7 +23,7 @@ from paceline.specs.bounds import SECONDS_ABOVE_0
 
 __all__ = ["DPSGD"]
 
-_ROUNDS_BETWEEN_LOOKS = 64  # at what all workers keep of each other's steps
+_ROUNDS_BETWEEN_LOOKS = 64  # at which steps no death can lose any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class DPSGD(Algorithm):
         topology: which workers average with each other, with Metropolis weights; a time-varying one changes every step.
         deadline_s: how long a round may wait for one neighbour.
 
-    Differs from the paper: workers that have died are left out: in rounds that have begun, a dead neighbour's weight is the
-    worker's own; after that, the topology is that of the living workers, or a ring if theirs does not exist at that size.
+    Differs from the paper: dead workers are left out. In rounds that have begun, a worker uses its own model in place of a
+    missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size.
     Mixing weights are not arguments but the Metropolis weights of the topology, which may change
     every step. In a round without a batch a worker averages and does not step.
 
@@ -141,13 +141,13 @@ class _Neighbours:
     def __init__(self, ports: Ports[ReplicatedParameters], deadline_s: float) -> None:
         assert ports.mailbox is not None
         self._ports, self._mailbox, self._deadline_s = ports, ports.mailbox, deadline_s
-        self._dead: set[int] = set()
+        self._gone: set[int] = set()  # dead neighbours whose last message has come
 
     def send(self, reader: int, message: Message) -> None:
         try:
             self._mailbox.send(reader, message)
         except PeerLostError as error:
-            if not self._has_died(reader):
+            if not self._has_died(reader):  # what it has sent may still arrive
                 raise _lost(reader, message.number, f"did not take a model: {error}") from error
 
     def model_of(self, j: int, k: int, x: torch.Tensor, place: tuple[int, float]) -> torch.Tensor | None:
@@ -164,9 +164,12 @@ class _Neighbours:
         """
         round_, rates = place
         while True:
-            deadline_s = 0.0 if j in self._dead else self._deadline_s
+            deadline_s = 0.0 if j in self._gone else self._deadline_s
             match self._mailbox.receive(deadline_s, kind="model", sender=j, number=k):
-                case None | PeerLeft() if self._has_died(j):
+                case None if j in self._gone:
+                    return None
+                case PeerLeft() if self._has_died(j):
+                    self._gone.add(j)
                     return None
                 case None:
                     raise _lost(j, k, f"did not send its model within {self._deadline_s:g} s")
@@ -185,14 +188,11 @@ class _Neighbours:
                     pass
 
     def _has_died(self, worker: int) -> bool:
-        views = self._ports.views
-        if worker not in self._dead and views is not None and views.has_died(worker):
-            self._dead.add(worker)
-        return worker in self._dead
+        return self._ports.views is not None and self._ports.views.has_died(worker)
 
 
 def _lost(worker: int, k: int, what: str) -> WorkerLostError:
     return WorkerLostError(
         f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Resume from the newest checkpoint with --resume, or use "
-        "ad-psgd, which continues without a lost worker."
+        "ad-psgd, which continues without a lost worker on any launcher."
     )

@@ -131,7 +131,7 @@ class RoundDeal:
         return [place for places in self._unmet.values() for place in places.values()]
 
     def settle(self) -> None:
-        """The epoch has no further round: asks who is alive if batches are in no mean; those of the dead are dealt again."""
+        """The epoch has no further round: if batches are in no mean yet, waits for the others and deals those of the dead."""
         if self._survivors is not None and (self._unmet or self.met < self._handed):
             members = self._survivors.living()
             self.meet(members, rounds=min(map(self._survivors.kept, members)))

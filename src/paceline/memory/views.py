@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from paceline.errors import WorkerLostError
 from paceline.memory.atomics import fetch_add, load, store
@@ -21,9 +21,10 @@ _NEWS_S = 10.0  # the supervisor hears of a death within milliseconds, unless it
 class SharedViews(SegmentPart[PartPlan]):
     """Implements `Views` in shared memory.
 
-    A worker that begins round k first writes k + 1 to its word, and then looks for deaths. The supervisor first marks the dead
-    worker as undecided, and then reads these words: the first round without it is the largest. So either the supervisor sees
-    that a worker has begun a round, or that worker sees the mark and waits for the number.
+    A worker that begins round k first writes k + 1 to its word, the first round that it has not begun, and then looks for
+    deaths. The supervisor first marks the dead worker as undecided, and then reads these words: the largest is the first round
+    without the dead worker. So either the supervisor sees that a worker has begun a round, or that worker sees the mark and
+    waits for the number.
 
     Costs: a write and a read of shared memory per round; after a death, a read per worker.
     """
@@ -34,22 +35,28 @@ class SharedViews(SegmentPart[PartPlan]):
         super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self._worker_id, self._workers = participant_id, range(plan.num_participants)
         self._news = self._word("news")
+        self._round = -1  # the last one that this worker has begun
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
-        """How much has become known of deaths and departures, and three words of each worker."""
+        """A counter of deaths and departures, and three words for each worker."""
         words = {name: layout.words(f"views.{name}", plan.num_participants) for name in ("begun", "sent", "lost")}
-        # Of a dead worker: the first round without it, plus 1.
+        # "lost", of a dead worker: the first round without it, plus 1.
         return {**words, "news": layout.words("views.news", 1)}
 
     def begin(self, round: int) -> Sequence[int]:
         """As in `Views`."""
-        store(self._word("begun", self._worker_id), round + 1)
+        self._round = round
+        self._tell(round + 1)
         fail_point("views.begun")
-        wake_all(self._word("begun", self._worker_id))
         if not load(self._news):
             return self._workers
         return tuple(one for one in self._workers if round < self._first_without(one))
+
+    def _tell(self, first_not_begun: int) -> None:
+        word = self._word("begun", self._worker_id)
+        store(word, max(load(word), first_not_begun))
+        wake_all(word)
 
     def _first_without(self, worker: int) -> float:
         word = self._word("lost", worker)
@@ -68,21 +75,16 @@ class SharedViews(SegmentPart[PartPlan]):
 
     def has_died(self, worker: int) -> bool:
         """As in `Views`."""
-        return self._waits(lambda: load(self._word("lost", worker)) != 0) and load(self._word("lost", worker)) > 0
-
-    def _waits(self, is_over: Callable[[], bool]) -> bool:
-        until_s = time.monotonic() + _NEWS_S
-        while not is_over():
+        word, until_s = self._word("lost", worker), time.monotonic() + _NEWS_S
+        while (lost := load(word)) in (0, _UNDECIDED) and time.monotonic() < until_s:
             raise_if_stopped(self._abort)
-            if time.monotonic() > until_s:
-                return False
-            wait_briefly(self._news, load(self._news))
-        return True
+            wait_briefly(word, lost)
+        return lost > 0
 
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
-        number = load(self._word("begun", self._worker_id)) + 1
-        self.begin(number - 1)
+        number = self._round + 2
+        self._tell(number)
         return tuple(one for one in self._workers if self._comes(one, number))
 
     def _comes(self, worker: int, number: int) -> bool:
@@ -114,6 +116,5 @@ class SharedViews(SegmentPart[PartPlan]):
         fetch_add(self._news, 1)
         if is_dead:
             store(word, max(load(self._word("begun", one)) for one in self._workers) + 1)
-            fetch_add(self._news, 1)
-        for one in (self._news, word, self._word("begun", worker)):
+        for one in (word, self._word("begun", worker)):
             wake_all(one)

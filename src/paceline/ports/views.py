@@ -9,7 +9,7 @@ __all__ = ["Survivors", "Views"]
 
 
 class Survivors(Protocol):
-    """What the others keep of a worker that dies, where its steps since their last exchange are lost."""
+    """Which workers are alive, and which steps of a dead worker survive."""
 
     def living(self) -> Sequence[int]:
         """Waits until every worker has come as far as this one, or has died; returns those that are alive.
@@ -21,7 +21,7 @@ class Survivors(Protocol):
         ...
 
     def kept(self, worker: int) -> int:
-        """In how many of its first rounds of batches a worker's steps cannot be lost any more."""
+        """How many rounds of batches, from the first on, have steps of this worker that survive its death."""
         ...
 
 
@@ -40,7 +40,7 @@ class Views(Survivors, Protocol):
         ...
 
     def sent(self, batches: int) -> None:
-        """The others have what this worker made of its first `batches` rounds of batches: they keep it if it dies."""
+        """Notes that the models sent so far contain this worker's steps of the first `batches` rounds of batches."""
         ...
 
     def has_died(self, worker: int) -> bool:

@@ -16,7 +16,8 @@ class SimulatedViews:
 
     def __init__(self, scheduler: Scheduler, num_workers: int) -> None:
         self._scheduler, self._workers = scheduler, range(num_workers)
-        self._begun = [0] * num_workers
+        self._rounds = [-1] * num_workers  # the last that each has begun
+        self._begun = [0] * num_workers  # the first that each has not begun, or waits for at an epoch's end
         self._sent = [0] * num_workers
         self._first_without: dict[int, int] = {}  # by dead worker
         self._left: dict[int, str] = {}
@@ -24,12 +25,17 @@ class SimulatedViews:
 
     def begin(self, round: int) -> Sequence[int]:
         """As in `Views`."""
-        self._scheduler.catch_up()
-        self._begun[self._scheduler.current.worker_id] = round + 1
-        self._wake()
+        self._rounds[self._scheduler.current.worker_id] = round
+        self._tell(round + 1)
         if not self._first_without:
             return self._workers
         return tuple(one for one in self._workers if round < self._first_without.get(one, round + 1))
+
+    def _tell(self, first_not_begun: int) -> None:
+        self._scheduler.catch_up()
+        worker = self._scheduler.current.worker_id
+        self._begun[worker] = max(self._begun[worker], first_not_begun)
+        self._wake()
 
     def sent(self, batches: int) -> None:
         """As in `Views`."""
@@ -45,8 +51,8 @@ class SimulatedViews:
 
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
-        number = self._begun[self._scheduler.current.worker_id] + 1
-        self.begin(number - 1)
+        number = self._rounds[self._scheduler.current.worker_id] + 2
+        self._tell(number)
         while not self._have_come(number):
             self._waiting.append((number, self._scheduler.current))
             self._scheduler.wait("the others at the epoch's end")
