@@ -118,14 +118,16 @@ class DPSGD(Algorithm):
 
     def _neighbours_of(
         self, me: int, members: Sequence[int], k: int, num_workers: int
-    ) -> tuple[list[int], dict[int, float]]:
+    ) -> tuple[Sequence[int], dict[int, float]]:
         """The workers that get this one's model in round `k`, and the mixing weights of those whose models it gets."""
-        topology, m, place = self.topology, len(members), members.index(me)
-        if m < num_workers:
-            try:
-                topology.check(m)
-            except UsageError:
-                topology = Ring()
+        topology, m = self.topology, len(members)
+        if m == num_workers:
+            return topology.sends_to(me, m, k), metropolis_weights(topology, me, m, k)
+        place = members.index(me)
+        try:
+            topology.check(m)
+        except UsageError:
+            topology = Ring()
         W = {members[j]: weight for j, weight in metropolis_weights(topology, place, m, k).items()}
         return [members[j] for j in topology.sends_to(place, m, k)], W
 

@@ -34,7 +34,7 @@ class SharedViews(SegmentPart[PartPlan]):
     ) -> None:
         super().__init__(segment, plan, participant_id, incarnation, abort_address)
         self._worker_id, self._workers = participant_id, range(plan.num_participants)
-        self._news = self._word("news")
+        self._news, self._begun = self._word("news"), self._word("begun", participant_id)
         self._round = -1  # the last one that this worker has begun
 
     @staticmethod
@@ -47,16 +47,14 @@ class SharedViews(SegmentPart[PartPlan]):
     def begin(self, round: int) -> Sequence[int]:
         """As in `Views`."""
         self._round = round
-        self._tell(round + 1)
+        self._tell(round + 1)  # no worker sleeps until others begin: at an epoch's end, all come to `living`
         fail_point("views.begun")
         if not load(self._news):
             return self._workers
         return tuple(one for one in self._workers if round < self._first_without(one))
 
     def _tell(self, first_not_begun: int) -> None:
-        word = self._word("begun", self._worker_id)
-        store(word, max(load(word), first_not_begun))
-        wake_all(word)
+        store(self._begun, max(load(self._begun), first_not_begun))
 
     def _first_without(self, worker: int) -> float:
         word = self._word("lost", worker)
@@ -85,6 +83,7 @@ class SharedViews(SegmentPart[PartPlan]):
         """As in `Survivors`."""
         number = self._round + 2
         self._tell(number)
+        wake_all(self._begun)
         return tuple(one for one in self._workers if self._comes(one, number))
 
     def _comes(self, worker: int, number: int) -> bool:
