@@ -307,12 +307,13 @@ class Supervisor:
         if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
             # Another worker may hang.
             self._failed_s = min(self._failed_s, time.monotonic())
-        is_missed = self.outcome.kind == "worker-lost" and not self.outcome.workers_lost
+        deaths = [] if self.goes_on else self.outcome.workers_lost  # the others go on without these
+        is_missed = self.outcome.kind == "worker-lost" and not deaths
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
             self.outcome.kind = failure.kind
             self.outcome.reason = ("" if failure.kind in ("worker-lost", "usage") else who) + failure.message
-            if failure.kind == "worker-lost" and self.outcome.workers_lost:
+            if failure.kind == "worker-lost" and deaths:
                 # The reporting worker may have waited for a survivor.
                 self.outcome.reason = f"{' '.join(self.outcome.notes)} {failure.message}"
             self.outcome.trace = failure.trace
