@@ -70,7 +70,7 @@ KILLS = {
 }
 #: Methods that differ in how means are made; of the others, which differ in periods and rates, each meets some deaths.
 ALL_KILLS = [LOCAL, LATE, STREAM]
-SOME_KILLS = ["two at once, the first among them", "in the second epoch"]
+SOME_KILLS = ["one after the other", "in the second epoch"]
 
 
 @pytest.mark.parametrize("kills", KILLS)
