@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Hogwild, LocalSGD, Lockstep
-from paceline.model_parallel.graph.placed_worker import PlacedProgram
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.checkpoint_contents import Parameters

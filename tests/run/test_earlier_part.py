@@ -12,7 +12,7 @@ import paceline as pl
 from contracts.test_stops import train
 from paceline.algorithms import Hogwild
 from paceline.errors import OverrideWarning
-from paceline.model_parallel.graph.placed_worker import PlacedProgram
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData, write_events
 from paceline.run.earlier_part import EarlierPart, shift_times

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.compression.codec import Codec, Moves, Tuner
-from paceline.compression.registry import measured_moves
+from paceline.compression.measured import measured_moves
 from paceline.errors import NotFiniteWarning
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite

@@ -1,12 +1,12 @@
-"""The names of codecs in specs, `codec=qsgd(bits=4)`; what carriers refuse, and what coding costs in simulated time."""
+"""The names of codecs in specs, `codec=qsgd(bits=4)`; which codecs a carrier does not support, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.compression.bf16 import BFloat16
-from paceline.compression.codec import Codec, Moves, NoCodec
+from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.dq import DQ
 from paceline.compression.fp16 import Float16
 from paceline.compression.power import Power
@@ -15,19 +15,9 @@ from paceline.compression.sign import Sign
 from paceline.compression.ternary import Ternary
 from paceline.compression.top_k import TopK
 from paceline.errors import UsageError
-from paceline.ports.ports import Ports
 from paceline.specs.registry import Registry
 
-__all__ = [
-    "GOSSIP",
-    "Carrier",
-    "check_carrier",
-    "check_probed",
-    "codec_registry",
-    "measured_moves",
-    "moves_in",
-    "probed_codecs",
-]
+__all__ = ["GOSSIP", "Carrier", "check_carrier", "check_probed", "codec_registry", "probed_codecs"]
 
 codec_registry = Registry("codec")
 codec_registry.register("none", NoCodec)
@@ -77,16 +67,3 @@ def check_carrier(codec: Codec, carrier: Carrier, where: str, name: str) -> None
     for (refusing, refused), reason in _REFUSED.items():
         if carrier == refusing and isinstance(codec, refused):
             raise UsageError(f"{where} cannot have codec={name}: {reason}.")
-
-
-def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
-    """The measurement for codecs of this name, with any arguments; None: not measured."""
-    if not ports.codec_moves or isinstance(codec, NoCodec):
-        return None
-    found = ports.codec_moves.get(codec_registry.name_of(type(codec)))
-    return None if found is None else Moves(*found)
-
-
-def moves_in(ports: Ports[Any], codec: Codec) -> Moves:
-    """The measurement, or the codec's own constants if there is none."""
-    return measured_moves(codec, ports) or codec.moves

@@ -17,7 +17,7 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
 from paceline.errors import NotWrittenError, UsageError
-from paceline.model_parallel.graph.placed_worker import PlacedProgram
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.event_counts import Groups, num_missing, versions_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError, shown
-from paceline.model_parallel.graph.placed_worker import PlacedProgram
 from paceline.model_parallel.graph.plan import Plan
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.observe.progress import Progress
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig

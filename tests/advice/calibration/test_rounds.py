@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.advice.calibration.cluster import link_rounds, round_robin, sample
+from paceline.advice.calibration.rounds import link_rounds, round_robin, sample
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8])

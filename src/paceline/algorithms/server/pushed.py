@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.compression.codec import WHAT, Codec, NoCodec, NotFiniteError, key_of, share_of
 from paceline.compression.feedback import Feedback
-from paceline.compression.registry import moves_in
+from paceline.compression.measured import moves_in
 from paceline.errors import AlgorithmWarning, NotFiniteWarning
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite

@@ -27,7 +27,7 @@ from paceline.algorithms.server.update import (
     weighted_mean,
 )
 from paceline.algorithms.server.user import UserApplier
-from paceline.compression.registry import moves_in
+from paceline.compression.measured import moves_in
 from paceline.errors import PeerLostError, WorkerLostError
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_vector

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,51 +14,17 @@ from paceline.loop.guards.noted_gradients import NotedGradients
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.execute import PlacedPart
+from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.model_parallel.graph.recorder import Recorder
 from paceline.optim.group_options import GroupOptions
 from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of
-from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
-from paceline.ports.shared import Needs, RacingParameters
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.system.saved_state import fits
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 
-__all__ = ["PlacedProgram", "PlacedWorker"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedProgram(Algorithm):
-    """Every worker computes and trains a part of one model; only `launch(plan=...)` can choose it.
-
-    All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of
-    its part. Worker 0 records the steps; the others record theirs without samples, since the batches are the same.
-
-    Costs per step: the plan's transfers.
-    """
-
-    unlisted_name: ClassVar[str] = "placed"  # in records and messages; no registry has it
-    same_batches: ClassVar[bool] = True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs("racing", mailbox=True)
-
-    def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
-        """x: all parameters (P,); this worker's step changes its part."""
-        shared = ports.shared
-        for _ in replica.steps():
-            version = shared.version
-            replica.gradient(at=shared.x, version=version)
-            with shared.writing():
-                replica.apply(to=shared.x)
-                if ports.worker_id == 0:
-                    replica.applied(shared.advance(), gradient_version=version)
-                else:
-                    replica.absent(version)
-
+__all__ = ["PlacedWorker"]
 
 _CHANGED = (
     "Each worker of a placed model has only the gradients of its own part, so clipping by their norm, GradScaler and"
