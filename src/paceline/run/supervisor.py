@@ -307,7 +307,7 @@ class Supervisor:
         if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
             # Another worker may hang.
             self._failed_s = min(self._failed_s, time.monotonic())
-        deaths = [] if self.goes_on else self.outcome.workers_lost  # the others go on without these
+        deaths = [] if self.goes_on else self.outcome.workers_lost  # that can explain why a worker is missing
         is_missed = self.outcome.kind == "worker-lost" and not deaths
         if self.outcome.kind == "" or (is_missed and failure.kind != "worker-lost"):
             self.outcome.name = "diverged" if failure.kind == "diverged" else "crashed"
