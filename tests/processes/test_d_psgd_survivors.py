@@ -47,7 +47,7 @@ def check(program, workers=WORKERS, topology="ring", neighbours=gossip.ring, **o
 @pytest.mark.parametrize(
     "kills",
     [{}, {0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 5}, {0: 2, 1: 2, 3: 3}],
-    ids=["nobody", "worker 0", "opposite ones", "one after the other", "first step", "at the end", "all but one"],
+    ids=["no deaths", "worker 0", "opposite ones", "one after the other", "first step", "at the end", "all but one"],
 )
 def test_whoever_dies_whenever(kills, tmp_path):
     run, notes = check(GossipSurvivors(tmp_path, kills, num_batches=20))

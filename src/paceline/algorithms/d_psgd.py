@@ -47,8 +47,8 @@ class DPSGD(Algorithm):
 
     Differs from the paper: dead workers are left out. In rounds that have begun, a worker uses its own model in place of a
     missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size.
-    Mixing weights are not arguments but the Metropolis weights of the topology, which may change
-    every step. In a round without a batch a worker averages and does not step.
+    Mixing weights are not arguments but the Metropolis weights of the topology, which may change every step. In a round
+    without a batch a worker averages and does not step.
 
     Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
         Parallel Stochastic Gradient Descent", NIPS 2017, arXiv:1705.09056, Algorithm 1.

@@ -34,21 +34,23 @@ _RESCALED = "rate=rescaled"
 class ParameterServer(Served):
     """A parameter server: synchronous with backup workers, asynchronous, with bounded clocks, or by rules for unequal workers.
 
-    `sync` makes one update of the first N = workers - backups gradients of every step and drops later ones. `async` applies
-    each gradient as it arrives. `bounded` does so too, but no worker begins a step while it is more than `clock_bound` steps
-    ahead of the slowest. `rennala` makes an update of every B gradients of the current parameters, from any workers;
-    `ringmaster` drops gradients that are too late; `ringleader` applies the mean of the workers' means.
+    `sync` makes one update of the first N = workers - backups gradients of every step and drops later ones, so that up to
+    `backups` slow or dead workers delay no step. `async` applies each gradient as it arrives. `bounded` does so too, but no
+    worker begins a step while it is more than `clock_bound` steps ahead of the slowest. `rennala` makes an update of every B
+    gradients of the current parameters, from any workers; `ringmaster` drops gradients that are too late; `ringleader` applies
+    the mean of the workers' means.
 
     The run continues without dead workers; late ones start from the current parameters. A dead server is replaced and
-    resumes from a snapshot; updates since then are lost, and reported. With `durability=replica` every update is made exactly
-    once, whichever of a shard's two processes dies; if both do, the run ends with an error. A lone worker has no server;
-    without a launcher a loop is plain PyTorch, and `apply` does not run.
+    resumes from a snapshot; updates since then are lost, counted and reported. With `durability=replica` every update is
+    made exactly once, whichever of a shard's two processes dies; if both die before a new copy is up to date, the run ends
+    with an error. A lone worker has no server; without a launcher a loop is plain PyTorch, and `apply` does not run.
 
-    Costs per step: every worker sends a gradient and receives the parameters, through the servers' network: with many workers
-    use more shards, on separate machines. The optimizer's state exists once, at the servers. `durability=replica` also sends
-    each mean gradient to the copy, which makes the same update in parallel and keeps parameters and state a second time.
-    Clipping acts on each worker's own gradient; in `sync` that is before the mean of N, whereas one step with the large batch
-    would clip the mean (`all-reduce` does; a `ClippingWarning` says so).
+    Costs per step: every worker sends a gradient and receives the parameters. All pass the servers' network, the bottleneck
+    with many workers: use more shards, on separate machines. The optimizer's state exists once, at the servers.
+    `durability=replica` also sends each mean gradient to the copy, which makes the same update in parallel and keeps
+    parameters and state a second time.
+    Clipping acts on each worker's own gradient before it is sent; in `sync` that is before the mean of N, whereas one step
+    with the large batch would clip the mean (`all-reduce` does; a `ClippingWarning` says so).
     Use when: workers come and go, or are unequally fast: `sync` with backups if results must be those of large batches,
     `async` and `bounded` if every gradient should count, `rennala` and `ringmaster` if most workers are many times slower
     than a few, `ringleader` if each has its own data.

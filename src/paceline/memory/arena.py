@@ -67,7 +67,7 @@ class ArenaPlan:
     control: int
     shared: Any
     collectives: Any
-    views: Any
+    views: Any  # where workers that exchange messages in rounds see who takes part
     newcomers: Any  # where the others can let a dead worker's replacement in
     staleness: Any
     rings: tuple[Any, ...]

@@ -28,8 +28,8 @@ FAIL_POINTS = (
     "ring.unwritten",  # this worker is about to write a record; its update, if there was one, is a version by now
     "slots.claimed",  # a slot belongs to this worker and holds nothing yet
     "slots.hazard_set",  # this worker protects the newest version from reuse and has not used it yet
-    "views.begun",  # this worker has begun a round of messages, and has sent none
     "slots.published",  # the new version is visible; its slot still carries this worker's claim
+    "views.begun",  # this worker has begun a round of messages, and has sent none
 )
 
 _armed_name: str | None = None

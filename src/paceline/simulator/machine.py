@@ -349,10 +349,10 @@ class SimulatedMachine:
             return
         reason = f"killed at {self.scheduler.now_s:.6g} s"
         self.lost.append(worker_id)
-        for rounds in self._rounds:  # whoever hears from the network that it is gone knows by then that it is dead
+        for rounds in self._rounds:  # first: a worker that the network tells of a death asks them whether it is one
             lose = partial(rounds.lose, worker_id, reason, is_dead=True)
             self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
-        self._network.kill(worker_id)  # first: messages that its program sends while it is being ended must be lost
+        self._network.kill(worker_id)  # then: messages that its program sends while it is being ended must be lost
         if self._num_servers:  # they learn of it even if the others end before, as they must handle what follows
             heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
             self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
