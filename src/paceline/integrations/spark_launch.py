@@ -60,8 +60,9 @@ def launch(
 ) -> SparkRun:
     """Calls `train(rows)` in one of Spark's tasks for each worker; inside, `attach` makes them one run.
 
-    `worker.batches(rows.loader(batch_size=32))` iterates over all rows of the task's partition, which other workers do not
-    see. Each task keeps them in a memory-mapped file, and runs the function in its own process.
+    `rows` is a data set of the rows of the task's partition, which other workers do not see:
+    `worker.batches(rows.loader(batch_size=32))` iterates over all of them. Each task keeps them in a memory-mapped file, and
+    runs the function in its own process.
 
     Methods that survive a death (`ad-psgd`) run in ordinary tasks. A task that Spark restarts takes the dead worker's place,
     with a neighbour's model, and iterates over its rows from the beginning, unless the others are about to end. If `train`

@@ -115,7 +115,12 @@ class Rows(Dataset[dict[str, Any]]):
         return self._spilled.batch(np.atleast_1d(np.asarray(rows, dtype=np.int64)))
 
     def loader(self, batch_size: int, *, shuffle: bool = True, drop_last: bool = False) -> DataLoader[dict[str, Any]]:
-        """A loader of batches of `batch_size` rows, with a different order in each epoch.
+        """A loader of batches.
+
+        Args:
+            batch_size: rows of a batch.
+            shuffle: whether rows are drawn in a random order, another one in each epoch.
+            drop_last: whether to drop a last batch of fewer rows.
 
         Costs: a copy of each batch; nothing is cached.
 

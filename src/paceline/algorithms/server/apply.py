@@ -63,13 +63,11 @@ class Applier:
         **state: tensors, by their names in a snapshot.
     """
 
-    keeps_reads: ClassVar[bool] = (
-        False  # whether `read` stores what `apply` needs; `reads` and `load_reads` hand it over
-    )
+    #: Whether `read` stores what `apply` needs; `reads` and `load_reads` hand it over.
+    keeps_reads: ClassVar[bool] = False
     copies_state: ClassVar[bool] = False  # whether `state` returns copies
-    leaves_out: ClassVar[bool] = (
-        False  # whether `apply` skips elements without a gradient; if not, `update` restores them
-    )
+    #: Whether `apply` skips elements without a gradient; if not, `update` restores them.
+    leaves_out: ClassVar[bool] = False
     postponed: int = 0  # by how many updates the last gradient is delayed
 
     def __init__(self, step: Callable[..., None] | None = None, **state: Tensor) -> None:
