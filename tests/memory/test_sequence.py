@@ -85,10 +85,11 @@ def dies_while_writing(vector):
     vector.x[: SIZE // 2] = 9.0
 
 
-def test_a_dead_writer_is_found_once_and_its_successor_is_seen_again():
-    writer, onlooker = replicated()
+@pytest.mark.parametrize(("vectors", "dead"), [(replicated, 0), (served, 1)])
+def test_a_dead_writer_is_found_once_and_its_successor_is_seen_again(vectors, dead):
+    writer, onlooker = vectors()
     dies_while_writing(writer)
-    assert [onlooker.recover(0, 0), onlooker.recover(0, 0)] == [True, False]
+    assert [onlooker.recover(dead, 0), onlooker.recover(dead, 0)] == [True, False]
     out = target(lambda: write(writer, 1.0, counted=False))
     onlooker.snapshot(out)
     assert out.tolist() == [1.0] * SIZE

@@ -52,11 +52,11 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
     return run, kept[0].parameters(0)
 
 
-def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
+def run_and_kill_shards(algorithm, *, kill_at, **settings):
     """Trains; kills a server when its shard has come to a version, for each (server, version) of `kill_at` in turn.
 
     The run is stopped 200 versions after the last death has been got over. Second copies count on after the servers. With
-    them, nobody is killed before that either, unless all are to die `together`, as the first one's turn has come.
+    them, nobody is killed before that either.
     """
     left = list(kill_at)
     goes_on_until = []
@@ -68,9 +68,8 @@ def run_and_kill_shards(algorithm, *, kill_at, together=False, **settings):
         if not recovered(supervisor, server % algorithm.shards) or version_of(supervisor, server) < version:
             return
         if left:
-            for server, _ in left if together else left[:1]:
-                os.kill(supervisor.servers.states[server].handle.pid, signal.SIGKILL)
-            del left[: len(left) if together else 1]
+            os.kill(pid_of(supervisor, server), signal.SIGKILL)
+            del left[0]
         elif not goes_on_until:
             goes_on_until.append(version_of(supervisor, 0) + 200)
         elif version_of(supervisor, 0) >= goes_on_until[0]:

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import paceline as pl
 import soak_results
 from contracts.programs import NUM_BATCHES, AddUp
 from paceline.membership.launched import check_algorithm
+from paceline.memory import sequence
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.shards import (
     SIZE,
@@ -107,20 +109,35 @@ def test_a_copy_that_takes_over_late_has_a_copy_of_its_own():
     check_every_update_once(run, parameters, restarts=2)
 
 
-def test_both_are_killed_at_once_and_the_run_says_so(monkeypatch):
-    """At once: the workers, who wait for an answer, do not wait for a successor that will not come."""
-    kills_s, kill = [], os.kill
+def stop(pid):
+    """Stops a process, and waits until it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        pass
 
-    def noted(pid, number):
-        kills_s.append(time.monotonic())
-        kill(pid, number)
 
-    monkeypatch.setattr(os, "kill", noted)
+@pytest.mark.parametrize("writing", [False, True])
+def test_both_are_killed_at_once_and_the_run_says_so(writing):
+    """At once: nobody waits for an answer, or for the end of an update, from a successor that will not come."""
+    killed_s = []
+
+    def look(supervisor):
+        if killed_s or version_of(supervisor, SERVER) < 200 or not recovered(supervisor, 0):
+            return
+        server, copy = pid_of(supervisor, SERVER), pid_of(supervisor, COPY)
+        stop(server)
+        while sequence.read_begin(supervisor.arena.shared._own_lock._word) % 2 != writing:
+            os.kill(server, signal.SIGCONT)
+            stop(server)
+        killed_s.append(time.monotonic())
+        os.kill(copy, signal.SIGKILL)
+        os.kill(server, signal.SIGKILL)
+
     with pytest.raises(
         pl.PacelineError, match=r"Shard 0 of the server was ended by signal 9 while its second copy .* start a new run"
     ):
-        run_and_kill_shards(REPLICA, kill_at=[(COPY, 200), (SERVER, 200)], together=True)
-    assert time.monotonic() - kills_s[0] < 45.0, "a worker that waited would do so for 60 s"
+        run_watched(REPLICA, look)
+    assert time.monotonic() - killed_s[0] < 45.0, "a worker that waited would do so for 60 s"
 
 
 def test_shards_that_choose_together_stay_together():

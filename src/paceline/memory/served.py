@@ -156,7 +156,7 @@ class ServedVector(SegmentPart[ServedPlan]):
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the run's vector into `out` (P,), each shard consistent with one version; returns the first shard's version.
 
-        If a server died in the middle of a write, waits for its successor to take over.
+        If a server died in the middle of a write, waits until a successor takes over, or until it is given up (`recover`).
         """
         if self.is_elsewhere:
             out.copy_(self.x)
@@ -191,8 +191,9 @@ class ServedVector(SegmentPart[ServedPlan]):
         return self._lock(shard).copied(copy, f"server {shard}")
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Does nothing: a worker shares no memory that its death could leave torn."""
-        return False
+        """Ends the unfinished write of a dead server that nobody replaces; returns whether there was one."""
+        shard = participant_id - self._plan.num_workers
+        return 0 <= shard < self._plan.num_servers and self._lock(shard).recover()
 
 
 class PrivateShard:

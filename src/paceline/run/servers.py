@@ -120,7 +120,7 @@ class Servers:
         versions.append(self._arena.shared.counts()[shard]["version"])
         fruitless = len(versions) > _FRUITLESS_RESTARTS and len(set(versions[-_FRUITLESS_RESTARTS - 1 :])) == 1
         if run_ends or not self.all_ready or fruitless:
-            state.lost = True
+            self._give_up(state)
             if not run_ends:
                 when = "again and again" if fruitless else "before training began"
                 self._fail(f"{self._name(state)} ", Failure("error", f"{how} {when}."))
@@ -130,9 +130,15 @@ class Servers:
         if state is copy:
             self._restart(state)
         elif not self._take_over(state, copy):
-            state.lost = True
+            self._give_up(state)
             why = f"{how} while its second copy was dead or not up to date, so updates are lost"
             self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {self._remedy}"))
+
+    def _give_up(self, state: WorkerState) -> None:
+        """Leaves a dead server without a successor; nobody waits for the end of a write in which it was killed."""
+        assert self._arena is not None
+        state.lost = True
+        self._outcome.torn_updates += self._arena.shared.recover(state.worker_id, state.incarnation)
 
     @property
     def _remedy(self) -> str:
