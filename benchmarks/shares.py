@@ -85,9 +85,8 @@ def worker(system: str, samples: int, per_sample_s: float) -> None:
     if system == "ddp":
         dist.init_process_group("gloo")
         plan = BatchPlan(num_samples=samples, batch_size=BATCH_SIZE, seed=SEED, drop_last=True)
-        rounds = plan.batches_per_epoch // WORKERS
-        mine = (plan.round_batch(round, rank, WORKERS) for round in range(rounds))
-        batches = (train_set[plan.indices(number)] for number in mine if number is not None)
+        mine = range(rank, plan.batches_per_epoch // WORKERS * WORKERS, WORKERS)
+        batches = (train_set[plan.indices(number)] for number in mine)
         told = train(nn.parallel.DistributedDataParallel(net), optimizer, batches, per_sample_s)
         dist.destroy_process_group()
     else:

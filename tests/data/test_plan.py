@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.plan import BatchPlan, Dynamic, Fixed, Skewed, partition_registry
+from paceline.data.sources import ABSENT, END, BatchClaims
 from paceline.errors import UsageError
 
 WORKERS = st.sampled_from([1, 2, 3, 5, 8])
@@ -40,19 +41,16 @@ def test_an_epoch_is_each_sample_once_in_total(plan, epoch):
     assert all(plan.size(number) == len(plan.indices(number)) for number in numbers)
 
 
-@given(plans(), st.integers(0, 3))
-def test_lockstep_rounds_take_every_batch_once(plan, epoch):
-    per_epoch = plan.rounds_per_epoch()
-    taken = [
-        plan.round_batch(one, worker_id, plan.num_workers)
-        for one in range(epoch * per_epoch, (epoch + 1) * per_epoch)
-        for worker_id in range(plan.num_workers)
-    ]
-    numbers = [number for number in taken if number is not None]
-    first = epoch * plan.batches_per_epoch
-    assert sorted(numbers) == list(range(first, first + plan.batches_per_epoch))
-    last_round = taken[-plan.num_workers :]
-    assert any(number is not None for number in last_round)
+@given(plans(), st.integers(1, 3))
+def test_lockstep_rounds_take_every_batch_once(plan, epochs):
+    taken = []
+    for worker_id in range(plan.num_workers):
+        claims = BatchClaims(plan, worker_id=worker_id, lockstep=True, counter=int, max_epochs=epochs)
+        taken.append(list(iter(claims.next, END)))
+    assert {len(one) for one in taken} == {epochs * plan.rounds_per_epoch()}
+    numbers = [number for one in taken for number in one if number != ABSENT]
+    assert sorted(numbers) == list(range(epochs * plan.batches_per_epoch))
+    assert any(one[-1] != ABSENT for one in taken)
 
 
 @given(plans(partitions=st.sampled_from([Fixed(), Skewed(), Skewed(alpha=0.01)])))
@@ -153,7 +151,5 @@ def test_misuse_is_refused():
     with pytest.raises(UsageError, match="no worker owns"):
         BatchPlan(num_samples=10, batch_size=2).worker_batches(0, 0)
     plan = BatchPlan(num_samples=10, batch_size=2, partition=Fixed(), num_workers=2)
-    with pytest.raises(UsageError, match="among 2 workers, not 3"):
-        plan.round_batch(0, 0, 3)
     with pytest.raises(UsageError, match="worker_id 2"):
         plan.worker_batches(2, 0)

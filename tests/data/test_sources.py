@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,8 @@ def counter():
 
 
 def claims(counter, worker_id=0, num_workers=2, plan=None, lockstep=False, **limits):
-    plan = plan or BatchPlan(num_samples=10, batch_size=3)
-    return BatchClaims(plan, worker_id=worker_id, num_workers=num_workers, lockstep=lockstep, counter=counter, **limits)
+    plan = replace(plan or BatchPlan(num_samples=10, batch_size=3), num_workers=num_workers)
+    return BatchClaims(plan, worker_id=worker_id, lockstep=lockstep, counter=counter, **limits)
 
 
 def drain(source):

@@ -77,7 +77,7 @@ class BatchPlan:
     """The batches of a whole run, the same on every worker that builds the plan from the same arguments.
 
     Under `Dynamic` the workers share one sequence of batches: each takes the next number from a counter, or, in
-    lockstep, `round_batch`. Under `Fixed` and `Skewed` an epoch's numbers are first worker 0's batches, then worker
+    lockstep, its place in the round. Under `Fixed` and `Skewed` an epoch's numbers are first worker 0's batches, then worker
     1's: `worker_batches`.
 
     Args:
@@ -144,10 +144,10 @@ class BatchPlan:
         """
         return math.ceil(round(epochs * self.batches_per_epoch, 6))
 
-    def rounds_per_epoch(self, num_workers: int | None = None) -> int:
+    def rounds_per_epoch(self) -> int:
         """Lockstep rounds in one epoch; the last rounds may lack some workers."""
         if len(self._parts) == 1:
-            return -(-self.batches_per_epoch // (num_workers or self.num_workers))
+            return -(-self.batches_per_epoch // self.num_workers)
         return max(len(self._part_range(part)) for part in range(len(self._parts)))
 
     def order(self, epoch: int) -> Tensor:
@@ -182,30 +182,12 @@ class BatchPlan:
         """Numbers of the batches that a worker owns in an epoch, for `Fixed` and `Skewed`."""
         if isinstance(self.partition, Dynamic):
             raise UsageError("Under the dynamic partition no worker owns batches; use the shared counter or 'fixed'.")
-        self._check_worker(worker_id, self.num_workers)
+        if not 0 <= worker_id < self.num_workers:
+            raise UsageError(
+                f"worker_id {worker_id} does not exist: there are {self.num_workers} workers, numbered from 0."
+            )
         owned, offset = self._part_range(worker_id), epoch * self.batches_per_epoch
         return range(offset + owned.start, offset + owned.stop)
-
-    def round_batch(self, round: int, worker_id: int, num_workers: int | None = None) -> int | None:
-        """Number of the batch that a worker takes in a lockstep round; None if none is left for it in that epoch.
-
-        A worker without a batch takes part in the round and weighs zero, so that no sample is seen twice in an epoch.
-
-        Args:
-            round: counted from 0 over the whole run; `rounds_per_epoch` of them make an epoch.
-            worker_id: from 0.
-            num_workers: workers in the round; the plan's own number if None.
-        """
-        num_workers = num_workers or self.num_workers
-        self._check_worker(worker_id, num_workers)
-        epoch, index = divmod(round, self.rounds_per_epoch(num_workers))
-        if isinstance(self.partition, Dynamic):
-            index = index * num_workers + worker_id
-            return epoch * self.batches_per_epoch + index if index < self.batches_per_epoch else None
-        if num_workers != self.num_workers:
-            raise UsageError(f"This plan divides the samples among {self.num_workers} workers, not {num_workers}.")
-        owned = self.worker_batches(worker_id, epoch)
-        return owned[index] if index < len(owned) else None
 
     def share(self, batch_number: int, shares: RoundShares) -> Tensor:
         """Sample indices of the batch that has this number, once the samples of its round are dealt by speed."""
@@ -248,11 +230,6 @@ class BatchPlan:
         if not self.shuffle:
             return part
         return part[torch.randperm(len(part), generator=_generator(self.seed, epoch, index))]
-
-    @staticmethod
-    def _check_worker(worker_id: int, num_workers: int) -> None:
-        if not 0 <= worker_id < num_workers:
-            raise UsageError(f"worker_id {worker_id} does not exist: there are {num_workers} workers, numbered from 0.")
 
 
 def _generator(*seed: int) -> torch.Generator:

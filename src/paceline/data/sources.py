@@ -35,7 +35,6 @@ class BatchClaims:
     Args:
         plan: the epoch's batches and their partition.
         worker_id: this worker.
-        num_workers: workers of the run.
         lockstep: whether batches are dealt in rounds.
         counter: address of the shared counter of claimed batches, or a function that claims the next number.
         max_epochs: epochs to hand out; None: no end.
@@ -55,7 +54,6 @@ class BatchClaims:
         plan: BatchPlan,
         *,
         worker_id: int,
-        num_workers: int,
         lockstep: bool,
         counter: int | Callable[[], int],
         max_epochs: float | None = None,
@@ -70,32 +68,30 @@ class BatchClaims:
         self.taken = taken
         self._done = done
         self._worker_id = worker_id
-        self._num_workers = num_workers
-        self._lockstep = lockstep
         self._claim = counter if callable(counter) else _claimed_at(counter)
         self._max_steps = max_steps
         self._own_parts = not isinstance(plan.partition, Dynamic)
-        self._limit = None if max_epochs is None else self._claims_in(max_epochs)
+        if lockstep:
+            self._per_epoch = plan.rounds_per_epoch()
+        elif self._own_parts:
+            self._per_epoch = len(plan.worker_batches(worker_id, 0))
+        else:
+            self._per_epoch = plan.batches_per_epoch
+        self._limit: int | None = None
+        if max_epochs is not None:
+            self._limit = math.ceil(round(max_epochs * self._per_epoch, 6))
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, survivors=survivors)
+            left = Left.after(first, done)
+            self.deal = RoundDeal(worker_id, plan.num_workers, left, tracks=tracks, survivors=survivors)
+            if self._limit is not None:  # in rounds so far
+                whole, rest = divmod(self._limit, self._per_epoch)
+                self._limit = whole * plan.batches_per_epoch + rest * plan.num_workers
         self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
-            self.shares = RoundShares(worker_id, num_workers)
+            self.shares = RoundShares(worker_id, plan.num_workers)
             self.shares.know_batch_size(plan.batch_size)
-
-    def _claims_in(self, epochs: float) -> int:
-        """How many claims `epochs` make: batches for all, or rounds or own batches for this worker."""
-        if self._lockstep:
-            rounds = math.ceil(round(epochs * self.plan.rounds_per_epoch(self._num_workers), 6))
-            if self._own_parts:
-                return rounds
-            whole, rest = divmod(rounds, self.plan.rounds_per_epoch(self._num_workers))
-            return whole * self.plan.batches_per_epoch + rest * self._num_workers
-        if self._own_parts:
-            return math.ceil(round(epochs * len(self.plan.worker_batches(self._worker_id, 0)), 6))
-        return self.plan.num_batches_for(epochs)
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part in rounds with what the deal of a worker that has let this one in gave."""
@@ -162,11 +158,9 @@ class BatchClaims:
     def _next_in_order(self) -> int:
         if self._limit is not None and self.taken >= self._limit:
             return END
-        if self._lockstep:
-            number = self.plan.round_batch(self.taken, self._worker_id, self._num_workers)
-            return ABSENT if number is None else number
-        epoch, index = divmod(self.taken, len(self.plan.worker_batches(self._worker_id, 0)))
-        return self.plan.worker_batches(self._worker_id, epoch)[index]
+        epoch, index = divmod(self.taken, self._per_epoch)
+        own = self.plan.worker_batches(self._worker_id, epoch)
+        return own[index] if index < len(own) else ABSENT
 
 
 class DatasetBatches:

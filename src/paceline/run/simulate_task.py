@@ -250,7 +250,6 @@ class TaskSimulation:
                 claims = BatchClaims(
                     self.plan,
                     worker_id=worker_id,
-                    num_workers=config.workers,
                     lockstep=self.algorithm.lockstep,
                     counter=claim_batch,
                     max_epochs=config.epochs,

@@ -68,7 +68,6 @@ class TaskWorker:
             claims = BatchClaims(
                 self.plan,
                 worker_id=environment.worker_id,
-                num_workers=environment.num_workers,
                 lockstep=algorithm.lockstep,
                 counter=run.arena.address("next_batch"),
                 max_epochs=config.epochs,

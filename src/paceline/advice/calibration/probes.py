@@ -109,7 +109,7 @@ def _step(
         return build_optimizer("sgd", parameters, task.learning_rate, None)
 
     plan = BatchPlan(num_samples=len(train_set), batch_size=batch_size)
-    claims = BatchClaims(plan, worker_id=0, num_workers=1, lockstep=False, counter=itertools.count().__next__)
+    claims = BatchClaims(plan, worker_id=0, lockstep=False, counter=itertools.count().__next__)
     records, batches = PackedRecords(), DatasetBatches(train_set, claims)
     waits = {"recorder": records, "waits": [], "staleness": None, "stopped": lambda: False}
     replica = TaskReplica(model, task.loss, make_optimizer, batches, binding=binding, **waits)
