@@ -41,7 +41,6 @@ class AttachedReplica(ProgramSide):
 
     Attributes:
         step_hooks: to register with the loop's optimizers.
-        num_begun: steps begun.
         batches_of_step: numbers of the batches that the loop has had in this step.
     """
 
@@ -50,7 +49,6 @@ class AttachedReplica(ProgramSide):
     ) -> None:
         super().__init__(optimizer, alone=alone, **base)
         self.step_hooks = StepHooks(self)
-        self.num_begun = 0
         self.batches_of_step: list[int] = []
         self._in_rounds = lockstep and not alone
         self._hidden = HiddenGradients()
@@ -136,7 +134,6 @@ class AttachedReplica(ProgramSide):
             call()
         if self.outside.lasting is None:
             self.settle_outside()
-        self.num_begun += 1
         self.batch = batch_number
         self.samples = samples
         self.repeats = False

@@ -41,7 +41,7 @@ class RunProgress:
         before: tuple[int, int] = (0, 0),
     ) -> None:
         self._num_workers = num_workers
-        self._sums = table if table is not None and not lockstep and num_workers > 1 else None
+        self._sums = table if not lockstep else None
         # Steps and samples of this worker; a list, as reading NumPy's numbers costs ten times as much.
         self._own = [0, 0]
         self._row = self._sums[worker_id] if self._sums is not None else None
@@ -54,20 +54,19 @@ class RunProgress:
     @property
     def steps(self) -> float:
         """Of all workers."""
-        if self._sums is not None:
-            return self._steps + int(self._sums[:, 0].sum())
-        if self._reached:
-            return self._steps + self._reached * self._own[0] / self._own_batches
-        return self._steps
+        return self._of_all(0, self._steps)
 
     @property
     def samples(self) -> int:
         """Of all workers."""
+        return round(self._of_all(1, self._samples))
+
+    def _of_all(self, kind: int, counted: float) -> float:
         if self._sums is not None:
-            return int(self._samples) + int(self._sums[:, 1].sum())
+            return counted + int(self._sums[:, kind].sum())
         if self._reached:
-            return round(self._samples + self._reached * self._own[1] / self._own_batches)
-        return round(self._samples)
+            return counted + self._reached * self._own[kind] / self._own_batches
+        return counted
 
     @property
     def position(self) -> tuple[float, float]:

@@ -183,7 +183,7 @@ class WorkerBatches:
         # Between two epochs the loop, for example in an evaluation, uses a copy that no other worker writes.
         if self._replica.idle:
             self._bind_newest()
-        if self._replica.num_begun == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
+        if self._replica.step == 0 and epoch == 0 and (batches.length or self.num_workers) < self.num_workers:
             warnings.warn(
                 f"This worker got no batch: {batches.length} batches an epoch are too few for {self.num_workers} workers.",
                 stacklevel=3,

@@ -44,7 +44,7 @@ class WholeRun:
             worker_id=self.worker_id,
             num_workers=num_sharing,
             lockstep=self.algorithm.lockstep,
-            table=run.tables.progress if num_sharing == self.num_workers else None,
+            table=run.tables.progress if 1 < num_sharing == self.num_workers else None,
             before=run.done_before,
         )
         self._replica.count_in(self._progress)

@@ -220,7 +220,7 @@ class Worker(WholeRun):
         replica = self._replica
         if replica is None or replica.awaited is None or self._membership.stopped():
             return None
-        return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.num_begun > 0)
+        return replica.awaited.error(loaded=self._loads.were_any, has_begun=replica.step > 0)
 
     def _save_end(self, *, is_cut: bool, is_lost: bool = False) -> None:
         """Saves the worker's part of the run's last checkpoint, if there are any; `is_lost`: others do not save theirs."""
