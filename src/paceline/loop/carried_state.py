@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import NotReplacedError
 from paceline.loop.run_progress import RunProgress
-from paceline.loop.schedules import FollowedScheduler
+from paceline.loop.schedules import FollowedScheduler, schedulers_of
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.several_optimizers import members_of
 from paceline.ports.newcomers import Refusal
-from paceline.system.torch_internals import is_followed_by_scheduler
 
 __all__ = ["CarriedState", "take_state"]
 
@@ -43,7 +40,7 @@ class CarriedState:
         self._optimizer, self._progress = optimizer, progress
         calls = [getattr(one, "__self__", None) for one in on_progress]
         self._followed = [one.scheduler for one in calls if isinstance(one, FollowedScheduler)]
-        own = [one for one in _schedulers_of(optimizer) if not any(one is other for other in self._followed)]
+        own = [one for one in _outermost(optimizer) if not any(one is other for other in self._followed)]
         self._own = {_name(one): one for one in own}
         self.is_whole = len(self._own) == len(own) and not (own and self._followed)
 
@@ -68,7 +65,7 @@ def take_state(optimizer: torch.optim.Optimizer, progress: RunProgress | None, g
     if given["schedulers"] is None:
         load_with_own_settings(optimizer, given["optimizer"])
         return
-    own = {_name(one): one for one in _schedulers_of(optimizer)}
+    own = {_name(one): one for one in _outermost(optimizer)}
     if own.keys() != given["schedulers"].keys():
         raise NotReplacedError(Refusal.SCHEDULES.why)
     for name, state in given["schedulers"].items():
@@ -80,15 +77,8 @@ def _name(scheduler: Any) -> str:
     return type(scheduler).__qualname__
 
 
-def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """An optimizer's schedulers, to which PyTorch keeps no reference, without those that are parts of others.
-
-    Costs: one look at all objects that Python's garbage collector knows, if the optimizer has had a scheduler.
-    """
-    if not any(map(is_followed_by_scheduler, members_of(optimizer))):
-        return []
-    # By type: isinstance would load lazy modules.
-    every = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
-    found = [one for one in every if any(one.optimizer is member for member in members_of(optimizer))]
+def _outermost(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """An optimizer's schedulers, without those that are parts of others."""
+    found = schedulers_of(members_of(optimizer))
     parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [one for one in found if id(one) not in parts]

@@ -1,16 +1,19 @@
-"""A learning-rate scheduler that follows the run's progress."""
+"""Learning-rate schedulers: one that follows the run's progress, and those of an optimizer."""
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import UsageError
+from paceline.system.torch_internals import is_followed_by_scheduler
 
-__all__ = ["FollowedScheduler"]
+__all__ = ["FollowedScheduler", "schedulers_of"]
 
 _ROUNDING = 1e-6
 
@@ -69,3 +72,15 @@ class FollowedScheduler:
         if name == "scheduler":  # while it is being unpickled
             raise AttributeError(name)
         return getattr(self.scheduler, name)
+
+
+def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """The schedulers of these optimizers, to which PyTorch keeps no reference.
+
+    Costs: one look at all objects that Python's garbage collector knows, if one of the optimizers has had a scheduler.
+    """
+    if not any(map(is_followed_by_scheduler, optimizers)):
+        return []
+    # By type: isinstance would load lazy modules.
+    every = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    return [one for one in every if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.loop.guards.guard import Guard
-from paceline.system.torch_internals import is_followed_by_scheduler
+from paceline.loop.schedules import schedulers_of
 
 __all__ = ["UnfollowedSchedules"]
 
@@ -30,7 +30,7 @@ class UnfollowedSchedules(Guard):
         self._optimizer = optimizer
         self._num_workers = num_workers
         self._num_steps = 0
-        self._found: list[tuple[dict[str, Any], int]] = []
+        self._found: list[tuple[Any, int]] = []
 
     def silence(self) -> None:
         """Stops watching: the loop follows the run's progress."""
@@ -40,10 +40,11 @@ class UnfollowedSchedules(Guard):
         if self._num_steps >= _LAST or optimizer is not self._optimizer:
             return
         self._num_steps += 1
-        if self._num_steps == _FIRST and is_followed_by_scheduler(self._optimizer):
-            self._found = [(one, one["last_epoch"]) for one in _schedulers_of(self._optimizer)]
+        if self._num_steps == _FIRST:
+            by_steps = [one for one in schedulers_of([optimizer]) if not isinstance(one, ReduceLROnPlateau)]
+            self._found = [(one, one.last_epoch) for one in by_steps if hasattr(one, "last_epoch")]
         elif self._num_steps == _LAST:
-            if any(one["last_epoch"] - before >= _LAST - _FIRST for one, before in self._found):
+            if any(one.last_epoch - before >= _LAST - _FIRST for one, before in self._found):
                 warnings.warn(
                     f"A scheduler of the learning rate is stepped once per step of each of {self._num_workers} workers, and so"
                     f" ends at 1/{self._num_workers} of its way if it was made for one worker. Use `scheduler ="
@@ -51,14 +52,3 @@ class UnfollowedSchedules(Guard):
                     stacklevel=4,
                 )
             self._found = []
-
-
-def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The attributes of an optimizer's schedulers, to which PyTorch keeps no reference."""
-    found = []
-    for one in gc.get_referrers(optimizer):
-        attributes = one if isinstance(one, dict) else getattr(one, "__dict__", {})
-        by_a_measure = "patience" in attributes  # ReduceLROnPlateau
-        if attributes.get("optimizer") is optimizer and "last_epoch" in attributes and not by_a_measure:
-            found.append(attributes)
-    return found
