@@ -32,7 +32,8 @@ class WorkerClaims:
 
     Attributes:
         deal: of the rounds, in lockstep.
-        num_given_back: batches that it had claimed ahead; workers of one machine take them.
+        num_claimed: batches that it has claimed from the shared counts.
+        reached: the number below which each batch belongs to some worker; None: unknown, as an epoch was left before its end.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class WorkerClaims:
         self._epoch: int | None = None
         self._round = taken
         self._ahead: set[int] = set()
-        self.num_given_back = 0
+        self.num_claimed = 0
+        self.reached: int | None = 0
 
     @property
     def is_shared(self) -> bool:
@@ -80,6 +82,8 @@ class WorkerClaims:
         """The loop enters its next epoch, wherever it has left the last one."""
         unmet = self.deal.unmet(self.batches.has) if self.deal is not None else []
         before, self._epoch = self._epoch, self.batches.begin(epoch, unmet)
+        if self.deal is None and self.reached is not None and self.reached < self._epoch * self.batches.epoch_numbers:
+            self.reached = None
         if self.deal is not None and self._epoch != before:
             numbers = self.batches.epoch_numbers
             self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
@@ -94,7 +98,12 @@ class WorkerClaims:
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""
         if self.deal is None:
-            return self._claimed()
+            number = self._claimed()
+            self.num_claimed += number != END
+            if self.reached is not None:
+                end = number + 1 if number != END else (self.epoch + 1) * self.batches.epoch_numbers
+                self.reached = max(self.reached, end)
+            return number
         number = self._in_round(self.deal, self._round)
         if number != END:
             self._round += 1
@@ -127,7 +136,6 @@ class WorkerClaims:
         """Batches that were claimed ahead; `is_left`: the loop has left their epoch, and a resumed run leaves it, too."""
         given_back = self._ahead.intersection(numbers)
         if given_back:
-            self.num_given_back += len(given_back)
             self._ahead -= given_back
             self._counts.release(self._worker_id, given_back, is_left=is_left)
 

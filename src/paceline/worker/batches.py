@@ -81,8 +81,6 @@ class WorkerBatches:
         self._optimizer, self._taken, self._progress = optimizer, taken, progress
         self._bind_newest = bind_newest
         self._randomness = randomness
-        self._given = BatchesTaken()
-        self._epochs_ended = 0  # not left at a `break`
         self._known: tuple[Any, LoaderBatches] | None = None
         self._share: BatchShare | None = None
         self._rounds: OwnRounds | None = None
@@ -98,8 +96,11 @@ class WorkerBatches:
     @property
     def given(self) -> BatchesTaken:
         """The batches that the loop got from a shared counter, or claimed ahead and left."""
-        ahead = self._claims.num_given_back if self._claims is not None else 0
-        return self._given._replace(taken=self._given.taken + ahead) if self._given.taken >= 0 else self._given
+        claims = self._claims
+        if claims is None:
+            return BatchesTaken()
+        is_known = claims.reached is not None and claims.batches.length == claims.batches.epoch_numbers
+        return BatchesTaken(claims.num_claimed, claims.reached or 0) if is_known else BatchesTaken(-1)
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches:
         """The loader's batches in the form that workers share."""
@@ -227,8 +228,6 @@ class WorkerBatches:
         with closing(self._claimed(claims)) as source:
             while not self._membership.stopped():
                 number, fetch = next(source, (END, None))
-                if not self.algorithm.lockstep:
-                    self._count_given(claims.batches, epoch, number)
                 if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
                     number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
                 if first and (number != END or epoch == 0):  # the others may have had the whole first epoch
@@ -311,17 +310,6 @@ class WorkerBatches:
             done = epoch * batches.length + places[0] if batches.length is not None else 0
             self._progress.begin_at(done, done * batches.samples(0))
         self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
-
-    def _count_given(self, batches: LoaderBatches, epoch: int, number: int) -> None:
-        """Counts the batches given, as long as the loop leaves no epoch early and continues, and epochs are equally long."""
-        num_batches = batches.epoch_numbers
-        if self._given.taken < 0 or self._epochs_ended < epoch or batches.length != num_batches:
-            self._given = BatchesTaken(-1)
-        elif number == END:
-            self._epochs_ended += 1
-            self._given = self._given._replace(reached=max((epoch + 1) * num_batches, self._given.reached))
-        else:
-            self._given = BatchesTaken(self._given.taken + 1, max(number + 1, self._given.reached))
 
     def at_end(self, *, is_cut: bool) -> tuple[int, Left | None] | None:
         """Batches taken, and left, with those whose step the run's end has cut short; None: those left are unknown."""
