@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import nn
 
 from paceline.errors import ClippingWarning
 from paceline.loop.guards.guard import Guard
+from paceline.loop.guards.noted_gradients import NotedGradients
 
 __all__ = ["GradientWatch"]
 
@@ -35,37 +36,23 @@ class GradientWatch(Guard):
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-        # By parameter: where its gradient lay when backward ended, and PyTorch's count of changes.
-        self._backward_left: dict[int, tuple[int, int]] = {}
+        self._noted = NotedGradients(parameters)
+        self._device = parameters[0].device
         self._num_steps = 0
-        self._hooks = [
-            one.register_post_accumulate_grad_hook(partial(self._note, index)) for index, one in enumerate(parameters)
-        ]
-
-    def _note(self, index: int, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is not None and gradient.layout == torch.strided:
-            self._backward_left[index] = gradient.data_ptr(), gradient._version
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._num_steps += 1
-        scaled = _counted_by_scaler(self._parameters[0].device) if hasattr(optimizer, "found_inf") else 0
-        for index, (address, version) in self._backward_left.items():
-            gradient = self._parameters[index].grad
-            if gradient is None or (gradient.data_ptr(), gradient._version) == (address, version + scaled):
-                continue
-            if bool(gradient.any()):
+        scaled = _counted_by_scaler(self._device) if hasattr(optimizer, "found_inf") else 0
+        for gradient, is_another, num_changes in self._noted.take():
+            if (is_another or num_changes != scaled) and bool(gradient.any()):
                 warnings.warn(_WARNING, ClippingWarning, stacklevel=5)
                 self._num_steps = _WATCHED_STEPS
                 break
-        self._backward_left.clear()
         if self._num_steps >= _WATCHED_STEPS:
             self.close()
 
     def close(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._noted.remove()
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,17 +23,21 @@ class NotedGradients:
         self._hooks: list[Any] = [one.register_post_accumulate_grad_hook(self.note) for one in parameters]
 
     def note(self, parameter: torch.Tensor) -> None:
-        """Takes a parameter's present gradient as unchanged."""
-        if parameter.grad is not None:
-            self._noted[parameter] = parameter.grad.data_ptr(), parameter.grad._version
+        """Takes a parameter's present gradient as unchanged; sparse ones are not noted."""
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout == torch.strided:
+            self._noted[parameter] = gradient.data_ptr(), gradient._version
+
+    def take(self) -> Iterator[tuple[torch.Tensor, bool, int]]:
+        """Forgets the notes; yields each noted gradient as it is now, whether it is another tensor, and its changes since."""
+        noted, self._noted = self._noted, {}
+        for parameter, (address, version) in noted.items():
+            if (gradient := parameter.grad) is not None:
+                yield gradient, gradient.data_ptr() != address, gradient._version - version
 
     def have_changed(self) -> bool:
         """Whether one has been changed in place since it was noted; call it once per step."""
-        noted, self._noted = self._noted, {}
-        return any(
-            one.grad is not None and one.grad.data_ptr() == address and one.grad._version != version
-            for one, (address, version) in noted.items()
-        )
+        return any(num_changes and not is_another for _, is_another, num_changes in self.take())
 
     def remove(self) -> None:
         """Notes no more."""
