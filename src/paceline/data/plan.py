@@ -217,11 +217,8 @@ class BatchPlan:
         return sizes
 
     def _batches_of(self, part: Tensor) -> tuple[Tensor, ...]:
-        if self.by_speed:
-            sizes = list(self._sizes)
-            return part[: sum(sizes)].split(sizes)
-        count = len(part) // self.batch_size if self.drop_last else None
-        return part.split(self.batch_size)[:count]
+        sizes = self._cut(len(part))
+        return part[: sum(sizes)].split(sizes)
 
     def _part_range(self, part: int) -> range:
         return range(self._first_batches[part], self._first_batches[part + 1])

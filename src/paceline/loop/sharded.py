@@ -42,13 +42,8 @@ def cut_flat_state(state: dict[str, Any], num_elements: int, size: int, pieces: 
 
 def in_pieces(ranges: Ranges, pieces: Sequence[Piece]) -> dict[tuple[int, int], tuple[int, int]]:
     """Where ranges of the flat vector (P,), of one parameter each, lie among its pieces; a parameter holds at most one."""
-    found = {}
-    for first, last in ranges:
-        for begin, length, at in pieces:
-            low, high = max(first, begin), min(last, begin + length)
-            if low < high:
-                found[first, last] = at + low - begin, at + high - begin
-    return found
+    spans = ((one, _span(one[0], one[1] - one[0], pieces)) for one in ranges)
+    return {one: (span.at, span.at + span.end - span.begin) for one, span in spans if span is not None}
 
 
 class _Span(NamedTuple):
