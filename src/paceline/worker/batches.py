@@ -152,14 +152,9 @@ class WorkerBatches:
         claims.begin(epoch)
         if not self._enter(claims):
             return
-        given = self._handed_out(claims, epoch)
         batch: Any = None
-        while True:
-            started_s = self._replica.now_s()
-            number, fetch = next(given, (END, None))
-            if number == END or fetch is None:
-                self._membership.raise_if_terminated()
-                break
+        started_s = self._replica.now_s()
+        for number, fetch in self._handed_out(claims, epoch):
             if number != ABSENT:
                 batch = fetch()
             elif batch is None:
@@ -180,6 +175,8 @@ class WorkerBatches:
             yield batch
             if self._epoch != epoch + 1 and not self._membership.stopped():
                 raise UsageError(_TWO_AT_ONCE)
+            started_s = self._replica.now_s()
+        self._membership.raise_if_terminated()
         self._tell_end()
         # Between two epochs the loop, for example in an evaluation, uses a copy that no other worker writes.
         if self._replica.idle:
