@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from paceline.ports.views import Survivors
 
-__all__ = ["Left", "RoundDeal"]
+__all__ = ["ALL_LEFT", "Left", "RoundDeal"]
 
 
 class Left(NamedTuple):
@@ -32,7 +32,7 @@ class Left(NamedTuple):
         return frozenset(range(self.least, self.first)).difference(self.earlier)
 
 
-_ALL = Left(0, [])
+ALL_LEFT = Left(0, [])
 
 
 class RoundDeal:
@@ -61,7 +61,7 @@ class RoundDeal:
         self,
         worker_id: int,
         num_workers: int,
-        left: Left = _ALL,
+        left: Left = ALL_LEFT,
         *,
         tracks: bool = True,
         survivors: Survivors | None = None,

@@ -72,8 +72,7 @@ class TaskWorker:
                 counter=run.arena.address("next_batch"),
                 max_epochs=config.epochs,
                 max_steps=config.steps,
-                done=share.done,
-                first=share.first,
+                left=share.left,
                 tracks=algorithm.survivors_continue,
                 survivors=share.survivors,
             )

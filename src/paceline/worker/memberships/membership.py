@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.data.round_deal import Left
+from paceline.data.round_deal import ALL_LEFT, Left
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
@@ -24,11 +24,10 @@ __all__ = ["BatchShare", "Membership"]
 
 
 class BatchShare(NamedTuple):
-    """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones a resumed run skips."""
+    """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones the run has left."""
 
     counts: EpochClaims
-    first: int = 0
-    done: Collection[int] = ()
+    left: Left = ALL_LEFT
     is_late: bool = False
     survivors: Survivors | None = None  # as for `RoundDeal`
 
