@@ -100,11 +100,9 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     left_out: dict[int | None, str] = field(default_factory=dict)  # checkpoints that failed, and why; None: the last
     snapshots_failed: int = 0
-    interrupted: bool = False
 
     def interrupt(self, by: str) -> None:
         """Notes that Ctrl-C or SIGTERM has ended the run."""
-        self.interrupted = True
         if self.name == "stopped":
             self.reason = f"Interrupted by {by}."
 
