@@ -29,7 +29,7 @@ from paceline.membership.final_mean import BatchesTaken
 from paceline.ports.round_shares import RoundShares
 from paceline.system.global_randomness import SeparateRandomness
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.own_rounds import OwnRounds
+from paceline.worker.own_rounds import in_own_rounds
 
 __all__ = ["WorkerBatches"]
 
@@ -83,7 +83,6 @@ class WorkerBatches:
         self._randomness = randomness
         self._known: tuple[Any, LoaderBatches] | None = None
         self._share: BatchShare | None = None
-        self._rounds: OwnRounds | None = None
         self._claims: WorkerClaims | None = None
         self._processes: tuple[Any, LoaderProcesses] | None = None  # of the last loader
         self._stream: tuple[Any, DataLoader[Any]] | None = None  # likewise
@@ -347,8 +346,8 @@ class WorkerBatches:
         """The batches of a loader whose samples no other worker has."""
         whole = self._whole(loader, iter(loader))
         if self.algorithm.lockstep:
-            self._rounds = self._rounds or OwnRounds(self._replica, self._membership.gatherer.gather)
-            whole = self._rounds.epoch(whole, loader, self._membership.stopped)
+            run = self._membership
+            whole = in_own_rounds(whole, loader, self._replica, run.gatherer.gather, run.stopped)
         yield from whole
         if self._replica.idle:
             self._bind_newest()

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.worker.gathering import Call
 
-__all__ = ["OwnRounds"]
+__all__ = ["in_own_rounds"]
 
 _NO_BATCH = object()
 _EPOCH = Call(
@@ -18,62 +18,52 @@ _EPOCH = Call(
 )
 
 
-class OwnRounds:
-    """Counts a worker's rounds: an epoch has as many as the worker with the most batches has batches.
+def in_own_rounds(
+    batches: Iterator[Any],
+    loader: Any,
+    replica: Any,
+    gather: Callable[[Any, Call], list[Any]],
+    stopped: Callable[[], bool],
+) -> Iterator[Any]:
+    """A worker's batches, and the last one again until the worker with the most has had its own; begins for all together.
 
-    Costs: workers exchange their numbers once an epoch, or in each round if a loader has no length.
+    Costs: workers exchange their numbers of batches once an epoch, or in each round if a loader has no length.
 
     Args:
+        batches: the epoch's.
+        loader: from which they come.
         replica: the worker's, which gets the number of each round, so that workers compare the numbers when they step.
         gather: brings values of all workers together.
+        stopped: whether the run is being stopped.
+
+    Raises:
+        UsageError: this worker has no batch, but others have.
+        WorkerLostError: a worker did not arrive within the deadline.
     """
+    num_batches = -1  # unknown
+    with suppress(TypeError, NotImplementedError):
+        num_batches = len(loader)
+    numbers = gather(num_batches, _EPOCH)
+    num_left, is_counted = max(numbers), min(numbers) >= 0
 
-    def __init__(self, replica: Any, gather: Callable[[Any, Call], list[Any]]) -> None:
-        self._replica = replica
-        self._gather = gather
-        self._num_left = 0
-        self._is_counted = True
+    def next_round(*, has_batch: bool) -> bool:
+        """Takes part in the next round; returns whether there is one."""
+        nonlocal num_left
+        if not is_counted:
+            num_left = max(gather(int(has_batch), _EPOCH))
+        num_left -= 1
+        replica.round += 1
+        return num_left >= 0
 
-    def epoch(self, batches: Iterator[Any], loader: Any, stopped: Callable[[], bool]) -> Iterator[Any]:
-        """An epoch's batches, and the last one again until the other workers have had theirs.
-
-        Raises:
-            UsageError: this worker has no batch, but others have.
-        """
-        num_batches: int | None = None
-        with suppress(TypeError, NotImplementedError):
-            num_batches = len(loader)
-        self.begin(num_batches)
-        batch: Any = _NO_BATCH
-        for batch in batches:
-            self.take()
-            yield batch
-        while not stopped() and self.take(has_batch=False):
-            if batch is _NO_BATCH:
-                raise UsageError(
-                    "This worker's loader has no batches, but other workers' have some: in lockstep each needs at "
-                    "least one. Or use an asynchronous method such as ad-psgd."
-                )
-            self._replica.begin(self._replica.now_s(), -1, 0)
-            yield batch
-
-    def begin(self, num_batches: int | None) -> None:
-        """Begins an epoch; waits until it begins for all workers.
-
-        Args:
-            num_batches: of this worker; None: unknown.
-
-        Raises:
-            WorkerLostError: a worker did not arrive within the deadline.
-        """
-        numbers = self._gather(-1 if num_batches is None else num_batches, _EPOCH)
-        self._is_counted = min(numbers) >= 0
-        self._num_left = max(numbers)
-
-    def take(self, *, has_batch: bool = True) -> bool:
-        """Takes part in the next round, with a new batch or without; returns whether a round follows."""
-        if not self._is_counted:
-            self._num_left = max(self._gather(int(has_batch), _EPOCH))
-        self._num_left -= 1
-        self._replica.round += 1
-        return self._num_left >= 0
+    batch: Any = _NO_BATCH
+    for batch in batches:
+        next_round(has_batch=True)
+        yield batch
+    while not stopped() and next_round(has_batch=False):
+        if batch is _NO_BATCH:
+            raise UsageError(
+                "This worker's loader has no batches, but other workers' have some: in lockstep each needs at "
+                "least one. Or use an asynchronous method such as ad-psgd."
+            )
+        replica.begin(replica.now_s(), -1, 0)
+        yield batch
