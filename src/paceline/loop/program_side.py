@@ -97,7 +97,6 @@ class ProgramSide(BaseReplica):
         self._ended = False
         self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._owned: OwnedPieces | None = None
-        self._carried: CarriedState | None = None
 
     @property
     def idle(self) -> bool:
@@ -345,14 +344,14 @@ class ProgramSide(BaseReplica):
         self.changed_outside |= self.outside.settle()
         self.moves = self.outside.moves
 
+    def _carried(self) -> CarriedState:
+        return CarriedState(self.optimizer, self._progress, self.on_progress)
+
     def carries_all(self) -> bool:
-        self._carried = CarriedState(self.optimizer, self._progress, self.on_progress)
-        return self._carried.is_whole
+        return self._carried().is_whole
 
     def for_newcomers(self) -> dict[str, Any]:
-        if self._carried is None:  # the worker that has asked for `carries_all` has died
-            self._carried = CarriedState(self.optimizer, self._progress, self.on_progress)
-        return self._carried.state() | self._counts_for_newcomers()
+        return self._carried().state() | self._counts_for_newcomers()
 
     def enter(self, given: dict[str, Any]) -> None:
         self._take_counts(given)
