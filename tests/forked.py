@@ -178,7 +178,7 @@ def _popen(args, *, env=None, stdout=None, stderr=None, **options):
 
 
 def _fork(path, arguments, descriptors):
-    """In place of `multiprocessing.util.spawnv_passfds`: the fork server's process, with nothing to load."""
+    """In place of `multiprocessing.util.spawnv_passfds`: a fork server or a spawned process, with nothing to load."""
     pid = os.fork()
     if pid:
         return pid
@@ -188,7 +188,8 @@ def _fork(path, arguments, descriptors):
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in {int(one.name) for one in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *descriptors}:
             os.dup2(nothing, number, inheritable=False)
-        exec(arguments[arguments.index("-c") + 1], {})
+        sys.argv = arguments[arguments.index("-c") :]  # where a spawned process finds that it is one
+        exec(sys.argv.pop(1), {})
     except SystemExit:
         os._exit(0)
     except BaseException:

@@ -1,9 +1,8 @@
 """The benchmark of shared memory makes a worker's parts by itself, and so must follow their constructors."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 from real_data import needs_mnist
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "shared_memory.py"
@@ -12,7 +11,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "shared_memory.py"
 @needs_mnist
 def test_what_events_cost_can_be_measured(tmp_path):
     out = tmp_path / "table.md"
-    command = [sys.executable, SCRIPT, "--only", "events", "--pairs", "1", "--seconds", "0.05", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run([SCRIPT, "--only", "events", "--pairs", "1", "--seconds", "0.05", "--out", out])
     assert done.returncode == 0, done.stderr
     assert out.read_text().count("| events and counters, batch") == 2
