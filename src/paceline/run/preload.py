@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 from paceline.errors import UsageError
 
@@ -19,3 +20,5 @@ with contextlib.suppress(UsageError):  # the program imports the same modules an
     warm_up()
     # The first optimizer of a process imports half of torch's compiler, which takes a second.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.collect()
+    gc.freeze()  # a worker's collections pass over what it has inherited
