@@ -40,7 +40,7 @@ if __name__ == "__main__":
         print(f"\n{pl.spec(algorithm)}")
         result = pl.launch(train, workers=3, algorithm=algorithm).result
         stale = result["staleness"]
-        shares = ", ".join(f"{share:.0%}" for share in result["waiting_share_per_worker"])
+        shares = ", ".join(f"{share or 0:.0%}" for share in result["waiting_share_per_worker"])
         print(f"{result['steps']} updates of {result['samples']} samples in {result['wall_s']:.2f} s")
         print(f"updates by workers 0, 1, 2: {result['updates_per_worker']}; waiting: {shares}")
         print(f"staleness: {stale['mean']:.2f} on average, of it after the gradient {stale['mean_after_gradient']:.3f}")
