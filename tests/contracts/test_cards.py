@@ -29,5 +29,5 @@ def test_docstring_is_a_card(name):
 @pytest.mark.parametrize("name", registry.names())
 def test_says_what_it_tolerates(name):
     kind = registry[name]
-    assert set(kind.tolerates) <= {"kill", "kill on one machine", "straggler"}
+    assert set(kind.tolerates) <= {"kill", "kill under launch", "kill on one machine", "straggler"}
     assert "kill" not in kind.tolerates or not kind.lockstep

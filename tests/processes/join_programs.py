@@ -74,7 +74,8 @@ def _train(wishes, folder, connection):
         start = [one.flatten().tolist() for one in (model[0].weight, *(model.state_dict()[name] for name in UNTRAINED))]
         connection.send(("place", (worker.worker_id, worker.num_workers)))
         for _ in range(epochs):
-            if "epochs" not in wishes and (folder / "done").exists():
+            is_done = "epochs" not in wishes and (folder / "done").exists()
+            if worker.sum(int(is_done)) if wishes.get("algorithm") == "all-reduce" else is_done:  # all end together
                 break
             for batch in worker.batches(batches):
                 optimizer.zero_grad()

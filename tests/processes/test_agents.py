@@ -24,11 +24,12 @@ folder = pathlib.Path(sys.argv[1])
 torch.manual_seed(os.getpid())
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with pl.attach(model, optimizer, "ad-psgd") as worker:
+with pl.attach(model, optimizer, sys.argv[2]) as worker:
     (folder / f"in-{worker.worker_id}-{os.getpid()}").touch()
     steps = 0
     for _ in range(1_000_000):
-        if (folder / "done").exists():
+        is_done = (folder / "done").exists()
+        if worker.sum(int(is_done)) if sys.argv[2] != "ad-psgd" else is_done:  # in rounds all end together
             break
         for _ in worker.batches(list(range(64))):
             optimizer.zero_grad()
@@ -47,13 +48,13 @@ with pl.attach(model, optimizer, "ad-psgd") as worker:
 class Machines:
     """Agents and their workers, none of which is left behind."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, algorithm):
+        self.folder, self.algorithm = folder, algorithm
         self.agents = []
         (folder / "script.py").write_text(SCRIPT)
 
     def launch(self, name, *options):
-        words = ["launch", *options, "--out", name, "--json", "--", "script.py", self.folder]
+        words = ["launch", *options, "--out", name, "--json", "--", "script.py", self.folder, self.algorithm]
         agent = forked.Python(["-m", "paceline", *words], self.folder)
         self.agents.append(agent)
         return agent
@@ -83,12 +84,13 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path):
-    machines = Machines(tmp_path)
+def machines(tmp_path, request):
+    machines = Machines(tmp_path, getattr(request, "param", "ad-psgd"))
     yield machines
     machines.end()
 
 
+@pytest.mark.parametrize("machines", ["ad-psgd", "all-reduce"], indirect=True)
 def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     """The killed agent holds the join point; its workers go on without it."""
     address = free_address()
@@ -115,7 +117,7 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     assert (result["outcome"], result["workers"], result["workers_here"]) == ("stopped", 4, [other])
     assert result["workers_lost"] == [victim]
     assert result["models_in_mean"] == 3
-    assert any("The join point is gone" in note for note in result["notes"])
+    assert any("The join point is gone" in note for note in result["notes"]) == (machines.algorithm == "ad-psgd")
     run = RunData.load(machines.folder / "second")
     assert len(run.records[other]) == result["updates_per_worker"][other]
     for name in ("model.pt", "report.html", "trace.json"):

@@ -184,10 +184,24 @@ def test_workers_that_disagree(crew, wish, named):
     assert "worker" in said, said
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd", "hogwild"])
+@pytest.mark.parametrize("algorithm", ["all-reduce(sharded=true)", "d-psgd", "hogwild"])
 def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
     (worker,) = crew.start(1, algorithm=algorithm)
-    assert "workers cannot come and go: choose ad-psgd" in refused(worker)
+    assert "workers cannot come and go: choose all-reduce or ad-psgd" in refused(worker)
+
+
+def test_nobody_joins_rounds_late(crew):
+    crew.hold()
+    hands = crew.start(3, algorithm="all-reduce")
+    placed(hands)
+    for one in hands:
+        one.trains_on()
+    hands.pop().signal(signal.SIGKILL)
+    (late,) = crew.start(1, algorithm="all-reduce")
+    assert "trains in rounds by all-reduce, in which nobody replaces a dead worker" in refused(late)
+    for one in hands:
+        one.trains_on()
+    ends(crew, hands)
 
 
 def test_a_number_that_differs_and_a_run_that_is_full(crew):

@@ -71,7 +71,7 @@ class AllReduce(Algorithm):
     shares: Literal["equal", "auto"] = "equal"
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

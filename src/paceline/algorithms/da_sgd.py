@@ -72,7 +72,7 @@ class DaSGD(Algorithm):
     compensate: bool = True
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ class DiLoCo(Algorithm):
     local_weight: Annotated[float, DECAY] = 0.0
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

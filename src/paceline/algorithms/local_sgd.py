@@ -46,7 +46,7 @@ class LocalSGD(Algorithm):
     warmup_steps: Annotated[int, COUNT_FROM_0] = 0
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

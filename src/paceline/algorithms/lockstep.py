@@ -51,7 +51,7 @@ class Lockstep(Algorithm):
 
     shares: Literal["equal", "auto"] = "equal"
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     @property

@@ -72,9 +72,7 @@ def launch(
         _in_together(help="Key file that encrypts, made by `paceline key`; needed off loopback; default $PACELINE_KEY"),
     ] = None,
     deadline: Annotated[int | None, _in_together(help="Seconds that workers wait for each other; 600")] = None,
-    algorithm: Annotated[
-        str | None, options.in_run(help="Spec; default: what attach names, else all-reduce; a script must name one")
-    ] = None,
+    algorithm: Annotated[str | None, options.in_run(help="Spec; default: what attach names, else all-reduce")] = None,
     restarts: Annotated[int, options.in_run(help="Dead workers of this machine to replace.")] = 0,
     out: options.Out = None,
     as_json: options.Json = False,
@@ -82,11 +80,12 @@ def launch(
     """Run your own training in several workers: a function of a file, or a script on each of several machines.
 
     A function runs under a supervisor, with every algorithm, targets and a report.
-    A script's workers outlive each other, --join's machine and this command; one that comes late takes a dead one's place.
+    A script's workers outlive each other, --join's machine and this command. Under ad-psgd, one that comes late takes a dead
+    one's place.
 
     Example: paceline launch train.py:train --workers 4 --algorithm leashed --target-accuracy 0.96
 
-    Example: paceline launch --join 10.0.0.1:29400 --of 8 --key run.key --algorithm ad-psgd -- train.py --epochs 5
+    Example: paceline launch --join 10.0.0.1:29400 --of 8 --key run.key --algorithm all-reduce -- train.py --epochs 5
     """
     given = {name: value for name, value in locals().items() if value is not None}
     options.check_numbers({name: given[name] for name in ("workers", "restarts") if name in given})

@@ -19,7 +19,7 @@ from paceline.integrations.spark_failures import failed_in, first_told
 from paceline.integrations.spark_job import check_installed, collected, job_meeting, refuse_speculation
 from paceline.integrations.spark_rows import Rows
 from paceline.integrations.spark_worker import WorkerTask
-from paceline.membership.elastic import check_joinable
+from paceline.membership.elastic import check_joinable, trains_in_rounds
 from paceline.membership.launched import check_algorithm
 from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
@@ -146,6 +146,8 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
     Raises:
         UsageError: the algorithm cannot run in tasks.
     """
+    if trains_in_rounds(algorithm):  # Spark starts a failed task anew, and nobody joins rounds later
+        return True
     try:
         check_joinable(algorithm, workers)
     except UsageError:

@@ -1,8 +1,9 @@
 """Workers that come and go: they meet at a join point, take a place in the run, and from then on need only each other.
 
-A run has N places, 0 to N - 1, and training begins once all are taken. A worker that comes later takes the place of a dead
-one, with a higher incarnation and a neighbour's model; if all are alive, it is refused. The process that holds the join point
-may die: the workers know each other's addresses by then, and deal out the unclaimed batches by worker ids.
+A run has N places, 0 to N - 1, and training begins once all are taken. Under a method without rounds, a worker that comes
+later takes the place of a dead one, with a higher incarnation and a neighbour's model; if all are alive, it is refused. The
+process that holds the join point may die: the workers know each other's addresses by then, and deal out the unclaimed batches
+by worker ids.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_endpoint, is_heard
 
-__all__ = ["JoinedRun", "check_joinable", "num_places"]
+__all__ = ["JoinedRun", "check_joinable", "num_places", "trains_in_rounds"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
@@ -36,19 +37,24 @@ _LOOK_EVERY_S = 2.0
 _joined = False  # places are taken by processes
 
 
+def trains_in_rounds(algorithm: Algorithm) -> bool:
+    """Whether workers that join train in rounds of sums and means, without those that have died."""
+    return algorithm.survivors_continue and algorithm.needs.collectives
+
+
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
     """Refuses algorithms that cannot continue without a worker, or that need shared memory or servers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     needs_servers = needs.servers > 0 and num_workers > 1
-    if "kill" in algorithm.tolerates and needs.mailbox and not needs_servers:
+    if trains_in_rounds(algorithm) or ("kill" in algorithm.tolerates and needs.mailbox and not needs_servers):
         return
     why = "works on memory that all workers share"
     if needs_servers:
         why = "needs servers, which workers that join do not start"
     elif needs.kind == "replicated":
-        why = "waits for every worker"
+        why = "waits for every worker" if algorithm.lockstep else "has no messages to send"
     raise UsageError(
-        f"{spec} {why}, so workers cannot come and go: choose ad-psgd, or start {spec} with"
+        f"{spec} {why}, so workers cannot come and go: choose all-reduce or ad-psgd, or start {spec} with"
         f" {'torchrun' if needs.kind == 'replicated' else 'paceline.launch'}."
     )
 
@@ -115,6 +121,11 @@ class JoinedRun:
             algorithm.check(self.num_workers)
             check_joinable(algorithm, self.num_workers)
             self._agree({"algorithm": self.spec, "model": model_words})
+            if trains_in_rounds(algorithm) and self._join_point.check(["started"]):
+                raise UsageError(
+                    f"The run at {self._join_point.address} trains in rounds by {self.spec}, in which nobody replaces a dead"
+                    " worker: its batches go to the others. Workers can join later under ad-psgd."
+                )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
             self.close()

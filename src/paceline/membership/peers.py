@@ -106,6 +106,10 @@ class Peers:
             self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
         self.concurrency = ThreadConcurrency()
 
+    def has_ended(self, worker_id: int) -> bool:
+        """Whether a worker's machine says that no process listens at its address any more."""
+        return self._zmq.has_ended(worker_id)
+
     def _connect_late(self, stopped: Callable[[], bool]) -> None:
         """Connects a dead worker's successor to the reachable peers; others may have died or hung."""
         until_s = time.monotonic() + _STORE_DEADLINE_S

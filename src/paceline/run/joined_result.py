@@ -52,7 +52,7 @@ def joined_result(
         **figures,
         "gossip": gossip,
         "workers_here": sorted(records),
-        "workers_lost": [one["worker"] for one in own if one["state"] == "started"],
+        "workers_lost": sorted(one["worker"] for one in own if one["state"] == "started"),
         "restarts": restarts,
         "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
         "consensus_distance": next((one["consensus_distance"] for one in ended), None),

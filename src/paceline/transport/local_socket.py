@@ -10,12 +10,13 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import zmq
 
 from paceline.system.paths import socket_folder
 
-__all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own"]
+__all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own", "is_refused"]
 
 _PROBE_S = 2.0
 
@@ -87,6 +88,16 @@ def is_own(endpoint: str) -> bool:
 
 def is_heard(endpoint: str) -> bool:
     """Whether a process listens there, according to its kernel; a local process too busy to accept counts."""
+    return _found(endpoint) in ("process", "busy")
+
+
+def is_refused(endpoint: str) -> bool:
+    """Whether its kernel says that no process listens there: silence does not count."""
+    return _found(endpoint) == "nobody"
+
+
+def _found(endpoint: str) -> Literal["process", "busy", "nobody", "silence"]:
+    """What answers at this address."""
     scheme, _, where = endpoint.partition("://")
     try:
         if scheme == "ipc":
@@ -97,10 +108,10 @@ def is_heard(endpoint: str) -> bool:
             host, _, port = where.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
-        return False
+        return "nobody"
     except OSError:
-        return scheme == "ipc"
-    return True
+        return "busy" if scheme == "ipc" else "silence"
+    return "process"
 
 
 @functools.cache

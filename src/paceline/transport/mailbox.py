@@ -21,6 +21,7 @@ from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
 from paceline.transport.inbox import Frames, Inbox, Lost
 from paceline.transport.keys import Keys, load_keys
+from paceline.transport.local_socket import is_refused
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 __all__ = ["ZmqMailbox"]
@@ -194,6 +195,11 @@ class ZmqMailbox:
         with self._changed:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
+    def has_ended(self, worker_id: int) -> bool:
+        """Whether a peer has said bye, or its machine says that no process listens at its address."""
+        peer = self._peers[worker_id]
+        return peer.ended or is_refused(peer.endpoint)
+
     def close(self) -> None:
         """Says bye, waits for unsent messages (`send_deadline_s`, but 10 s at most), and frees everything."""
         linger_s = min(self._send_deadline_s, _LINGER_S)
@@ -288,8 +294,6 @@ class ZmqMailbox:
         expected = peer.identity == frames.identity and peer.incarnation == received.incarnation
         return parcel if expected and (peer.here or parcel.sort is not Sort.MESSAGE) else None
 
-    # Peers that come and go
-
     def _hello(self, peer: Peer, frames: Frames, received: Received) -> None:
         if received.incarnation < peer.incarnation or (received.incarnation == peer.incarnation and peer.ended):
             return
@@ -328,11 +332,10 @@ class ZmqMailbox:
 
     def _lost(self, connection: int) -> None:
         for peer in self._peers.values():
-            if peer.connection == connection:
-                if peer.here:
-                    self._leave(peer, self._silence)
-                else:
-                    peer.forget_incoming()
+            if peer.connection == connection and peer.here:
+                self._leave(peer, self._silence)
+            elif peer.connection == connection:
+                peer.forget_incoming()
 
     def awaited(self) -> set[int]:
         """Peers that have not arrived and have not ended."""
@@ -377,8 +380,6 @@ class ZmqMailbox:
         for peer in self._peers.values():
             if peer.endpoint and not peer.here and not peer.ended and now_s >= peer.redial_at_s:
                 self._dialler.dial(peer)
-
-    # Small things
 
     def _send_to_itself(self, message: Message) -> None:
         x = None if message.x is None else message.x.detach().clone()

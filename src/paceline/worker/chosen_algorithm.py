@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.errors import UsageError, shown
-from paceline.membership.environment import Invitation, WorkerEnvironment, named_algorithm
+from paceline.membership.environment import WorkerEnvironment, named_algorithm
 
 __all__ = ["chosen_algorithm", "given_algorithm"]
 
@@ -39,11 +39,6 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
             "in one place."
         )
     chosen = named or given
-    if chosen is None and isinstance(environment, Invitation):
-        raise UsageError(
-            "Workers that join a run can leave it, but the default, all-reduce, waits for every worker: name an "
-            "algorithm such as ad-psgd, in attach or by paceline launch --algorithm."
-        )
     chosen = chosen or registry.build(DEFAULT_ALGORITHM)
     if chosen.needs.averaged:
         raise UsageError(

@@ -11,6 +11,7 @@ import paceline as pl
 from paceline.algorithms import registry
 from paceline.membership import elastic
 from paceline.membership.environment import Invitation, LaunchedEnvironment, current_environment
+from paceline.worker.chosen_algorithm import chosen_algorithm
 from paceline.worker.memberships.elastic import ElasticMembership
 from paceline.worker.memberships.entry import enter
 from paceline.worker.memberships.launched import LaunchedMembership
@@ -109,7 +110,6 @@ def test_errors_of_ours_alone_are_shown_otherwise_in_a_process_that_a_launcher_s
         assert capfd.readouterr().err == f"paceline: {error}\n"
 
 
-def test_workers_that_join_need_an_algorithm_that_is_named(monkeypatch):
+def test_workers_that_join_have_the_same_default(monkeypatch):
     monkeypatch.setenv("PACELINE_JOIN", "127.0.0.1:1")
-    with pytest.raises(pl.UsageError, match="name an algorithm such as ad-psgd"):
-        pl.attach(*made())
+    assert chosen_algorithm(None, current_environment()) == pl.AllReduce()

@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, UsageError
+from paceline.errors import DivergedError, UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
-from paceline.membership.elastic import JoinedRun
+from paceline.membership.elastic import JoinedRun, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
+from paceline.membership.peers import Peers
 from paceline.optim.flat import FlatBinding
-from paceline.optim.model_state import dense_buffers, state_of
+from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.records.step_record import PackedRecords
-from paceline.worker.gathering import Call
+from paceline.transport.message_collectives import MessageCollectives
+from paceline.worker.gathering import Call, CollectiveGatherer, Gatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
@@ -36,7 +38,10 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 
 
 class ElasticMembership(Membership):
-    """A worker with its own model; the run's model is the mean of all. A worker that joins late begins with a neighbour's.
+    """A worker with its own model; the run's model is the mean of all.
+
+    Without rounds, a worker that joins late begins with a neighbour's model. In rounds nobody joins late, and the first worker
+    that is alive leads.
 
     Args:
         run: the joined run.
@@ -46,6 +51,7 @@ class ElasticMembership(Membership):
         random_states: of the generators.
 
     Raises:
+        UsageError: a model on a GPU, which rounds of messages do not reach.
         WorkerLostError: the others did not arrive within the deadline.
     """
 
@@ -63,10 +69,19 @@ class ElasticMembership(Membership):
         self.worker_id, self.num_workers, self.incarnation = run.worker_id, run.num_workers, run.incarnation
         self.random_states = random_states
         self.deals_batches = not run.own_data
-        self.tables, self.gatherer = run.tables, _NobodyToWaitFor()
+        self.tables = run.tables
+        self.gatherer: Gatherer = _NobodyToWaitFor()
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         copies, buffers = copies_of(self.binding, algorithm), dense_buffers(model)
+        if copies is not None and trains_in_rounds(algorithm):
+            raise UsageError(
+                f"Workers that join a run average in the CPU's memory under {run.spec}: move the model there with model.cpu(),"
+                " or start the workers with torchrun."
+            )
         peers = run.meet(list(state_of(model).values()), random_states)
+        if run.is_stale and trains_in_rounds(algorithm):
+            peers.close()
+            raise WorkerLostError("start: worker 0 ended before all workers had its model: start them again.")
         arena = own_arena(self.binding, algorithm, is_private=copies is not None)
         self._records = records = PackedRecords()
         incarnation = run.incarnation
@@ -82,15 +97,38 @@ class ElasticMembership(Membership):
             untrained=[*buffers.values(), *(one for one in model.parameters() if not one.requires_grad)],
         )
         memory.has_met(peers, max(1, run.incarnation) if run.is_stale else 0)
+        self._collectives = self._collectives_over(peers) if trains_in_rounds(algorithm) else None
+        if self._collectives is not None:
+            memory.ports = replace(memory.ports, mailbox=None, collectives=self._collectives)
+            self.gatherer = CollectiveGatherer(self._collectives, run.worker_id, run.num_workers, lambda: run.leaves)
+        self._algorithm = algorithm
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
         run.heed_signals(lambda: arena.store("abort", 1))
         self._claims: JoinedClaims | None = None
 
+    def _collectives_over(self, peers: Peers) -> MessageCollectives:
+        run = self._run
+        return MessageCollectives(
+            peers.mailbox,
+            run.worker_id,
+            run.num_workers,
+            has_ended=peers.has_ended,
+            deadline_s=run.deadline_s,
+            stopped=lambda: run.leaves,
+        )
+
+    @property
+    def leads(self) -> bool:
+        """As in `Membership`: in rounds any worker can come to lead until the end, if those before it die."""
+        return self._collectives is not None or not self.worker_id
+
     def batches(self) -> BatchShare:
-        """As in `Membership`: the next batch number of all workers."""
+        """As in `Membership`: in rounds from the first batch on, else the next batch number of all workers."""
         assert self._memory.peers is not None
         self._claims = self._run.claims(self._memory.peers.mailbox)
+        if self._collectives is not None:
+            return BatchShare(self._claims, survivors=self._collectives if self._algorithm.loses_steps else None)
         return BatchShare(self._claims, is_late=True)
 
     def has_updates(self) -> bool:
@@ -103,9 +141,40 @@ class ElasticMembership(Membership):
         if self._run.leaves:
             return FinalMean(out, float("nan"), 1)  # the others go on without this one
         self._run.end()
+        if self._collectives is not None:
+            return self._end_in_rounds(self._collectives, out, left)
         # Whether every batch that this worker's place was given was claimed at the join point, by this process.
         counts_all = not self._run.is_late and (self._claims is None or not self._claims.by_ids)
         return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else BatchesTaken(-1), left)
+
+    def _end_in_rounds(self, collectives: MessageCollectives, out: torch.Tensor, left: LeftWeights | None) -> FinalMean:
+        """The mean of all models, or what the loop of the first worker that is alive has left, with its buffers."""
+        collectives.call = 2
+        distance = torch.zeros(1, dtype=torch.float64)
+        if self._algorithm.gossip:
+            own = out.clone()
+            collectives.all_reduce_mean(out, weight=1.0)
+            distance += (own.double() - out).square().sum()
+            collectives.all_reduce_mean(distance, weight=1.0)
+        tensors = [out, *(one.detach() for one in self._memory.buffers.values())]
+        is_taken = False
+        while not is_taken:
+            has_left = torch.zeros(self.num_workers)
+            has_left[self.worker_id] = left is not None
+            collectives.start_all_reduce(has_left).wait()
+            lead = collectives.members[0]
+            if not has_left[lead]:
+                break
+            given = [left.x, *left.buffers] if left is not None and lead == self.worker_id else None
+            raw = [torch.zeros(one.nbytes, dtype=torch.uint8) for one in tensors]
+            if given is not None:
+                raw = [to_bytes(one).clone() for one in given]
+            for handle in [collectives.start_all_reduce(one) for one in raw]:
+                handle.wait()
+            if is_taken := lead in collectives.members:  # else it has died, and all have zeros
+                for tensor, value in zip(tensors, raw, strict=True):
+                    from_bytes(tensor, value)
+        return FinalMean(out, float(distance), len(collectives.members))
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
         """As in `Membership`."""
@@ -121,6 +190,8 @@ class ElasticMembership(Membership):
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)
             report(self._run, self._folder, "diverged", reason=str(error))
+        if self._collectives is not None and self._run.leaves:
+            self._collectives.leave()
         self._memory.close()
         self._run.close()
 

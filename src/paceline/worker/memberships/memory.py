@@ -125,10 +125,13 @@ class WorkerMemory:
     def base_arguments(self) -> dict[str, Any]:
         """Arguments for `BaseReplica`."""
         needs, peers = self.algorithm.needs, self.peers
+        others: list[Any] = [peers.mailbox, peers.concurrency] if peers is not None else []
+        if self.ports.collectives is not self.arena.collectives:
+            others.append(self.ports.collectives)
         return {
             "binding": self.binding,
             "recorder": self._recorder,
-            "waits": [*self.arena.waits(self._clock), *((peers.mailbox, peers.concurrency) if peers else ())],
+            "waits": [*self.arena.waits(self._clock), *others],
             "staleness": self.arena.staleness if needs.staleness_counts else None,
             "stopped": self.stopped,
             "rounds": self._rounds,

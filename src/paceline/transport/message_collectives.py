@@ -1,0 +1,392 @@
+"""Means and sums by messages, among workers that go on without those that have died or left; nobody watches over them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from paceline.errors import PeerLostError, RunStopped, WorkerLostError, name_workers
+from paceline.optim.half_types import add_up, mean_into
+from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.ports.started import CarriedOutTogether, Operation
+from paceline.transport.packed_vectors import packed, unpacked
+
+__all__ = ["MessageCollectives"]
+
+_PIECES, _MEANS, _VOTE, _VIEW, _BYE = _KINDS = ("round pieces", "round means", "round vote", "round view", "round bye")
+_LOOK_EVERY_S = 0.1  # whether this worker has been told to end
+_PROBE_EVERY_S = 0.1  # whether a worker that cannot be reached has ended
+_GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
+_REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
+_HEADER = (
+    3  # numbers before a worker's pieces: its weight, the number that travels with it, and what it calls with how much
+)
+_CALLS = ("a step", "worker.sum or worker.mean", "the end of its loop")
+
+
+class _Status(IntEnum):
+    MEMBER = 0
+    GONE = 1  # has died, or has left the run in order
+    ENDED = 2  # its program has ended early
+
+
+class _Part(NamedTuple):
+    """A vector (n,) that a round replaces: by the sum over the members or, where they have weights, by the weighted mean."""
+
+    vector: torch.Tensor
+    is_mean: bool = False
+
+
+class _State(NamedTuple):
+    """What a worker says when the members of a round change."""
+
+    view: int  # the number of the proposed view
+    round: int  # the last one that it has begun
+    prepared: int  # the view in which it has this round's result; -1: none
+
+
+class MessageCollectives(CarriedOutTogether):
+    """All-reduce over a mailbox; implements `Collectives` for methods that only sum and average.
+
+    A round replaces all vectors that were started before its wait. Every member sends each other one its piece of them; adds
+    up what it receives, in the order of ids, so that all get the same bits as in shared memory; and sends the result to all.
+    Whoever has all results votes, and a round is over for a worker that has the votes of all members.
+
+    Members of a round are those of a numbered *view*. If a member dies or leaves, or its connection broke, the others agree
+    on the next view: each tells all how far it is, and whom it knows to be gone, until all say the same. A worker that has
+    voted in the round before ends that round with its result. If all members have the present round's result, it counts, and
+    otherwise the round is repeated in the new view. This is safe, because nobody ends a round that another member cannot end:
+
+    - A worker ends a round by votes, or because all living members have its result. So every living member has it then.
+    - A member without the result has never voted, so nobody has ended the round. Everybody has kept its vectors until then.
+    - A worker takes part in a new view only after it has heard from all its members that they know the same view. So results
+      of two views of one round cannot mix.
+
+    A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its address
+    any more. A silent one is not: the others wait for it, at most `deadline_s`.
+
+    Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
+    everything each, with 2 messages. No vector is sent while backward computes.
+
+    Args:
+        mailbox: through which all workers can be reached.
+        worker_id: this worker.
+        num_workers: of the run; all are members at first.
+        has_ended: whether a worker's process is known to have ended.
+        deadline_s: how long to wait for a worker that cannot be reached, but has not ended.
+        stopped: whether this worker has been told to end.
+
+    Attributes:
+        call: what the worker's next rounds are for, a place in `_CALLS`; the same on all members.
+        members: the workers whose vectors the last result contains.
+        waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        worker_id: int,
+        num_workers: int,
+        *,
+        has_ended: Callable[[int], bool],
+        deadline_s: float = 600.0,
+        stopped: Callable[[], bool] = lambda: False,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._mailbox, self._worker_id, self._num_workers = mailbox, worker_id, num_workers
+        self._has_ended, self._deadline_s, self._stopped, self._now_s = has_ended, deadline_s, stopped, now_s
+        self.members: Sequence[int] = tuple(range(num_workers))
+        self._next_members = self.members  # of the next round, or of its repetition
+        self._statuses = [_Status.MEMBER] * num_workers
+        self._view = self._proposed = self._round = 0
+        self._prepared = -1
+        self._parts: list[_Part] = []
+        self._results: list[torch.Tensor] = []
+        self._header = torch.zeros(_HEADER, dtype=torch.float64)  # of this worker's pieces
+        self._total = 0.0  # of the numbers that travel with the weights
+        self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
+        self._states: dict[int, _State] = {}  # what each worker has said last
+        self._unreachable: dict[int, float] = {}  # worker -> since when
+        self._probe_at_s = self._stopped_s = math.inf
+        self._has_left = False
+        self.waited_s, self.call = 0.0, 0
+
+    # Operations
+
+    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+        """As in `Collectives`.
+
+        Raises:
+            WorkerLostError: a worker's program has ended early, or cannot be reached for longer than the deadline.
+            RunStopped: this worker has been told to end, and waits for another one.
+        """
+        self.finish(self._num_started)
+        self._run_round([_Part(vector, is_mean=True)], weight, number)
+        return self._total
+
+    def _carry_out(self, operations: list[Operation]) -> None:
+        assert all(one.kind == "all-reduce" for one in operations)
+        self._run_round([_Part(one.vector) for one in operations])
+
+    def living(self) -> Sequence[int]:
+        """As in `Survivors`."""
+        self._run_round([])
+        return self.members
+
+    def kept(self, worker: int) -> int:
+        """As in `Survivors`: the steps since the last mean are lost."""
+        return 0
+
+    def leave(self) -> None:
+        """Tells the others that this worker takes part in no further round, so that they go on without it."""
+        for other in self._others() if not self._has_left else ():
+            self._send(other, Message(_BYE))
+        self._has_left = True
+
+    # A round
+
+    def _run_round(self, parts: list[_Part], weight: float = 1.0, number: float = 0.0) -> None:
+        if self._num_workers == 1:
+            self._total = number
+            return
+        if self._has_left:
+            raise RunStopped
+        began_s = self._now_s()
+        self._round += 1
+        self._parts, self._results, self._prepared = parts, [], -1
+        num_bytes = sum(part.vector.nbytes for part in parts)
+        self._header = torch.tensor([weight, number, num_bytes * len(_CALLS) + self.call], dtype=torch.float64)
+        try:
+            while not (self._ends_by_votes() or self._ends_by_change()):
+                self._results, self._prepared = [], -1
+        finally:
+            self.waited_s += self._now_s() - began_s
+        for part, result in zip(parts, self._results, strict=True):
+            part.vector.copy_(result)
+        self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
+
+    def _ends_by_votes(self) -> bool:
+        """Tries to end the round in the present view; False once there is a newer one."""
+        if self._proposed > self._view:
+            return False
+        if ended := [one for one, status in enumerate(self._statuses) if status is _Status.ENDED]:
+            raise self._lost(ended, "had left its loop, by an error (see its output) or before the others")
+        self.members = self._next_members
+        for other in self._others():
+            self._say(_PIECES, other, packed([self._header, *self._pieces_of(other)]))
+        if not self._have_all(_PIECES):
+            return False
+        self._results = self._reduce()
+        if len(self.members) > 2:
+            for other in self._others():
+                self._say(_MEANS, other, packed(self._results))
+            if not self._have_all(_MEANS):
+                return False
+            self._results = self._joined(self._results)
+        self._prepared = self._view
+        for other in self._others():
+            self._say(_VOTE, other)
+        return self._have_all(_VOTE)
+
+    def _others(self) -> list[int]:
+        return [one for one in self._next_members if one != self._worker_id]
+
+    def _slice_of(self, member: int, num_elements: int) -> slice:
+        """What a member adds up of a vector: its piece, or all if there is only one other member."""
+        place, of = (self.members.index(member), len(self.members)) if len(self.members) > 2 else (0, 1)
+        return slice(num_elements * place // of, num_elements * (place + 1) // of)
+
+    def _pieces_of(self, owner: int) -> list[torch.Tensor]:
+        """What this worker gives to a member's part of the result; nothing to a mean in which it has no weight."""
+        has_weight = bool(self._header[0])
+        return [
+            part.vector[self._slice_of(owner, len(part.vector))]
+            for part in self._parts
+            if has_weight or not part.is_mean
+        ]
+
+    def _reduce(self) -> list[torch.Tensor]:
+        """This worker's part of each result."""
+        me = self._worker_id
+        headers = {one: self._unpack(_PIECES, one, [self._header])[0] for one in self._others()} | {me: self._header}
+        self._compare_calls({one: int(header[2]) for one, header in headers.items()})
+        weights = {one: float(headers[one][0]) for one in self.members}
+        self._total = sum(float(headers[one][1]) for one in self.members)
+        likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self._parts]
+        pieces = {me: likes}
+        for one in self._others():
+            given = zip(self._parts, likes, strict=True)
+            brings = [like if weights[one] or not part.is_mean else like[:0] for part, like in given]
+            _, *pieces[one] = self._unpack(_PIECES, one, [self._header, *brings])
+        mine = [torch.empty_like(like) for like in likes]
+        for place, (part, out) in enumerate(zip(self._parts, mine, strict=True)):
+            if part.is_mean:
+                mean_into(out, [(pieces[one][place], weights[one]) for one in self.members if weights[one]])
+            else:
+                add_up([pieces[one][place] for one in self.members], out)
+        return mine
+
+    def _compare_calls(self, calls: dict[int, int]) -> None:
+        """Raises `WorkerLostError` unless all members call the same, with as many bytes."""
+        for one, call in calls.items():
+            if call != calls[self._worker_id]:
+                theirs, own = (_CALLS[number % len(_CALLS)] for number in (call, calls[self._worker_id]))
+                what = (
+                    "with vectors of another length"
+                    if theirs == own
+                    else f"and not at {own} as worker {self._worker_id}"
+                )
+                raise self._lost(
+                    [one], f"is at {theirs}, {what}: all must make as many steps, and call worker.sum alike"
+                )
+
+    def _joined(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The whole results."""
+        results = [torch.empty_like(part.vector) for part in self._parts]
+        for one in self.members:
+            slices = [result[self._slice_of(one, len(result))] for result in results]
+            found = mine if one == self._worker_id else self._unpack(_MEANS, one, slices)
+            for out, piece in zip(slices, found, strict=True):
+                out.copy_(piece)
+        return results
+
+    def _unpack(self, kind: str, sender: int, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Vectors like these, from a message of this round."""
+        x = self._received[self._round, self._view, kind, sender]
+        try:
+            return unpacked(x if x is not None else torch.empty(0, dtype=torch.uint8), likes)
+        except RuntimeError:
+            raise self._lost([sender], "sent a message of another version of Paceline") from None
+
+    def _say(self, kind: str, to: int, x: torch.Tensor | None = None) -> None:
+        self._send(to, Message(kind, self._round, x=x, version=self._view))
+
+    def _send(self, to: int, message: Message) -> None:
+        with contextlib.suppress(PeerLostError):  # its event is on the way
+            self._mailbox.send(to, message)
+
+    # Events
+
+    def _have_all(self, kind: str) -> bool:
+        """Waits for a message from every other member; False if the view changes meanwhile."""
+        keys = [(self._round, self._view, kind, one) for one in self._others()]
+        while not all(key in self._received for key in keys):
+            if self._proposed > self._view:
+                return False
+            self._hear()
+        return True
+
+    def _hear(self) -> None:
+        """Waits a while for a message or an event."""
+        if self._finds_somebody_gone():
+            return
+        match self._mailbox.receive(_LOOK_EVERY_S, kind=_KINDS):
+            case Received(sender=sender, message=message):
+                self._take(sender, message)
+            case PeerLeft(peer=peer, reason=reason) if self._statuses[peer] is _Status.MEMBER:
+                if reason == "ended":
+                    self._lose(peer, _Status.ENDED)
+                else:
+                    self._miss(peer)
+            case PeerBack(peer=peer) if self._statuses[peer] is _Status.MEMBER:
+                # What was on its way is lost: all say again what they have to say.
+                self._unreachable.pop(peer, None)
+                self._propose(self._view + 1)
+            case None:  # another receiver may have had a peer's event, as the run began
+                for one in set(self._others()) - self._mailbox.peers():
+                    self._miss(one)
+            case _:
+                pass
+        if self._stopped():
+            self._stopped_s = min(self._stopped_s, self._now_s())
+            if self._now_s() - self._stopped_s > _GRACE_S:
+                raise RunStopped
+
+    def _miss(self, worker: int) -> None:
+        if worker not in self._unreachable and self._statuses[worker] is _Status.MEMBER:
+            self._unreachable[worker], self._probe_at_s = self._now_s(), -math.inf
+
+    def _finds_somebody_gone(self) -> bool:
+        """Looks whether workers that cannot be reached have ended, and for how long the others could not be."""
+        if not self._unreachable or self._now_s() < self._probe_at_s:
+            return False
+        gone = [one for one in self._unreachable if self._has_ended(one)]
+        for one in gone:
+            self._lose(one, _Status.GONE)
+        for one, since_s in self._unreachable.items():
+            if self._now_s() - since_s > self._deadline_s:
+                raise self._lost([one], f"could not be reached for {self._deadline_s:g} s. {_REMEDY}")
+        self._probe_at_s = self._now_s() + _PROBE_EVERY_S
+        return bool(gone)
+
+    def _take(self, sender: int, message: Message) -> None:
+        if message.kind == _BYE:
+            self._lose(sender, _Status.GONE)
+        elif message.kind == _VIEW:
+            self._compare(sender, message)
+        elif (message.number, message.version) >= (self._round, self._view):
+            self._received[message.number, message.version, message.kind, sender] = message.x
+
+    def _lost(self, who: Sequence[int], what_happened: str) -> WorkerLostError:
+        return WorkerLostError(f"round {self._round}: {name_workers(sorted(who))} {what_happened}.")
+
+    # Views
+
+    def _lose(self, worker: int, status: _Status) -> None:
+        self._unreachable.pop(worker, None)
+        if self._statuses[worker] is _Status.MEMBER:
+            self._statuses[worker] = status
+            self._propose(self._view + 1)
+
+    def _propose(self, view: int) -> None:
+        """Proposes a view, by a number that this worker has not said yet: a number stands for what it knew as it said that."""
+        self._proposed = max(self._proposed + 1, view)
+
+    def _compare(self, sender: int, message: Message) -> None:
+        """Takes over what another worker knows about the members."""
+        view, x = message.version, message.x
+        if x is None or x.dtype != torch.int64 or len(x) != 1 + self._num_workers:
+            raise self._lost([sender], "sent a message of another version of Paceline")
+        prepared, *told = x.tolist()
+        if view <= self._view:
+            return
+        statuses = tuple(map(_Status, told))
+        self._states[sender] = _State(view, message.number, prepared)
+        if statuses[self._worker_id] is not _Status.MEMBER:
+            raise WorkerLostError(
+                f"round {self._round}: the others have gone on without this worker, which they could not reach. {_REMEDY}"
+            )
+        self._statuses = [max(one) for one in zip(statuses, self._statuses, strict=True)]
+        self._proposed = max(self._proposed, view)
+
+    def _ends_by_change(self) -> bool:
+        """Agrees with all living members on the next view, and on whether the round is over."""
+        said: _State | None = None
+        while True:
+            living = [one for one in self._next_members if self._statuses[one] is _Status.MEMBER]
+            state = _State(self._proposed, self._round, self._prepared)
+            if state != said:
+                said = self._states[self._worker_id] = state
+                x = torch.tensor([self._prepared, *self._statuses])
+                for other in living:
+                    if other != self._worker_id:
+                        self._send(other, Message(_VIEW, self._round, x=x, version=self._proposed))
+            if all(one in self._states and self._states[one].view == self._proposed for one in living):
+                return self._decide(living)
+            self._hear()
+
+    def _decide(self, living: Sequence[int]) -> bool:
+        """Begins the view that all agree on; returns whether this worker's round is over."""
+        states = [self._states[one] for one in living]
+        is_behind = any(one.round > self._round for one in states)
+        assert self._prepared >= 0 or not is_behind, "a round ended without this worker"
+        alike = all((one.round, one.prepared) == (self._round, self._prepared) for one in states)
+        self._view, self._next_members = self._proposed, tuple(living)
+        return is_behind or (alike and self._prepared >= 0)

@@ -1,0 +1,288 @@
+"""Workers that join a run train in rounds, and go on without those that are killed or leave."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import leftovers
+import paceline as pl
+import paceline.membership.elastic
+import soak_results
+from paceline.membership.peers import Peers
+from paceline.transport.message_collectives import MessageCollectives
+from processes.join_programs import CONTEXT, DEADLINE_S, free_address
+from processes.local_reference import LATE, LOCAL, STREAM, LocalReference, Training, steps_of
+from processes.survivors import EPOCHS, Survivors, own_samples, samples
+
+WORKERS = 3
+METHODS = ["lockstep", "all-reduce"]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Workers that join one run.
+
+    Args:
+        program: of each.
+        signals: by worker, the number of the message before which it sends itself a signal, and that signal.
+        at_end: whether only messages after the loop count.
+        patience_s: how long a worker may be silent before the others cannot reach it.
+    """
+
+    program: Any
+    signals: dict = field(default_factory=dict)
+    patience_s: float = 5.0
+    at_end: bool = False
+
+    def work(self, environment):
+        """One worker."""
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        multiprocessing.set_start_method("fork", force=True)  # for a loader's processes, as in a script
+        send, sent = MessageCollectives._send, itertools.count(1)
+
+        def counting(collectives, to, message):
+            number, what = self.signals.get(collectives._worker_id, (0, None))
+            if (not self.at_end or collectives.call == 2) and next(sent) == number:
+                (self.program.folder / f"signal-{collectives._worker_id}").touch()
+                os.kill(os.getpid(), what)
+            send(collectives, to, message)
+
+        look, misses = MessageCollectives._finds_somebody_gone, self.program.folder / f"misses-{os.getpid()}"
+
+        def noting(collectives):
+            if collectives._unreachable:
+                misses.touch()
+            return look(collectives)
+
+        MessageCollectives._send, MessageCollectives._finds_somebody_gone = counting, noting
+        paceline.membership.elastic.Peers = partial(Peers, patience_s=self.patience_s)
+        try:
+            self.program()
+        except Exception as error:
+            (self.program.folder / f"error-{os.getpid()}").write_text(str(error))
+            raise SystemExit(1) from None
+
+    def run(self, workers=WORKERS, meanwhile=lambda processes: None):
+        """Returns the exit codes of all, in no order."""
+        environment = {"PACELINE_JOIN": free_address(), "PACELINE_OF": str(workers), "PACELINE_DEADLINE_S": "590"}
+        processes = [CONTEXT.Process(target=self.work, args=(environment,)) for _ in range(workers)]
+        try:
+            for one in processes:
+                one.start()
+            meanwhile(processes)
+            for one in processes:
+                one.join(DEADLINE_S)
+            return sorted(one.exitcode for one in processes)
+        finally:
+            for one in processes:
+                one.kill()
+                one.join()
+
+    def gone(self):
+        """The signals that have ended workers."""
+        came = {
+            one: what for one, (_, what) in self.signals.items() if (self.program.folder / f"signal-{one}").exists()
+        }
+        return {one: what for one, what in came.items() if what != signal.SIGSTOP}
+
+    def survivors(self, workers=WORKERS, **options):
+        """Runs; returns the model of those that have trained to the end, the same for all."""
+        codes, left = self.run(workers, **options), self.gone()
+        ends = [-signal.SIGKILL] * len(self.program.kills) + [-what for what in left.values()]
+        assert codes == sorted(ends + [0] * (workers - len(ends)))
+        first, *others = self.program.models([one for one in range(workers) if one not in (*self.program.kills, *left)])
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in first)
+        return first
+
+
+def check(crew, workers=WORKERS, epochs=EPOCHS, **options):
+    """Survivors are as one process would have trained; each sample counts once an epoch."""
+    program, first = crew.program, crew.survivors(workers, **options)
+    counted = program.counted(dict.fromkeys(range(workers), ()))
+    for victim, what in crew.gone().items():  # its last step may not have come to the others, who make it again
+        path = program.folder / f"steps-{victim}.jsonl"
+        if what == signal.SIGKILL and path.exists():
+            number, step = json.loads(path.read_text().splitlines()[-1])
+            times = count(counted)
+            if any(times[n] > epochs for n in own_samples(step[1])):
+                counted[number].remove(step)
+    # A round in which only workers had batches that died changes nothing.
+    counted = {number: parts for number, parts in counted.items() if any(own_samples(part) for _, part in parts)}
+    times = count(counted)
+    assert set(times.values()) == {epochs}
+    assert len(times) == len(samples(program.num_batches)[0])
+    for name, value in program.replayed(counted).items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+
+
+def count(counted):
+    return Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_deaths(method, tmp_path):
+    check(Crew(Survivors(tmp_path, algorithm=method)))
+
+
+@pytest.mark.parametrize("kills", [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_whoever_dies_whenever(method, kills, tmp_path):
+    """Worker 0, two at once, one after the other, in the first step, and in an epoch's last round."""
+    check(Crew(Survivors(tmp_path, kills, method)))
+
+
+@pytest.mark.parametrize("at", ["backward", "step"])
+def test_dies_within_a_step(at, tmp_path):
+    check(Crew(Survivors(tmp_path, {1: 2}, at=at)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adam", "algorithm": "lockstep"},
+        {"clips": True},
+        {"data": "processes"},
+        {"sums": True},
+        {"scales": True, "clips": True},
+        {"ahead": True},
+    ],
+    ids=str,
+)
+def test_with(options, tmp_path):
+    check(Crew(Survivors(tmp_path, {0: 2}, **options)))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 15])
+def test_is_killed_before_a_message(number, tmp_path):
+    """In a round each worker sends the others pieces, results and votes; in some rounds they exchange reports, too."""
+    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {number % WORKERS: (number, signal.SIGKILL)}))
+
+
+@pytest.mark.parametrize("number", [1, 6, 12])
+def test_a_worker_that_is_told_to_end_makes_its_step_and_leaves(number, tmp_path):
+    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {number % WORKERS: (number, signal.SIGTERM)}))
+
+
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("kills", [{}, {0: 2, 2: 2}, {1: 4}], ids=str)
+def test_methods_with_local_steps(method, kills, tmp_path):
+    crew = Crew(Survivors(tmp_path, kills, method.spec))
+    first = crew.survivors()
+    reference = LocalReference(method, Training.of(crew.program), steps_of(tmp_path, WORKERS), kills)
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+    assert set(reference.counted.values()) == {EPOCHS}
+
+
+@pytest.mark.parametrize("number", [2, 4, 6])
+def test_a_worker_that_stands_still_is_waited_for(number, tmp_path):
+    """Until the others cannot reach it any more: once it goes on, what was on its way is sent again."""
+
+    def wake(processes):
+        leftovers.wait_until(lambda: len(list(tmp_path.glob("misses-*"))) == WORKERS - 1, "the others miss it")
+        for one in processes:
+            os.kill(one.pid, signal.SIGCONT)
+
+    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {1: (number, signal.SIGSTOP)}, 0.5), meanwhile=wake)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop whose workers do not all do the same, or load weights at its end."""
+
+    folder: Path
+    kind: str
+    kills: dict = field(default_factory=dict)
+
+    def __call__(self):
+        net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with pl.attach(net, optimizer, algorithm="all-reduce") as worker:
+            for _ in range(1 if (self.kind, worker.worker_id) == ("ends early", 1) else 2):
+                for x in worker.batches([torch.ones(4, 3)] * 6):
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    optimizer.step()
+                if (self.kind, worker.worker_id) == ("sums alone", 0):
+                    worker.sum(1)
+            if self.kind == "loads":
+                net.load_state_dict(
+                    {name: torch.full_like(x, 3 + worker.worker_id) for name, x in net.state_dict().items()}
+                )
+        torch.save(net.state_dict(), self.folder / f"model-{worker.worker_id}.pt")
+
+    def models(self, workers):
+        return [torch.load(self.folder / f"model-{worker}.pt") for worker in workers]
+
+
+@pytest.mark.parametrize("number", [1, 4, 6, 7, 9, 11, 12])
+def test_worker_0_dies_after_all_have_loaded_weights(number, tmp_path):
+    """All have its weights, or, if these cannot have come to all, those of the next worker."""
+    model = Crew(Loop(tmp_path, "loads"), {0: (number, signal.SIGKILL)}, at_end=True).survivors()
+    (value,) = {number for x in model.values() for number in x.flatten().tolist()}
+    assert value in ((4,) if number <= 6 else (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("ends early", "worker 1 is at the end of its loop, and not at a step as worker"),
+        ("sums alone", "worker 0 is at worker.sum or worker.mean, and not at a step as worker"),
+    ],
+)
+def test_workers_that_do_not_do_the_same(kind, says, tmp_path):
+    """Each says what it finds: that the others are elsewhere, or that these have ended for that reason."""
+    assert Crew(Loop(tmp_path, kind)).run() == [1] * WORKERS
+    told = [path.read_text() for path in tmp_path.glob("error-*")]
+    assert any(says in one for one in told), told
+    assert all(" is at " in one or "had left its loop, by an error" in one for one in told), told
+
+
+def test_a_loop_that_ends_with_an_error_ends_the_others(tmp_path):
+    """They do not go on silently without it."""
+    assert Crew(Survivors(tmp_path, fails={1: 2})).run() == [1] * WORKERS
+    own, *others = sorted(path.read_text() for path in tmp_path.glob("error-*"))
+    assert own == "'label 17'"
+    assert all("worker 1 had left its loop, by an error (see its output)" in one for one in others)
+    assert len(others) == WORKERS - 1
+
+
+def drawn(number, folder):
+    """A method, a loop and its workers, some of which get a signal at drawn messages."""
+    draws = random.Random(f"rounds {number}")
+    workers = draws.choice([2, 3, 4])
+    victims = draws.sample(range(workers), draws.randrange(1, workers))
+    what = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
+    together = draws.randrange(1, 40)
+    at = {one: together if draws.random() < 0.3 else draws.randrange(1, 60) for one in victims}
+    signals = {one: (number, draws.choice(what)) for one, number in at.items()}
+    optimizer = draws.choice(["sgd", "adam"])
+    return Crew(Survivors(folder, algorithm="lockstep", optimizer=optimizer), signals), workers
+
+
+@pytest.mark.soak
+def test_a_hundred_runs_in_which_workers_die_and_leave(tmp_path):
+    """Writes what became of them to PACELINE_SOAK_RESULTS."""
+    deaths = leaves = 0
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        crew, workers = drawn(number, folder)
+        check(crew, workers)
+        ends = list(crew.gone().values())
+        deaths, leaves = deaths + ends.count(signal.SIGKILL), leaves + ends.count(signal.SIGTERM)
+    soak_results.keep("soak_join_rounds", "lockstep", {"runs": 100, "deaths": deaths, "left": leaves})
