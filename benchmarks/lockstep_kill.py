@@ -6,6 +6,9 @@ Prints tables and writes benchmarks/results/lockstep_kill.md. Each trial is a ru
 before a step drawn at random. The time counts from that moment to the end of the next step of the last survivor. The control
 is the same time without a death: the longest of a trial's steps before it, and their median.
 
+Workers are those of `pl.launch`, and processes that join a run (`paceline launch -- SCRIPT.py`), which watch each other. The
+steps of the latter are compared with those of the same processes under torchrun's variables, whose all-reduce is Gloo's.
+
 In the second table, the worker is replaced: how long until the replacement's first step has ended, and how long the others
 wait for it, as their longest step from a second before that to its end. The control are their steps before the death.
 """
@@ -14,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import statistics
 import struct
 import tempfile
@@ -71,17 +76,62 @@ class Loop:
                 times.write(struct.pack("d", time.monotonic()))
 
 
-def trial(method: str, workers: int, draws: random.Random) -> dict[str, float]:
+def free_port() -> int:
+    """A port on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_processes(loop: Loop, workers: int, *, joined: bool) -> None:
+    """The loop in processes that join a run, or that find each other by torchrun's variables."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    environment = {"PACELINE_JOIN": f"127.0.0.1:{free_port()}", "PACELINE_OF": str(workers)} if joined else address
+    context = multiprocessing.get_context("forkserver")
+    processes = [
+        context.Process(target=_with_environment, args=(loop, {**environment, "RANK": str(one)}))
+        for one in range(workers)
+    ]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join()
+    if [one.exitcode for one in processes].count(0) < workers - (loop.victim >= 0):
+        raise SystemExit(f"A run of {loop.method} failed.")
+
+
+def _with_environment(loop: Loop, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    loop()
+
+
+def times_of(folder: str, workers: int) -> dict[int, list[float]]:
+    """When each worker's steps ended."""
+    return {
+        one: [t for (t,) in struct.iter_unpack("d", (Path(folder) / str(one)).read_bytes())] for one in range(workers)
+    }
+
+
+def steps_ms(method: str, workers: int, width: int, *, joined: bool) -> float:
+    """The median step of a run without a death."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_processes(Loop(Path(folder), method, -1, -1, width), workers, joined=joined)
+        own = times_of(folder, workers)[0][WARM_UP:]
+    return statistics.median(b - a for a, b in itertools.pairwise(own)) * 1e3
+
+
+def trial(method: str, workers: int, draws: random.Random, *, joined: bool) -> dict[str, float]:
     """One run with a death, in seconds."""
     victim, at = draws.randrange(workers), draws.randrange(WARM_UP + 10, STEPS - 10)
     with tempfile.TemporaryDirectory() as folder:
-        result = pl.launch(Loop(Path(folder), method, victim, at), workers=workers).result
-        if result["outcome"] != "stopped" or result["workers_lost"] != [victim]:
-            raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
-        ended = {
-            one: [t for (t,) in struct.iter_unpack("d", (Path(folder) / str(one)).read_bytes())]
-            for one in range(workers)
-        }
+        loop = Loop(Path(folder), method, victim, at)
+        if joined:
+            run_processes(loop, workers, joined=True)
+        else:
+            result = pl.launch(loop, workers=workers).result
+            if result["outcome"] != "stopped" or result["workers_lost"] != [victim]:
+                raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
+        ended = times_of(folder, workers)
     killed_s = ended.pop(victim)[at]
     steps_s = [
         b - a for own in ended.values() for a, b in zip(own[WARM_UP : at - 1], own[WARM_UP + 1 : at], strict=True)
@@ -124,15 +174,24 @@ def row_of_replaced(method: str, workers: int, size: str, trials: int, seed: int
     return f"| `{method}` | {size} | {' | '.join(cells)} | {statistics.median(one['longest'] for one in found):.2f} |"
 
 
-def row(method: str, workers: int, trials: int, seed: int) -> str:
+def row(method: str, workers: int, trials: int, seed: int, *, joined: bool) -> str:
     """One method's row of the table."""
     draws = random.Random(f"{method} {seed}")
-    found = [trial(method, workers, draws) for _ in range(trials)]
+    found = [trial(method, workers, draws, joined=joined) for _ in range(trials)]
     recovery = sorted(one["recovery"] * 1e3 for one in found)
     percentile = recovery[min(len(recovery) - 1, int(0.95 * len(recovery)))]
     step, longest = statistics.median(one["median"] for one in found) * 1e3, max(one["longest"] for one in found) * 1e3
     deaths = f"{statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f}"
-    return f"| `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
+    kind = "that join a run" if joined else "of `pl.launch`"
+    return f"| {kind} | `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
+
+
+def row_of_steps(workers: int, width: int, pairs: int) -> str:
+    """A row of the table of steps without deaths: runs in turn, medians over them."""
+    found = [[steps_ms("all-reduce", workers, width, joined=joined) for joined in (True, False)] for _ in range(pairs)]
+    messages, gloo = (statistics.median(one) for one in zip(*found, strict=True))
+    ratio = statistics.median(one / other for one, other in found)
+    return f"| {workers} | {width * (width + 1) * 8 / 1e6:.1f} MB | {messages:.2f} | {gloo:.2f} | {ratio:.2f} |"
 
 
 def main() -> None:
@@ -142,11 +201,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--methods", default="all-reduce,lockstep")
     parser.add_argument("--replaced", type=int, default=10, help="trials with a replacement, for each size")
+    parser.add_argument("--pairs", type=int, default=9, help="pairs of runs without deaths")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     load = os.getloadavg()[0]
     methods = options.methods.split(",")
-    rows = [row(method, options.workers, options.trials, options.seed) for method in methods]
+    rows = [
+        row(method, options.workers, options.trials, options.seed, joined=joined)
+        for joined in (False, True)
+        for method in methods
+    ]
+    steps = [row_of_steps(workers, width, options.pairs) for workers in (2, 4) for width in (256, 1448)]
     replacements = [
         row_of_replaced(method, options.workers, size, options.replaced, options.seed)
         for method in methods
@@ -160,13 +225,18 @@ def main() -> None:
         f"Python {used['python']}, PyTorch {used['torch']}.",
         f"Command: `python benchmarks/lockstep_kill.py --trials {options.trials} --workers {options.workers}`.",
         "",
-        f"{options.workers} workers of `pl.launch`, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in"
-        " ms, from the `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the"
-        " same runs.",
+        f"{options.workers} workers, 0.5 MB of parameters, {options.trials} deaths at random steps. Times in ms, from the"
+        " `SIGKILL` to the end of the last survivor's next step. The control are steps without a death in the same runs.",
         "",
-        "| method | median | 95 % | longest | control: median step | control: longest step |",
-        "|---|---|---|---|---|---|",
+        "| workers | method | median | 95 % | longest | control: median step | control: longest step |",
+        "|---|---|---|---|---|---|---|",
         *rows,
+        "",
+        f"Steps of `all-reduce` without deaths, in ms: {options.pairs} pairs of runs in turn, medians.",
+        "",
+        "| workers | parameters | that join a run: messages | under torchrun: Gloo | ratio |",
+        "|---|---|---|---|---|",
+        *steps,
         "",
         f"With replacements, {options.replaced} deaths for each size of the parameters, trained with Adam. Times in s. The"
         " control is the others' longest step before the death, median over the trials.",
