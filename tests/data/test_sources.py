@@ -63,7 +63,7 @@ def test_a_part_of_an_epoch_ends_within_a_round_of_fewer_workers(counter):
 
 def test_a_resumed_run_that_is_stopped_before_its_first_batch_leaves_what_it_was_left(counter):
     plan = BatchPlan(num_samples=12, batch_size=1)
-    source = claims(counter, 0, 2, plan, lockstep=True, max_epochs=2, left=Left.after(14, {16, 17}), tracks=True)
+    source = claims(counter, 0, 2, plan, lockstep=True, max_epochs=2, first=14, done={16, 17}, tracks=True)
     assert source.left() == Left(18, [14, 15])
     source.next()
     assert source.left() == Left(18, [])
@@ -87,7 +87,7 @@ def test_taken_batches_are_not_taken_again(counter, lockstep):
 
 def test_what_a_resumed_run_begins_with_is_not_handed_out_again(counter):
     """Batches 1, 4 and 5 had made updates of the checkpoint before their turn in this part of the run."""
-    one, other = (claims(counter, worker, max_epochs=2, left=Left.after(0, {1, 4, 5})) for worker in range(2))
+    one, other = (claims(counter, worker, max_epochs=2, done={1, 4, 5}) for worker in range(2))
     assert [one.next() for _ in range(3)] == [0, 2, 3]
     assert [other.next(), one.next(), other.next()] == [6, 7, END]
     assert (one.taken, other.taken) == (4, 1)
@@ -95,7 +95,7 @@ def test_what_a_resumed_run_begins_with_is_not_handed_out_again(counter):
 
 def test_own_parts_go_on_behind_what_a_resumed_run_begins_with(counter):
     plan = BatchPlan(num_samples=10, batch_size=2, partition=Fixed(), num_workers=2)
-    source = claims(counter, plan=plan, max_epochs=2, taken=1, left=Left.after(0, {1, 2}))
+    source = claims(counter, plan=plan, max_epochs=2, taken=1, done={1, 2})
     assert drain(source) == [6, 7, 8]
     assert source.taken == 6
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from paceline.ports.views import Survivors
 
-__all__ = ["ALL_LEFT", "Left", "RoundDeal"]
+__all__ = ["Left", "RoundDeal"]
 
 
 class Left(NamedTuple):
@@ -32,7 +32,7 @@ class Left(NamedTuple):
         return frozenset(range(self.least, self.first)).difference(self.earlier)
 
 
-ALL_LEFT = Left(0, [])
+_ALL = Left(0, [])
 
 
 class RoundDeal:
@@ -61,7 +61,7 @@ class RoundDeal:
         self,
         worker_id: int,
         num_workers: int,
-        left: Left = ALL_LEFT,
+        left: Left = _ALL,
         *,
         tracks: bool = True,
         survivors: Survivors | None = None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.data.plan import BatchPlan, Dynamic
-from paceline.data.round_deal import ALL_LEFT, Left, RoundDeal
+from paceline.data.round_deal import Left, RoundDeal
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.views import Survivors
 
@@ -40,7 +40,8 @@ class BatchClaims:
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
-        left: numbers of the batches that the run has left; in lockstep any number of workers can continue there.
+        done: batches that are left out: a resumed run begins with their updates.
+        first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
         tracks, survivors: as for `RoundDeal`.
 
     Attributes:
@@ -58,13 +59,14 @@ class BatchClaims:
         max_epochs: float | None = None,
         max_steps: int | None = None,
         taken: int = 0,
-        left: Left = ALL_LEFT,
+        done: Collection[int] = (),
+        first: int = 0,
         tracks: bool = False,
         survivors: Survivors | None = None,
     ) -> None:
         self.plan = plan
         self.taken = taken
-        self._done = left.done
+        self._done = done
         self._worker_id = worker_id
         self._claim = counter if callable(counter) else _claimed_at(counter)
         self._max_steps = max_steps
@@ -80,11 +82,12 @@ class BatchClaims:
             self._limit = math.ceil(round(max_epochs * self._per_epoch, 6))
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
+            left = Left.after(first, done)
             self.deal = RoundDeal(worker_id, plan.num_workers, left, tracks=tracks, survivors=survivors)
             if self._limit is not None:  # in rounds so far
                 whole, rest = divmod(self._limit, self._per_epoch)
                 self._limit = whole * plan.batches_per_epoch + rest * plan.num_workers
-        self._first_epoch, self._epoch = left.least // plan.batches_per_epoch, -1
+        self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
             self.shares = RoundShares(worker_id, plan.num_workers)

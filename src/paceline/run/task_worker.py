@@ -72,7 +72,8 @@ class TaskWorker:
                 counter=run.arena.address("next_batch"),
                 max_epochs=config.epochs,
                 max_steps=config.steps,
-                left=share.left,
+                done=share.done,
+                first=share.first,
                 tracks=algorithm.survivors_continue,
                 survivors=share.survivors,
             )

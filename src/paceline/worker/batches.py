@@ -310,7 +310,8 @@ class WorkerBatches:
     def at_end(self, *, is_cut: bool) -> tuple[int, Left | None] | None:
         """Batches taken, and left, with those whose step the run's end has cut short; None: those left are unknown."""
         if (claims := self._claims) is None:
-            return self._taken, self._get_share().left if self.algorithm.in_rounds else None
+            share = self._get_share() if self.algorithm.in_rounds else None
+            return self._taken, Left.after(share.first, share.done) if share is not None else None
         if is_cut:
             for number in [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]:
                 claims.take_back(number)

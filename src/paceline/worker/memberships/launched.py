@@ -65,6 +65,8 @@ class LaunchedMembership(Membership):
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
+        self._is_divided = layout is not None
+        self._next_batch = 0
         self._incomplete: int | None = None  # a checkpoint that not all workers have written
         self.worker_id, self.num_workers = environment.worker_id, environment.num_workers
         self.random_states = random_states
@@ -85,12 +87,8 @@ class LaunchedMembership(Membership):
             raise UsageError("Layouts support only models on the CPU: move the model there with model.cpu().")
         buffers = dense_buffers(model)
         self._storage = WorkerStorage(self.worker_id, resume, folder)
-        same_workers = self.num_workers if layout is not None or not algorithm.takes_any_workers else None
-        saved = self._storage.load_parameters(self.binding, buffers, same_workers)
-        if saved is not None:
-            self._load(saved, buffers)
-        self._first_version = saved.version if saved is not None else 0
-        self._left = self._storage.left(saved.next_batch if saved is not None else 0)
+        self._first_version = self._read_checkpoint(buffers)
+        self._left = self._storage.left(self._next_batch)
         gpu = copies.device_name if copies is not None and algorithm.needs.collectives else None
         words = {
             "algorithm": spec,
@@ -123,13 +121,19 @@ class LaunchedMembership(Membership):
         self.raise_if_terminated = run.collectives.on_wait = end = sigterm.raise_if_any
         self.gatherer = StoreGatherer(run.store, self.worker_id, self.num_workers, environment.deadline_s, end)
 
-    def _load(self, saved: Parameters, buffers: dict[str, torch.Tensor]) -> None:
-        """Loads a checkpoint's parameters and buffers into the model."""
+    def _read_checkpoint(self, buffers: dict[str, torch.Tensor]) -> int:
+        """Loads the checkpoint's parameters and buffers into the model; returns their version."""
+        any_number = self._algorithm.takes_any_workers and not self._is_divided
+        saved = self._storage.load_parameters(self.binding, buffers, None if any_number else self.num_workers)
+        if saved is None:
+            return 0
+        self._next_batch = saved.next_batch
         with torch.no_grad():
             for parameter, view in zip(self.binding.parameters, self.binding.views(saved.x), strict=True):
                 parameter.copy_(view)
             for name, buffer in saved.buffers.items():
                 buffers[name].copy_(buffer)
+        return saved.version
 
     def _make_memory(self, buffers: dict[str, torch.Tensor], copies: Any, records: PackedRecords) -> WorkerMemory:
         algorithm, run = self._algorithm, self._run
@@ -167,7 +171,7 @@ class LaunchedMembership(Membership):
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        return BatchShare(self._run.claims(), self._left)
+        return BatchShare(self._run.claims(), self._left.least, self._left.done)
 
     def begin_epoch(
         self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.data.round_deal import ALL_LEFT, Left
+from paceline.data.round_deal import Left
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
@@ -24,10 +24,11 @@ __all__ = ["BatchShare", "Membership"]
 
 
 class BatchShare(NamedTuple):
-    """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones the run has left."""
+    """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones a resumed run skips."""
 
     counts: EpochClaims
-    left: Left = ALL_LEFT
+    first: int = 0
+    done: Collection[int] = ()
     is_late: bool = False
     survivors: Survivors | None = None  # as for `RoundDeal`
 

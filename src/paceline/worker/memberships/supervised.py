@@ -106,6 +106,7 @@ class SupervisedMembership(Membership):
             self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
         self.saves_after_loss = algorithm.survivors_have_all and self.part is None
+        self._any_number = self.part is None and algorithm.takes_any_workers
         self._entered_in = -1  # the epoch in whose middle this worker has entered
         self._shared_state = shared_state or {}
         self._buffers = dense_buffers(model)
@@ -182,8 +183,9 @@ class SupervisedMembership(Membership):
     def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
         resume, buffers = self._environment.resume, self._buffers
-        same_workers = self.num_workers if self.part is not None or not self._algorithm.takes_any_workers else None
-        saved = self._storage.load_parameters(self._whole_binding, buffers, same_workers)
+        saved = self._storage.load_parameters(
+            self._whole_binding, buffers, None if self._any_number else self.num_workers
+        )
         if saved is not None and resume is not None:
             x.copy_(saved.x)
             buffers = saved.buffers
@@ -231,10 +233,13 @@ class SupervisedMembership(Membership):
     def batches(self) -> BatchShare:
         """As in `Membership`."""
         first, done = self.arena.load("next_batch"), self._environment.batches_done
-        # In rounds, a checkpoint at an epoch's beginning has all that is before it, and nothing else.
-        left = self._storage.left(first) if self._algorithm.in_rounds else Left.after(first, done)
+        if (
+            self._algorithm.in_rounds
+        ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
+            left = self._storage.left(first)
+            first, done = left.least, left.done
         survivors = (self.arena.views or self.arena.collectives) if self._algorithm.loses_steps else None
-        return BatchShare(self.arena.epoch_claims(), left, is_late=self.incarnation > 0, survivors=survivors)
+        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0, survivors=survivors)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""
