@@ -187,3 +187,18 @@ def test_survivors_agree_on_every_round(workers, faults):
             assert x == pytest.approx([expected] * SIZE, rel=1e-6), number
             before = members
     assert faults == 0 or deaths > 0
+
+
+def test_half_types_are_averaged_in_float32():
+    """In bfloat16, 256 + 1 is 256."""
+    results = []
+
+    def program(me, mailbox):
+        x = torch.tensor([256.0 if me == 0 else 1.0] * SIZE, dtype=torch.bfloat16)
+        collectives = MessageCollectives(mailbox, me, 3, has_ended=network.has_ended, now_s=network.now_s)
+        collectives.all_reduce_mean(x, weight=1.0)
+        results.append(x.tolist())
+
+    network = Network("half types", 3, faults=0)
+    network.run(program)
+    assert results == [[86.0] * SIZE] * 3

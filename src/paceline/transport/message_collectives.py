@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.errors import PeerLostError, RunStopped, WorkerLostError, name_workers
-from paceline.optim.half_types import add_up, mean_into
+from paceline.optim.half_types import add_up, mean_into, to_sum_type
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.packed_vectors import packed, unpacked
@@ -24,9 +24,7 @@ _LOOK_EVERY_S = 0.1  # whether this worker has been told to end
 _PROBE_EVERY_S = 0.1  # whether a worker that cannot be reached has ended
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 _REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
-_HEADER = (
-    3  # numbers before a worker's pieces: its weight, the number that travels with it, and what it calls with how much
-)
+_HEADER = 3  # before a worker's pieces: its weight, the number that travels with it, and its call and number of bytes
 _CALLS = ("a step", "worker.sum or worker.mean", "the end of its loop")
 
 
@@ -228,24 +226,22 @@ class MessageCollectives(CarriedOutTogether):
         mine = [torch.empty_like(like) for like in likes]
         for place, (part, out) in enumerate(zip(self._parts, mine, strict=True)):
             if part.is_mean:
-                mean_into(out, [(pieces[one][place], weights[one]) for one in self.members if weights[one]])
+                total = to_sum_type(out)
+                mean_into(total, [(pieces[one][place], weights[one]) for one in self.members if weights[one]])
+                out.copy_(total)
             else:
                 add_up([pieces[one][place] for one in self.members], out)
         return mine
 
     def _compare_calls(self, calls: dict[int, int]) -> None:
         """Raises `WorkerLostError` unless all members call the same, with as many bytes."""
+        me = self._worker_id
         for one, call in calls.items():
-            if call != calls[self._worker_id]:
-                theirs, own = (_CALLS[number % len(_CALLS)] for number in (call, calls[self._worker_id]))
-                what = (
-                    "with vectors of another length"
-                    if theirs == own
-                    else f"and not at {own} as worker {self._worker_id}"
-                )
-                raise self._lost(
-                    [one], f"is at {theirs}, {what}: all must make as many steps, and call worker.sum alike"
-                )
+            if call != calls[me]:
+                theirs, own = (_CALLS[number % len(_CALLS)] for number in (call, calls[me]))
+                unlike = f"and not at {own} as worker {me}" if theirs != own else "with vectors of another length"
+                why = f"is at {theirs}, {unlike}: all must make as many steps, and call worker.sum alike"
+                raise self._lost([one], why)
 
     def _joined(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
         """The whole results."""
