@@ -189,6 +189,12 @@ def test_survivors_agree_on_every_round(workers, faults):
     assert faults == 0 or deaths > 0
 
 
+def test_two_members_that_cut_their_vectors(monkeypatch):
+    """As they do with large ones."""
+    monkeypatch.setattr("paceline.transport.message_collectives._AT_ONCE_BYTES", 0)
+    test_survivors_agree_on_every_round(2, 2)
+
+
 def test_half_types_are_averaged_in_float32():
     """In bfloat16, 256 + 1 is 256."""
     results = []

@@ -25,6 +25,7 @@ _PROBE_EVERY_S = 0.1  # whether a worker that cannot be reached has ended
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 _REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
 _HEADER = 3  # before a worker's pieces: its weight, the number that travels with it, and its call and number of bytes
+_AT_ONCE_BYTES = 1 << 20  # up to here, two members lose more by a third message than by adding up everything each
 _CALLS = ("a step", "worker.sum or worker.mean", "the end of its loop")
 
 
@@ -70,7 +71,7 @@ class MessageCollectives(CarriedOutTogether):
     any more. A silent one is not: the others wait for it, at most `deadline_s`.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
-    everything each, with 2 messages. No vector is sent while backward computes.
+    everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
 
     Args:
         mailbox: through which all workers can be reached.
@@ -108,6 +109,7 @@ class MessageCollectives(CarriedOutTogether):
         self._parts: list[_Part] = []
         self._results: list[torch.Tensor] = []
         self._header = torch.zeros(_HEADER, dtype=torch.float64)  # of this worker's pieces
+        self._num_bytes = 0  # of the round's vectors
         self._total = 0.0  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
         self._states: dict[int, _State] = {}  # what each worker has said last
@@ -159,8 +161,8 @@ class MessageCollectives(CarriedOutTogether):
         began_s = self._now_s()
         self._round += 1
         self._parts, self._results, self._prepared = parts, [], -1
-        num_bytes = sum(part.vector.nbytes for part in parts)
-        self._header = torch.tensor([weight, number, num_bytes * len(_CALLS) + self.call], dtype=torch.float64)
+        self._num_bytes = sum(part.vector.nbytes for part in parts)
+        self._header = torch.tensor([weight, number, self._num_bytes * len(_CALLS) + self.call], dtype=torch.float64)
         try:
             while not (self._ends_by_votes() or self._ends_by_change()):
                 self._results, self._prepared = [], -1
@@ -182,7 +184,7 @@ class MessageCollectives(CarriedOutTogether):
         if not self._have_all(_PIECES):
             return False
         self._results = self._reduce()
-        if len(self.members) > 2:
+        if self._is_cut:
             for other in self._others():
                 self._say(_MEANS, other, packed(self._results))
             if not self._have_all(_MEANS):
@@ -196,9 +198,14 @@ class MessageCollectives(CarriedOutTogether):
     def _others(self) -> list[int]:
         return [one for one in self._next_members if one != self._worker_id]
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether each member adds up a piece of every vector; else each adds up everything."""
+        return len(self.members) > 2 or self._num_bytes > _AT_ONCE_BYTES
+
     def _slice_of(self, member: int, num_elements: int) -> slice:
-        """What a member adds up of a vector: its piece, or all if there is only one other member."""
-        place, of = (self.members.index(member), len(self.members)) if len(self.members) > 2 else (0, 1)
+        """What a member adds up of a vector."""
+        place, of = (self.members.index(member), len(self.members)) if self._is_cut else (0, 1)
         return slice(num_elements * place // of, num_elements * (place + 1) // of)
 
     def _pieces_of(self, owner: int) -> list[torch.Tensor]:
