@@ -317,7 +317,7 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     memory = WorkerMemory(binding, {}, Sequential(), own_arena(binding, Sequential()))
     steps = int(STEPS_PER_S[batch_size] * seconds)
     claims = BatchClaims(
-        BatchPlan(num_samples=60_000, batch_size=batch_size), worker_id=0, num_workers=1, lockstep=False,
+        BatchPlan(num_samples=60_000, batch_size=batch_size), worker_id=0, lockstep=False,
         counter=memory.arena.address("next_batch"), max_steps=steps,
     )  # fmt: skip
     kind: type[BaseReplica] = SilentReplica if silent else TaskReplica
