@@ -1,4 +1,4 @@
-"""Plain SGD: the program of a lone worker."""
+"""Plain SGD: the program of a worker that agrees with no other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from paceline.ports.shared import WritableParameters
 __all__ = ["work_plainly"]
 
 
-def work_plainly(replica: Replica, ports: Ports[WritableParameters]) -> None:
-    """One update after the other. x: parameters (P,)."""
+def work_plainly(replica: Replica, ports: Ports[WritableParameters], *, counts: bool = True) -> None:
+    """One update after the other. x: parameters (P,). Without `counts`, another worker counts the updates."""
     shared = ports.shared
     for _ in replica.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version)
         with shared.writing():
             replica.apply(to=shared.x)
-            replica.applied(shared.advance(), gradient_version=version)
+            if counts:
+                replica.applied(shared.advance(), gradient_version=version)
+            else:
+                replica.absent(version)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.algorithms import Algorithm
+from paceline.algorithms.plain import work_plainly
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, RacingParameters
@@ -32,13 +33,4 @@ class PlacedProgram(Algorithm):
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: all parameters (P,); this worker's step changes its part."""
-        shared = ports.shared
-        for _ in replica.steps():
-            version = shared.version
-            replica.gradient(at=shared.x, version=version)
-            with shared.writing():
-                replica.apply(to=shared.x)
-                if ports.worker_id == 0:
-                    replica.applied(shared.advance(), gradient_version=version)
-                else:
-                    replica.absent(version)
+        work_plainly(replica, ports, counts=ports.worker_id == 0)
