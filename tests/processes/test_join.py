@@ -184,13 +184,28 @@ def test_workers_that_disagree(crew, wish, named):
     assert "worker" in said, said
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce(sharded=true)", "d-psgd", "hogwild"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "all-reduce(sharded=true)",
+        "all-reduce(codec=qsgd)",
+        "lockstep(shares=auto)",
+        "local-sgd(codec=fp16)",
+        "d-psgd",
+        "hogwild",
+    ],
+)
 def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
     (worker,) = crew.start(1, algorithm=algorithm)
     assert "workers cannot come and go: choose all-reduce or ad-psgd" in refused(worker)
 
 
-def test_nobody_joins_rounds_late(crew):
+def test_models_on_gpus_have_no_rounds_of_messages(crew):
+    (worker,) = crew.start(1, algorithm="all-reduce", on_device=True)
+    assert "average in the CPU's memory under all-reduce: move the model there" in refused(worker)
+
+
+def test_no_worker_joins_rounds_late(crew):
     crew.hold()
     hands = crew.start(3, algorithm="all-reduce")
     placed(hands)
@@ -198,7 +213,7 @@ def test_nobody_joins_rounds_late(crew):
         one.trains_on()
     hands.pop().signal(signal.SIGKILL)
     (late,) = crew.start(1, algorithm="all-reduce")
-    assert "trains in rounds by all-reduce, in which nobody replaces a dead worker" in refused(late)
+    assert "has begun, and all-reduce takes no more workers" in refused(late)
     for one in hands:
         one.trains_on()
     ends(crew, hands)

@@ -22,6 +22,7 @@ import paceline.membership.elastic
 import soak_results
 from paceline.membership.peers import Peers
 from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.round_header import Purpose
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
 from processes.local_reference import LATE, LOCAL, STREAM, LocalReference, Training, steps_of
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
@@ -55,7 +56,7 @@ class Crew:
 
         def counting(collectives, to, message):
             number, what = self.signals.get(collectives._worker_id, (0, None))
-            if (not self.at_end or collectives.call == 2) and next(sent) == number:
+            if (not self.at_end or collectives.purpose is Purpose.END) and next(sent) == number:
                 (self.program.folder / f"signal-{collectives._worker_id}").touch()
                 os.kill(os.getpid(), what)
             send(collectives, to, message)
@@ -159,11 +160,15 @@ def test_dies_within_a_step(at, tmp_path):
         {"sums": True},
         {"scales": True, "clips": True},
         {"ahead": True},
+        {"twice": True},
+        {"per_step": 2, "marks": True},
+        {"per_step": 2, "algorithm": "lockstep"},
     ],
     ids=str,
 )
 def test_with(options, tmp_path):
-    check(Crew(Survivors(tmp_path, {0: 2}, **options)))
+    program = Survivors(tmp_path, {0: 2}, **options)
+    check(Crew(program), epochs=EPOCHS * (1 + program.twice))
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 15])

@@ -123,8 +123,8 @@ class JoinedRun:
             self._agree({"algorithm": self.spec, "model": model_words})
             if trains_in_rounds(algorithm) and self._join_point.check(["started"]):
                 raise UsageError(
-                    f"The run at {self._join_point.address} trains in rounds by {self.spec}, in which nobody replaces a dead"
-                    " worker: its batches go to the others. Workers can join later under ad-psgd."
+                    f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
+                    " on a dead worker's batches. Under ad-psgd, workers can join later."
                 )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:

@@ -88,16 +88,16 @@ def is_own(endpoint: str) -> bool:
 
 def is_heard(endpoint: str) -> bool:
     """Whether a process listens there, according to its kernel; a local process too busy to accept counts."""
-    return _found(endpoint) in ("process", "busy")
+    return _answer(endpoint) in ("process", "busy")
 
 
 def is_refused(endpoint: str) -> bool:
-    """Whether its kernel says that no process listens there: silence does not count."""
-    return _found(endpoint) == "nobody"
+    """Whether its kernel says that no process listens there; silence does not say so."""
+    return _answer(endpoint) == "refusal"
 
 
-def _found(endpoint: str) -> Literal["process", "busy", "nobody", "silence"]:
-    """What answers at this address."""
+def _answer(endpoint: str) -> Literal["process", "busy", "refusal", "silence"]:
+    """What a connection to this address meets."""
     scheme, _, where = endpoint.partition("://")
     try:
         if scheme == "ipc":
@@ -108,7 +108,7 @@ def _found(endpoint: str) -> Literal["process", "busy", "nobody", "silence"]:
             host, _, port = where.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
-        return "nobody"
+        return "refusal"
     except OSError:
         return "busy" if scheme == "ipc" else "silence"
     return "process"

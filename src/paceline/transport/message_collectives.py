@@ -1,4 +1,4 @@
-"""Means and sums by messages, among workers that go on without those that have died or left; nobody watches over them."""
+"""Means and sums by messages, among workers that have no supervisor, and go on without those that have died or left."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from paceline.optim.half_types import add_up, mean_into, to_sum_type
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.packed_vectors import packed, unpacked
+from paceline.transport.round_header import Purpose, RoundHeader
 
 __all__ = ["MessageCollectives"]
 
 _PIECES, _MEANS, _VOTE, _VIEW, _BYE = _KINDS = ("round pieces", "round means", "round vote", "round view", "round bye")
-_LOOK_EVERY_S = 0.1  # whether this worker has been told to end
-_PROBE_EVERY_S = 0.1  # whether a worker that cannot be reached has ended
+_LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told to end
+_PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 _REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
-_HEADER = 3  # before a worker's pieces: its weight, the number that travels with it, and its call and number of bytes
-_AT_ONCE_BYTES = 1 << 20  # up to here, two members lose more by a third message than by adding up everything each
-_CALLS = ("a step", "worker.sum or worker.mean", "the end of its loop")
+_AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members longer than adding up the whole vectors
 
 
 class _Status(IntEnum):
@@ -53,22 +52,24 @@ class _State(NamedTuple):
 class MessageCollectives(CarriedOutTogether):
     """All-reduce over a mailbox; implements `Collectives` for methods that only sum and average.
 
-    A round replaces all vectors that were started before its wait. Every member sends each other one its piece of them; adds
-    up what it receives, in the order of ids, so that all get the same bits as in shared memory; and sends the result to all.
-    Whoever has all results votes, and a round is over for a worker that has the votes of all members.
+    A round replaces all vectors that were started before its wait. Every member sends each other member its piece of the
+    vectors, adds up the pieces that it receives, and sends the sum to all. Sums are in the order of ids, so they have the same
+    bits as in shared memory. A worker that has all sums votes. Its round is over once it has the votes of all members.
 
-    Members of a round are those of a numbered *view*. If a member dies or leaves, or its connection broke, the others agree
-    on the next view: each tells all how far it is, and whom it knows to be gone, until all say the same. A worker that has
-    voted in the round before ends that round with its result. If all members have the present round's result, it counts, and
-    otherwise the round is repeated in the new view. This is safe, because nobody ends a round that another member cannot end:
+    Members of a round are those of a numbered *view*. If a member dies or leaves, or if a connection broke, the others agree
+    on the next view: each tells all how far it is and which workers it knows to be gone, until all have said the same number.
+    If another member is in the next round already, this worker's round is over, with the result that it has. If all members
+    have the round's result, it is over, too. Otherwise they repeat it in the new view.
+
+    This is safe, because no worker ends a round that another member cannot end:
 
     - A worker ends a round by votes, or because all living members have its result. So every living member has it then.
-    - A member without the result has never voted, so nobody has ended the round. Everybody has kept its vectors until then.
-    - A worker takes part in a new view only after it has heard from all its members that they know the same view. So results
-      of two views of one round cannot mix.
+    - A member without the result has never voted, so no worker has ended the round, and all have kept their vectors.
+    - A worker takes part in a new view only after all its members have said that view's number. So results of two views of
+      one round cannot mix.
 
-    A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its address
-    any more. A silent one is not: the others wait for it, at most `deadline_s`.
+    A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its
+    address. A silent worker is not gone: the others wait for it, at most `deadline_s`.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
     everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
@@ -82,7 +83,7 @@ class MessageCollectives(CarriedOutTogether):
         stopped: whether this worker has been told to end.
 
     Attributes:
-        call: what the worker's next rounds are for, a place in `_CALLS`; the same on all members.
+        purpose: of the next rounds, which must be the same on all members.
         members: the workers whose vectors the last result contains.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
     """
@@ -108,15 +109,14 @@ class MessageCollectives(CarriedOutTogether):
         self._prepared = -1
         self._parts: list[_Part] = []
         self._results: list[torch.Tensor] = []
-        self._header = torch.zeros(_HEADER, dtype=torch.float64)  # of this worker's pieces
-        self._num_bytes = 0  # of the round's vectors
+        self._header = RoundHeader()  # of this worker's pieces
         self._total = 0.0  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
         self._states: dict[int, _State] = {}  # what each worker has said last
         self._unreachable: dict[int, float] = {}  # worker -> since when
         self._probe_at_s = self._stopped_s = math.inf
         self._has_left = False
-        self.waited_s, self.call = 0.0, 0
+        self.waited_s, self.purpose = 0.0, Purpose.STEP
 
     # Operations
 
@@ -161,8 +161,7 @@ class MessageCollectives(CarriedOutTogether):
         began_s = self._now_s()
         self._round += 1
         self._parts, self._results, self._prepared = parts, [], -1
-        self._num_bytes = sum(part.vector.nbytes for part in parts)
-        self._header = torch.tensor([weight, number, self._num_bytes * len(_CALLS) + self.call], dtype=torch.float64)
+        self._header = RoundHeader(weight, number, self.purpose, sum(part.vector.nbytes for part in parts))
         try:
             while not (self._ends_by_votes() or self._ends_by_change()):
                 self._results, self._prepared = [], -1
@@ -173,14 +172,14 @@ class MessageCollectives(CarriedOutTogether):
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
 
     def _ends_by_votes(self) -> bool:
-        """Tries to end the round in the present view; False once there is a newer one."""
+        """Tries to end the round in the present view; False once a newer one is proposed."""
         if self._proposed > self._view:
             return False
         if ended := [one for one, status in enumerate(self._statuses) if status is _Status.ENDED]:
             raise self._lost(ended, "had left its loop, by an error (see its output) or before the others")
         self.members = self._next_members
         for other in self._others():
-            self._say(_PIECES, other, packed([self._header, *self._pieces_of(other)]))
+            self._say(_PIECES, other, packed([self._header.vector(), *self._pieces_of(other)]))
         if not self._have_all(_PIECES):
             return False
         self._results = self._reduce()
@@ -201,7 +200,7 @@ class MessageCollectives(CarriedOutTogether):
     @property
     def _is_cut(self) -> bool:
         """Whether each member adds up a piece of every vector; else each adds up everything."""
-        return len(self.members) > 2 or self._num_bytes > _AT_ONCE_BYTES
+        return len(self.members) > 2 or self._header.num_bytes > _AT_ONCE_BYTES
 
     def _slice_of(self, member: int, num_elements: int) -> slice:
         """What a member adds up of a vector."""
@@ -210,45 +209,34 @@ class MessageCollectives(CarriedOutTogether):
 
     def _pieces_of(self, owner: int) -> list[torch.Tensor]:
         """What this worker gives to a member's part of the result; nothing to a mean in which it has no weight."""
-        has_weight = bool(self._header[0])
-        return [
-            part.vector[self._slice_of(owner, len(part.vector))]
-            for part in self._parts
-            if has_weight or not part.is_mean
-        ]
+        parts = [part for part in self._parts if self._header.weight or not part.is_mean]
+        return [part.vector[self._slice_of(owner, len(part.vector))] for part in parts]
 
     def _reduce(self) -> list[torch.Tensor]:
         """This worker's part of each result."""
-        me = self._worker_id
-        headers = {one: self._unpack(_PIECES, one, [self._header])[0] for one in self._others()} | {me: self._header}
-        self._compare_calls({one: int(header[2]) for one, header in headers.items()})
-        weights = {one: float(headers[one][0]) for one in self.members}
-        self._total = sum(float(headers[one][1]) for one in self.members)
+        me, header = self._worker_id, self._header.vector()
+        headers = {one: RoundHeader.of(self._unpack(_PIECES, one, [header])[0]) for one in self._others()}
+        headers[me] = self._header
+        for one, other in headers.items():
+            if why := other.why_unlike(self._header, me):
+                raise self._lost([one], why)
+        self._total = sum(headers[one].number for one in self.members)
         likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self._parts]
         pieces = {me: likes}
         for one in self._others():
             given = zip(self._parts, likes, strict=True)
-            brings = [like if weights[one] or not part.is_mean else like[:0] for part, like in given]
-            _, *pieces[one] = self._unpack(_PIECES, one, [self._header, *brings])
+            brings = [like if headers[one].weight or not part.is_mean else like[:0] for part, like in given]
+            _, *pieces[one] = self._unpack(_PIECES, one, [header, *brings])
         mine = [torch.empty_like(like) for like in likes]
         for place, (part, out) in enumerate(zip(self._parts, mine, strict=True)):
             if part.is_mean:
                 total = to_sum_type(out)
-                mean_into(total, [(pieces[one][place], weights[one]) for one in self.members if weights[one]])
+                given = [(pieces[one][place], headers[one].weight) for one in self.members]
+                mean_into(total, [(piece, weight) for piece, weight in given if weight])
                 out.copy_(total)
             else:
                 add_up([pieces[one][place] for one in self.members], out)
         return mine
-
-    def _compare_calls(self, calls: dict[int, int]) -> None:
-        """Raises `WorkerLostError` unless all members call the same, with as many bytes."""
-        me = self._worker_id
-        for one, call in calls.items():
-            if call != calls[me]:
-                theirs, own = (_CALLS[number % len(_CALLS)] for number in (call, calls[me]))
-                unlike = f"and not at {own} as worker {me}" if theirs != own else "with vectors of another length"
-                why = f"is at {theirs}, {unlike}: all must make as many steps, and call worker.sum alike"
-                raise self._lost([one], why)
 
     def _joined(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
         """The whole results."""
@@ -349,7 +337,7 @@ class MessageCollectives(CarriedOutTogether):
             self._propose(self._view + 1)
 
     def _propose(self, view: int) -> None:
-        """Proposes a view, by a number that this worker has not said yet: a number stands for what it knew as it said that."""
+        """Proposes a view by a number that this worker has not said yet, because it knows more than when it said the last."""
         self._proposed = max(self._proposed + 1, view)
 
     def _compare(self, sender: int, message: Message) -> None:

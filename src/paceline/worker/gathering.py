@@ -15,6 +15,7 @@ from paceline.errors import RunStopped, UsageError, WorkerLostError, name_worker
 from paceline.optim.half_types import sum_type
 from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.round_header import Purpose
 
 if TYPE_CHECKING:
     from paceline.worker.supervised import WorkerState
@@ -226,7 +227,7 @@ class StoreGatherer:
 
 
 class CollectiveGatherer:
-    """Gathers by sums over all workers that are alive: each adds its value's bytes where the others have zeros.
+    """Gathers by sums over all living workers: each adds the bytes of its value where the others have zeros.
 
     Args:
         collectives: of the run.
@@ -246,7 +247,7 @@ class CollectiveGatherer:
         if self._stopped():
             self._collectives.leave()
             return [value]
-        self._collectives.call = 1
+        self._collectives.purpose = Purpose.SUM
         own = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)
         sizes = torch.zeros(self._num_workers, dtype=torch.int64)
         sizes[self._worker_id] = len(own)
@@ -255,7 +256,7 @@ class CollectiveGatherer:
         if sizes[self._worker_id]:
             table.split(sizes.tolist())[self._worker_id].copy_(own)
         self._collectives.start_all_reduce(table).wait()
-        self._collectives.call = 0
+        self._collectives.purpose = Purpose.STEP
         values = table.split(sizes.tolist())
         return [_unpacked(bytes(values[one].tolist())) for one in self._collectives.members if sizes[one]]
 

@@ -21,6 +21,7 @@ from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.records.step_record import PackedRecords
 from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.round_header import Purpose
 from paceline.worker.gathering import Call, CollectiveGatherer, Gatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
@@ -40,8 +41,7 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 class ElasticMembership(Membership):
     """A worker with its own model; the run's model is the mean of all.
 
-    Without rounds, a worker that joins late begins with a neighbour's model. In rounds nobody joins late, and the first worker
-    that is alive leads.
+    Under a method without rounds, a worker that joins late begins with a neighbour's model. No worker joins rounds late.
 
     Args:
         run: the joined run.
@@ -120,7 +120,7 @@ class ElasticMembership(Membership):
 
     @property
     def leads(self) -> bool:
-        """As in `Membership`: in rounds any worker can come to lead until the end, if those before it die."""
+        """As in `Membership`: in rounds every worker, as those before it may die before the end."""
         return self._collectives is not None or not self.worker_id
 
     def batches(self) -> BatchShare:
@@ -148,8 +148,8 @@ class ElasticMembership(Membership):
         return self._memory.final_mean(out, self._run.deadline_s, given if counts_all else BatchesTaken(-1), left)
 
     def _end_in_rounds(self, collectives: MessageCollectives, out: torch.Tensor, left: LeftWeights | None) -> FinalMean:
-        """The mean of all models, or what the loop of the first worker that is alive has left, with its buffers."""
-        collectives.call = 2
+        """The mean of all models, or the weights and buffers that the first living worker's loop has left."""
+        collectives.purpose = Purpose.END
         distance = torch.zeros(1, dtype=torch.float64)
         if self._algorithm.gossip:
             own = out.clone()

@@ -1,0 +1,53 @@
+"""What travels with a worker's vectors in a round of messages."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Purpose", "RoundHeader"]
+
+
+class Purpose(IntEnum):
+    """What a round is for."""
+
+    STEP = 0
+    SUM = 1
+    END = 2
+
+
+_PLACES = ("a step", "worker.sum or worker.mean", "the end of its loop")  # by purpose
+
+
+class RoundHeader(NamedTuple):
+    """The numbers before a worker's vectors.
+
+    >>> RoundHeader.of(RoundHeader(2.0, 0.5, Purpose.SUM, 40).vector())
+    RoundHeader(weight=2.0, number=0.5, purpose=<Purpose.SUM: 1>, num_bytes=40)
+    """
+
+    weight: float = 1.0  # of the worker's vectors in a mean
+    number: float = 0.0  # which is added up
+    purpose: Purpose = Purpose.STEP
+    num_bytes: int = 0  # of all vectors
+
+    @classmethod
+    def of(cls, vector: torch.Tensor) -> RoundHeader:
+        """The inverse of `vector`."""
+        weight, number, purpose, num_bytes = vector.tolist()
+        return cls(weight, number, Purpose(int(purpose)), int(num_bytes))
+
+    def vector(self) -> torch.Tensor:
+        """(4,), float64."""
+        return torch.tensor(self, dtype=torch.float64)
+
+    def why_unlike(self, own: RoundHeader, worker: int) -> str:
+        """What is wrong if this is not the header of the same round as `own`, which is the `worker`'s; or empty."""
+        if (self.purpose, self.num_bytes) == (own.purpose, own.num_bytes):
+            return ""
+        what = f"and not at {_PLACES[own.purpose]} as worker {worker}"
+        if self.purpose == own.purpose:
+            what = "with vectors of another length"
+        return f"is at {_PLACES[self.purpose]}, {what}: all must make as many steps, and call worker.sum alike"
