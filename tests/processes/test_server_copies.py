@@ -118,7 +118,7 @@ def stop(pid):
 
 @pytest.mark.parametrize("writing", [False, True])
 def test_both_are_killed_at_once_and_the_run_says_so(writing):
-    """At once: nobody waits for an answer, or for the end of an update, from a successor that will not come."""
+    """At once: workers do not wait for a successor's answer, nor for the end of the update."""
     killed_s = []
 
     def look(supervisor):

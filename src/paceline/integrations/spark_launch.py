@@ -146,7 +146,7 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
     Raises:
         UsageError: the algorithm cannot run in tasks.
     """
-    if trains_in_rounds(algorithm):  # Spark starts a failed task anew, and nobody joins rounds later
+    if trains_in_rounds(algorithm):  # Spark starts a failed task anew, and no worker joins rounds late
         return True
     try:
         check_joinable(algorithm, workers)

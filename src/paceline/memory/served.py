@@ -191,7 +191,7 @@ class ServedVector(SegmentPart[ServedPlan]):
         return self._lock(shard).copied(copy, f"server {shard}")
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Ends the unfinished write of a dead server that nobody replaces; returns whether there was one."""
+        """Ends the unfinished write of a dead server that has no successor; returns whether there was one."""
         shard = participant_id - self._plan.num_workers
         return 0 <= shard < self._plan.num_servers and self._lock(shard).recover()
 

@@ -102,8 +102,8 @@ class Agent:
             check_joinable(algorithm)
             if trains_in_rounds(algorithm) and self.restarts:
                 raise UsageError(
-                    f"Nobody replaces dead workers of a script under {self.algorithm}, whose batches go to the others: leave"
-                    " out --restarts, or start a function with `paceline launch FILE.py:FUNCTION`."
+                    f"{self.algorithm} does not replace dead workers of a script; the others train on their batches. Leave out"
+                    " --restarts, or start a function with `paceline launch FILE.py:FUNCTION`."
                 )
         with self._held_folder(), contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point:
             of = num_places(join_point, self.of, own=self.workers)

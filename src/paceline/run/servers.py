@@ -135,7 +135,7 @@ class Servers:
             self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {self._remedy}"))
 
     def _give_up(self, state: WorkerState) -> None:
-        """Leaves a dead server without a successor; nobody waits for the end of a write in which it was killed."""
+        """Leaves a dead server without a successor, and ends the write in which it was killed, for which others would wait."""
         assert self._arena is not None
         state.lost = True
         self._outcome.torn_updates += self._arena.shared.recover(state.worker_id, state.incarnation)
