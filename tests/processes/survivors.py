@@ -16,6 +16,7 @@ import paceline as pl
 from paceline.memory.atomics import load
 from paceline.memory.newcomers import _ASKS, _LET_IN
 from paceline.records import checkpoint_files
+from paceline.worker.memberships.elastic import ElasticMembership
 
 BATCH_SIZE, EPOCHS = 4, 2
 OPTIMIZERS = {
@@ -92,6 +93,14 @@ class OneAhead:
 
 def wait_for_newcomer(worker, of, incarnation):
     """Waits until this replacement of a worker asks to be let in, or has been let in or refused."""
+    if isinstance(worker._membership, ElasticMembership):
+        collectives = worker._membership._collectives
+        while not collectives.has_let_in(of, incarnation):
+            ask = collectives.asks.get(of)
+            if ask is not None and ask.incarnation >= incarnation and {*collectives.members} <= ask.peers:
+                return
+            collectives._hear()
+        return
     newcomers = worker._membership.arena.newcomers
     while (
         abs(load(newcomers._at(of, _ASKS))) // 2 < incarnation and not load(newcomers._at(of, _LET_IN)) >= incarnation

@@ -124,6 +124,7 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
         assert (machines.folder / "second" / name).stat().st_size
 
 
+@pytest.mark.parametrize("machines", ["ad-psgd", "all-reduce"], indirect=True)
 def test_a_dead_worker_is_replaced_if_asked_for(machines):
     agent = machines.launch("run", "--workers", "2", "--restarts", "1", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)

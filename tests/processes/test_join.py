@@ -205,15 +205,15 @@ def test_models_on_gpus_have_no_rounds_of_messages(crew):
     assert "average in the CPU's memory under all-reduce: move the model there" in refused(worker)
 
 
-def test_no_worker_joins_rounds_late(crew):
+def test_no_worker_joins_late_under_methods_with_local_steps(crew):
     crew.hold()
-    hands = crew.start(3, algorithm="all-reduce")
+    hands = crew.start(3, algorithm="local-sgd")
     placed(hands)
     for one in hands:
         one.trains_on()
     hands.pop().signal(signal.SIGKILL)
-    (late,) = crew.start(1, algorithm="all-reduce")
-    assert "has begun, and all-reduce takes no more workers" in refused(late)
+    (late,) = crew.start(1, algorithm="local-sgd")
+    assert "has begun, and local-sgd takes no more workers" in refused(late)
     for one in hands:
         one.trains_on()
     ends(crew, hands)

@@ -1,5 +1,6 @@
 """Workers that join a run train in rounds, and go on without those that are killed or leave."""
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -20,8 +21,10 @@ import leftovers
 import paceline as pl
 import paceline.membership.elastic
 import soak_results
+from paceline.membership.join_point import JoinPoint
 from paceline.membership.peers import Peers
 from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.round_header import Purpose
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
 from processes.local_reference import LATE, LOCAL, STREAM, LocalReference, Training, steps_of
@@ -39,6 +42,9 @@ class Crew:
         program: of each.
         signals: by worker, the number of the message before which it sends itself a signal, and that signal.
         at_end: whether only messages after the loop count.
+        fatal: by worker, the kind of a message to or from a newcomer before which it is killed, once.
+        replacements: how many workers that end too early are replaced.
+        num_not_let_in: how many of the replacements end without having taken part.
         patience_s: how long a worker may be silent before the others cannot reach it.
     """
 
@@ -46,6 +52,9 @@ class Crew:
     signals: dict = field(default_factory=dict)
     patience_s: float = 5.0
     at_end: bool = False
+    fatal: dict = field(default_factory=dict)
+    replacements: int = 0
+    num_not_let_in: int = 0
 
     def work(self, environment):
         """One worker."""
@@ -53,6 +62,7 @@ class Crew:
         torch.set_num_threads(1)
         multiprocessing.set_start_method("fork", force=True)  # for a loader's processes, as in a script
         send, sent = MessageCollectives._send, itertools.count(1)
+        answer = MessageNewcomers._answer
 
         def counting(collectives, to, message):
             number, what = self.signals.get(collectives._worker_id, (0, None))
@@ -60,6 +70,13 @@ class Crew:
                 (self.program.folder / f"signal-{collectives._worker_id}").touch()
                 os.kill(os.getpid(), what)
             send(collectives, to, message)
+
+        def answering(newcomers, to, message):
+            fatal = self.program.folder / f"fatal-{newcomers._collectives._worker_id}"
+            if message.kind == self.fatal.get(newcomers._collectives._worker_id) and not fatal.exists():
+                fatal.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            answer(newcomers, to, message)
 
         look, misses = MessageCollectives._finds_somebody_gone, self.program.folder / f"misses-{os.getpid()}"
 
@@ -69,6 +86,7 @@ class Crew:
             return look(collectives)
 
         MessageCollectives._send, MessageCollectives._finds_somebody_gone = counting, noting
+        MessageNewcomers._answer = answering
         paceline.membership.elastic.Peers = partial(Peers, patience_s=self.patience_s)
         try:
             self.program()
@@ -79,18 +97,30 @@ class Crew:
     def run(self, workers=WORKERS, meanwhile=lambda processes: None):
         """Returns the exit codes of all, in no order."""
         environment = {"PACELINE_JOIN": free_address(), "PACELINE_OF": str(workers), "PACELINE_DEADLINE_S": "590"}
-        processes = [CONTEXT.Process(target=self.work, args=(environment,)) for _ in range(workers)]
-        try:
-            for one in processes:
-                one.start()
-            meanwhile(processes)
-            for one in processes:
-                one.join(DEADLINE_S)
-            return sorted(one.exitcode for one in processes)
-        finally:
-            for one in processes:
-                one.kill()
-                one.join()
+        processes = []
+
+        def start():
+            processes.append(CONTEXT.Process(target=self.work, args=(environment,)))
+            processes[-1].start()
+
+        def num_ended():
+            return sum(one.exitcode not in (None, 0) for one in processes)
+
+        with contextlib.closing(JoinPoint(environment["PACELINE_JOIN"], None, DEADLINE_S)):
+            try:
+                for _ in range(workers):
+                    start()
+                meanwhile(processes)
+                for number in range(self.replacements):
+                    leftovers.wait_until(lambda: num_ended() > number, "a worker dies", DEADLINE_S)  # noqa: B023
+                    start()
+                for one in processes:
+                    one.join(DEADLINE_S)
+                return sorted(one.exitcode for one in processes)
+            finally:
+                for one in processes:
+                    one.kill()
+                    one.join()
 
     def gone(self):
         """The signals that have ended workers."""
@@ -102,9 +132,12 @@ class Crew:
     def survivors(self, workers=WORKERS, **options):
         """Runs; returns the model of those that have trained to the end, the same for all."""
         codes, left = self.run(workers, **options), self.gone()
-        ends = [-signal.SIGKILL] * len(self.program.kills) + [-what for what in left.values()]
-        assert codes == sorted(ends + [0] * (workers - len(ends)))
-        first, *others = self.program.models([one for one in range(workers) if one not in (*self.program.kills, *left)])
+        deaths = sum(len(one) if isinstance(one, list) else 1 for one in self.program.kills.values())
+        ends = [-signal.SIGKILL] * deaths + [-what for what in left.values()]
+        ends += [1] * self.num_not_let_in
+        assert codes == sorted(ends + [0] * (workers + self.replacements - len(ends)))
+        lost = {*self.program.kills, *left} if not self.replacements else ()
+        first, *others = self.program.models([one for one in range(workers) if one not in lost])
         for other in others:
             assert all(torch.equal(first[name], other[name]) for name in first)
         return first
@@ -191,6 +224,73 @@ def test_methods_with_local_steps(method, kills, tmp_path):
     for name, value in reference.train().items():
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
     assert set(reference.counted.values()) == {EPOCHS}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
+    program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
+    check(Crew(program, replacements=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clips": True, "sums": True},
+        {"data": "processes"},
+        {"ahead": True},
+        {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
+        {"twice": True, "algorithm": "lockstep"},
+        {"schedule": "epoch", "newcomers": {20: {1: 1}}},
+        {"schedule": "follow"},
+        {"schedule": "step"},
+        {"per_step": 2, "marks": True, "num_batches": 48},
+    ],
+    ids=str,
+)
+def test_a_replacement_with(options, tmp_path):
+    options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
+    program = Survivors(tmp_path, {1: 2}, **options)
+    check(Crew(program, replacements=1), epochs=program.epochs * (1 + program.twice))
+
+
+def test_replacements_of_replacements(tmp_path):
+    program = Survivors(
+        tmp_path, {1: [2, 3], 0: 8}, newcomers={4: {1: 1}, 14: {1: 2}, 16: {0: 1}}, num_batches=60, optimizer="adam"
+    )
+    check(Crew(program, replacements=3))
+
+
+def test_a_replacement_joins_a_worker_that_is_alone(tmp_path):
+    program = Survivors(tmp_path, {1: 2}, newcomers={4: {1: 1}}, num_batches=30)
+    check(Crew(program, replacements=1), workers=2)
+
+
+@pytest.mark.parametrize("at", ["newcomer yes", "newcomer state"])
+def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_waits_for_it(at, tmp_path):
+    program = Survivors(tmp_path, {1: 2, 0: -1}, newcomers={4: {1: 1}, 10: {0: 1, 1: 2}}, num_batches=60)
+    check(Crew(program, fatal={0: at}, replacements=3, num_not_let_in=1))
+
+
+@pytest.mark.parametrize(
+    ("fatal", "kills"), [({2: "newcomer yes"}, {1: 2, 2: -1}), ({1: "round ask"}, {1: [2, -1]})], ids=str
+)
+def test_another_worker_or_a_replacement_dies_as_one_comes(fatal, kills, tmp_path):
+    program = Survivors(tmp_path, kills, newcomers={4: {1: 1}}, num_batches=60)
+    check(Crew(program, fatal=fatal, replacements=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"scales": True}, "GradScaler"), ({"schedule": "own"}, "own count of steps")]
+)
+def test_a_replacement_that_cannot_take_part_leaves(options, why, tmp_path):
+    """Because it cannot have the others' scale; or its learning rates differ, which shows in its third round."""
+    program = Survivors(tmp_path, {1: 2}, newcomers={9: {1: 1}}, num_batches=40, **options)
+    assert Crew(program, replacements=1).run() == [-signal.SIGKILL, 0, 0, 1]
+    (error,) = [path.read_text() for path in tmp_path.glob("error-*")]
+    assert why in error
+    first, other = program.models([0, 2])
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("number", [2, 4, 6])

@@ -1,16 +1,19 @@
 """Means by messages among workers that die, leave and lose connections: on a network whose every event a seed draws."""
 
 import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from greenlet import getcurrent, greenlet
 
-from paceline.errors import PeerLostError
+from paceline.errors import NotReplacedError, PeerLostError, RunStopped
 from paceline.ports.ports import PeerBack, PeerLeft, Received
-from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.message_collectives import Ask, MessageCollectives
+from paceline.transport.message_newcomers import MessageNewcomers
 
-ROUNDS = 4
+ROUNDS, LONG = 4, 10
 SIZE = 5
 
 
@@ -22,21 +25,23 @@ class Network:
     """Mailboxes of programs that run in turns; a seed draws who runs, and what a death or a broken connection loses.
 
     Args:
-        program: called with each worker's id and mailbox.
         faults: how many deaths and broken connections there may be at most.
-        leaves: a worker that leaves in order, or None.
+        replaces: whether dead workers have successors.
     """
 
-    def __init__(self, seed, workers, faults):
+    def __init__(self, seed, workers, faults, *, replaces=False):
         self.draws, self.workers, self.faults = random.Random(seed), workers, faults
         self.queues = {(a, b): [] for a in range(workers) for b in range(workers) if a != b}  # what a has sent to b
         self.dead, self.over, self.hub = set(), set(), getcurrent()
+        self.left = set()  # workers over in order
         self.cut = set()  # pairs whose connection is broken
         self.late = []  # losses of connections that some hear of long after others
         self.log, self.turns = [], 0
+        self.replaces, self.incarnations = replaces, [0] * workers
         self.rate = self.draws.choice([0.02, 0.1, 0.3])  # of faults in turns
 
     def run(self, program):
+        """Runs `program`, which is called with a mailbox, as every worker."""
         programs = {one: greenlet(self._ended_with(program, one)) for one in range(self.workers)}
         idle = 0
         while running := [one for one in programs if one not in self.dead | self.over]:
@@ -48,14 +53,16 @@ class Network:
             if self.late and self.draws.random() < 0.01:
                 dead, other, event = self.late.pop()
                 self.queues[dead, other].append(event)
+            if self.replaces and (self.dead or self.left & self.over) and self.draws.random() < 0.05:
+                self._replace(program, programs)
             one = self.draws.choice(running)
             before, self.turns = len(self.log), self.turns + 1
             programs[one].switch()
             idle = 0 if len(self.log) > before else idle + 1
             assert idle < 5_000, "no worker goes on"
 
-    def has_ended(self, one):
-        return one in self.dead or one in self.over
+    def has_ended(self, one, incarnation):
+        return one in self.dead or one in self.over or incarnation < self.incarnations[one]
 
     def now_s(self):
         return self.turns / 50
@@ -63,13 +70,13 @@ class Network:
     def _ended_with(self, program, one):
         def run():
             try:
-                program(one, _Mailbox(self, one))
+                program(_Mailbox(self, one, self.incarnations[one]))
             except Killed:
                 return
             self.over.add(one)
             for other in range(self.workers):
                 if other != one and frozenset((one, other)) not in self.cut:
-                    self.queues[one, other].append(PeerLeft(one, 0, "ended"))
+                    self.queues[one, other].append(PeerLeft(one, self.incarnations[one], "ended"))
 
         return run
 
@@ -96,8 +103,26 @@ class Network:
     def _lose(self, sender, to):
         """The last messages are lost, and the receiver hears of it after the others."""
         queue = self.queues[sender, to]
-        del queue[self.draws.randrange(len(queue) + 1) :]
-        queue.append(PeerLeft(sender, 0, "its connection broke"))
+        first = self.draws.randrange(len(queue) + 1)
+        queue[first:] = [event for event in queue[first:] if not isinstance(event, Received)]
+        queue.append(PeerLeft(sender, self.incarnations[sender], "its connection broke"))
+
+    def _replace(self, program, programs):
+        """A new process takes a dead worker's place: all have heard of the death by then, but may not have looked."""
+        one = self.draws.choice(sorted(self.dead | (self.left & self.over)))
+        for dead, other, event in [late for late in self.late if late[0] == one]:
+            self.late.remove((dead, other, event))
+            self.queues[dead, other].append(event)
+        self.cut = {pair for pair in self.cut if one not in pair}
+        for group in (self.dead, self.over, self.left):
+            group.discard(one)
+        self.incarnations[one] += 1
+        for other in range(self.workers):
+            if other != one:
+                self.queues[other, one].clear()
+                self.queues[one, other].append(PeerBack(one, self.incarnations[one]))
+        programs[one] = greenlet(self._ended_with(program, one))
+        self.log.append(f"{one} has a successor")
 
     def _mend(self):
         pair = self.draws.choice(sorted(map(sorted, self.cut)))
@@ -105,12 +130,12 @@ class Network:
         one, other = pair
         for a, b in ((one, other), (other, one)):
             if a not in self.dead | self.over:
-                self.queues[a, b].append(PeerBack(a, 0))
+                self.queues[a, b].append(PeerBack(a, self.incarnations[a]))
 
 
 class _Mailbox:
-    def __init__(self, network, me):
-        self.network, self.me = network, me
+    def __init__(self, network, me, incarnation):
+        self.network, self.me, self.incarnation = network, me, incarnation
 
     def send(self, to, message):
         network = self.network
@@ -118,7 +143,7 @@ class _Mailbox:
         if to in network.dead | network.over or frozenset((self.me, to)) in network.cut:
             raise PeerLostError(to, "its connection broke")
         x = None if message.x is None else message.x.clone()
-        network.queues[self.me, to].append(Received(self.me, 0, message._replace(x=x)))
+        network.queues[self.me, to].append(Received(self.me, self.incarnation, message._replace(x=x)))
         network.hub.switch()
 
     def peers(self):
@@ -132,12 +157,18 @@ class _Mailbox:
     def receive(self, timeout_s=None, *, kind=None, sender=None, number=None):
         network = self.network
         network.hub.switch()
-        senders = [one for one in range(network.workers) if one != self.me and network.queues[one, self.me]]
-        if not senders:
+        found = {}
+        for one in range(network.workers):
+            queue = network.queues.get((one, self.me), ())
+            wanted = [event for event in queue if not isinstance(event, Received) or event.message.kind in kind]
+            if wanted:
+                found[one] = wanted[0]
+        if not found:
             return None
-        event = network.queues[network.draws.choice(senders), self.me].pop(0)
-        network.log.append((self.me, event))
-        return event
+        one = network.draws.choice(sorted(found))
+        network.queues[one, self.me] = [event for event in network.queues[one, self.me] if event is not found[one]]
+        network.log.append((self.me, found[one]))
+        return found[one]
 
 
 def given(worker, round):
@@ -145,9 +176,21 @@ def given(worker, round):
     return torch.full((SIZE,), float(10**worker * (round + 1)))
 
 
+def collectives_over(mailbox):
+    network = mailbox.network
+    return MessageCollectives(
+        mailbox,
+        mailbox.me,
+        network.workers,
+        has_ended=network.has_ended,
+        incarnations=network.incarnations if mailbox.incarnation else (),
+        now_s=network.now_s,
+    )
+
+
 def train(network, histories, *, leaver=None):
-    def program(me, mailbox):
-        collectives = MessageCollectives(mailbox, me, network.workers, has_ended=network.has_ended, now_s=network.now_s)
+    def program(mailbox):
+        me, collectives = mailbox.me, collectives_over(mailbox)
         for round in range(ROUNDS):
             if me == leaver and round == 2:
                 collectives.leave()
@@ -195,7 +238,7 @@ def check_runs(workers, faults):
 
 def test_two_members_that_cut_their_vectors(monkeypatch):
     """As they do with large ones."""
-    monkeypatch.setattr("paceline.transport.message_collectives._AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("paceline.transport.round_vectors._AT_ONCE_BYTES", 0)
     check_runs(2, 2)
 
 
@@ -203,12 +246,100 @@ def test_half_types_are_averaged_in_float32():
     """In bfloat16, 256 + 1 is 256."""
     results = []
 
-    def program(me, mailbox):
-        x = torch.tensor([256.0 if me == 0 else 1.0] * SIZE, dtype=torch.bfloat16)
-        collectives = MessageCollectives(mailbox, me, 3, has_ended=network.has_ended, now_s=network.now_s)
-        collectives.all_reduce_mean(x, weight=1.0)
+    def program(mailbox):
+        x = torch.tensor([256.0 if mailbox.me == 0 else 1.0] * SIZE, dtype=torch.bfloat16)
+        collectives_over(mailbox).all_reduce_mean(x, weight=1.0)
         results.append(x.tolist())
 
     network = Network("half types", 3, faults=0)
     network.run(program)
     assert results == [[86.0] * SIZE] * 3
+
+
+def train_with_newcomers(network, histories, leaves_in=None):
+    """As the exchange of `AgreedGradient`: the first member tells in each round who has asked; then all let these in."""
+
+    def program(mailbox):
+        me, incarnation, collectives = mailbox.me, mailbox.incarnation, collectives_over(mailbox)
+        newcomers = MessageNewcomers(
+            mailbox, collectives, incarnation, model=dict, deadline_s=1e9, stopped=lambda: False
+        )
+        first = 0
+        if incarnation:
+            try:
+                state = newcomers.enter(epoch=0)
+            except (NotReplacedError, RunStopped):
+                network.left.add(me)
+                collectives.leave()
+                return
+            collectives.enter(state["collectives"])
+            first = state["round"]
+        history = histories[me, incarnation] = []
+        come = {}
+        for round in range(first, LONG):
+            if (me, incarnation, round) == (1, 0, leaves_in):
+                network.left.add(me)
+                collectives.leave()
+                return
+            if come:
+                giver = collectives.members[0]
+                newcomers.let_in(come, giver)
+                state = {"round": round, "collectives": collectives.let_in(come)}
+                if me == giver:
+                    newcomers.give(come, state)
+            x, told = given(me, round), torch.zeros(network.workers)
+            collectives.all_reduce_mean(x, weight=1.0)
+            history.append((round, tuple(collectives.members), x.tolist()))
+            for worker, number in newcomers.accepted(epoch=0).items() if me == collectives.members[0] else ():
+                told[worker] = number
+            collectives.start_all_reduce(told).wait()
+            come = {worker: int(number) for worker, number in enumerate(told.tolist()) if number}
+
+    network.run(program)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("faults", [1, 2, 4])
+def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(workers, faults):
+    """Whoever takes part in a round has the same members and result."""
+    entered = 0
+    for number in range(60 * faults):
+        network = Network(f"newcomers {workers} {faults} {number}", workers, faults, replaces=True)
+        histories = {}
+        train_with_newcomers(network, histories, leaves_in=number % 4 or None)
+        results = {}
+        for (one, incarnation), history in histories.items():
+            for round, members, x in history:
+                assert results.setdefault(round, (members, x)) == (members, x), number
+                assert one in members, number
+            has_ended = one in network.dead | network.left or incarnation < network.incarnations[one]
+            assert has_ended or not history or history[-1][0] == LONG - 1, number
+            entered += bool(incarnation and history)
+        assert len(results) == LONG or all(
+            one in network.dead | network.left for one in range(workers) if not network.incarnations[one]
+        )
+        for round, (members, x) in results.items():
+            expected = sum(given(one, round)[0].item() for one in members) / len(members)
+            assert x == pytest.approx([expected] * SIZE, rel=1e-6), number
+    assert entered > 5
+
+
+def test_a_newcomer_is_accepted_once_it_can_reach_all_members_and_is_in_their_epoch():
+    answers = {}
+    collectives = SimpleNamespace(members=(0, 1), asks={}, has_let_in=lambda worker, incarnation: worker == 3)
+    mailbox = SimpleNamespace(send=lambda to, message: answers.__setitem__(to, message))
+    newcomers: Any = MessageNewcomers(
+        cast(Any, mailbox), cast(Any, collectives), 0, model=dict, deadline_s=1.0, stopped=lambda: False
+    )
+    collectives.asks |= {
+        2: Ask(incarnation=1, epoch=2, peers=frozenset({0})),
+        3: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1})),
+        4: Ask(incarnation=1, epoch=3, peers=frozenset({0, 1})),
+        5: Ask(incarnation=1, epoch=1, peers=frozenset({0, 1})),
+        6: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1, 4})),
+        7: Ask(incarnation=2, epoch=2, peers=frozenset({0, 1, 6})),
+        8: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1})),
+    }
+    assert newcomers.accepted(epoch=2) == {6: 1, 7: 2}, "8 cannot reach them"
+    assert set(collectives.asks) == {2, 4, 6, 7, 8}
+    assert {to: message.number for to, message in answers.items()} == {5: 2}

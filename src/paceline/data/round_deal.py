@@ -172,7 +172,8 @@ class RoundDeal:
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
         """Deals further rounds among these members, too; returns what a newcomer needs for that."""
         self._go_on_with(members)
-        return {name: value for name, value in vars(self).items() if name not in ("_worker_id", "_survivors")}
+        own = ("_worker_id", "_survivors", "_left_before")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Deals as the members do that have let this worker in."""

@@ -1,9 +1,8 @@
 """Workers that come and go: they meet at a join point, take a place in the run, and from then on need only each other.
 
-A run has N places, 0 to N - 1, and training begins once all are taken. Under a method without rounds, a worker that comes
-later takes the place of a dead one, with a higher incarnation and a neighbour's model; if all are alive, it is refused. The
-process that holds the join point may die: the workers know each other's addresses by then, and deal out the unclaimed batches
-by worker ids.
+A run has N places, 0 to N - 1, and training begins once all are taken. A worker that comes later takes the place of a dead
+one, with a higher incarnation and what the others have; if all are alive, it is refused. The process that holds the join point
+may die: the workers know each other's addresses by then, and deal out the unclaimed batches by worker ids.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_endpoint, is_heard
 
-__all__ = ["JoinedRun", "check_joinable", "num_places", "trains_in_rounds"]
+__all__ = ["JoinedRun", "check_joinable", "num_places", "takes_newcomers", "trains_in_rounds"]
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
@@ -40,6 +39,11 @@ _joined = False  # places are taken by processes
 def trains_in_rounds(algorithm: Algorithm) -> bool:
     """Whether workers that join train in rounds of sums and means, without those that have died."""
     return algorithm.survivors_continue and algorithm.needs.collectives
+
+
+def takes_newcomers(algorithm: Algorithm) -> bool:
+    """Whether a worker that joins later can take a dead one's place."""
+    return algorithm.together or not trains_in_rounds(algorithm)
 
 
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
@@ -121,10 +125,10 @@ class JoinedRun:
             algorithm.check(self.num_workers)
             check_joinable(algorithm, self.num_workers)
             self._agree({"algorithm": self.spec, "model": model_words})
-            if trains_in_rounds(algorithm) and self._join_point.check(["started"]):
+            if not takes_newcomers(algorithm) and self._join_point.check(["started"]):
                 raise UsageError(
                     f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
-                    " on a dead worker's batches. Under ad-psgd, workers can join later."
+                    " on a dead worker's batches. Under all-reduce and ad-psgd, workers can join later."
                 )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
@@ -177,15 +181,18 @@ class JoinedRun:
         """Whether this worker has been told to end, and the others have not."""
         return bool(self._interruption)
 
-    def end(self) -> None:
+    def end(self, *, has_taken_part: bool) -> None:
         """Says that the data is used up, so that no more workers join.
+
+        Args:
+            has_taken_part: whether this worker was there from the beginning, or has averaged with another.
 
         Raises:
             WorkerLostError: this worker came so late that it never averaged with another.
         """
         with contextlib.suppress(JoinPointLostError):
             self._join_point.set("ending", "1")
-        if self.is_late and self.num_workers > 1 and not self.counts.averages:
+        if self.num_workers > 1 and not has_taken_part:
             raise WorkerLostError(
                 f"Worker {self.worker_id} joined when the others were about to end and never averaged with them: the "
                 "run's result is complete without it."

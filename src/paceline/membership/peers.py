@@ -83,7 +83,7 @@ class Peers:
             peer_deadline_s=patience_s,
             send_deadline_s=max(_SEND_DEADLINE_S, patience_s),
         )
-        self.connect = self._zmq.connect
+        self.connect, self.has_ended, self.incarnation = self._zmq.connect, self._zmq.has_ended, self._zmq.incarnation
         try:
             if worker_id >= num_workers:
                 self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials
@@ -105,10 +105,6 @@ class Peers:
         else:
             self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
         self.concurrency = ThreadConcurrency()
-
-    def has_ended(self, worker_id: int) -> bool:
-        """Whether a worker's machine says that no process listens at its address any more."""
-        return self._zmq.has_ended(worker_id)
 
     def _connect_late(self, stopped: Callable[[], bool]) -> None:
         """Connects a dead worker's successor to the reachable peers; others may have died or hung."""

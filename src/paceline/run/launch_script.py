@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.algorithms import registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
-from paceline.membership.elastic import check_joinable, num_places, trains_in_rounds
+from paceline.membership.elastic import check_joinable, num_places, takes_newcomers
 from paceline.membership.join_point import JoinPoint
 from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
@@ -100,10 +100,10 @@ class Agent:
         algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
         if algorithm is not None:
             check_joinable(algorithm)
-            if trains_in_rounds(algorithm) and self.restarts:
+            if self.restarts and not takes_newcomers(algorithm):
                 raise UsageError(
-                    f"{self.algorithm} does not replace dead workers of a script; the others train on their batches. Leave out"
-                    " --restarts, or start a function with `paceline launch FILE.py:FUNCTION`."
+                    f"{self.algorithm} does not replace dead workers; the others train on their batches. Leave out"
+                    " --restarts, or choose all-reduce or ad-psgd."
                 )
         with self._held_folder(), contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point:
             of = num_places(join_point, self.of, own=self.workers)
@@ -170,10 +170,10 @@ class Agent:
                 continue
             written = _written(self.folder).get(child.process.pid, {})
             worker_id, algorithm = written.get("worker"), written.get("algorithm")
-            in_rounds = algorithm is not None and trains_in_rounds(registry.build(algorithm))
+            is_replaced = algorithm is None or takes_newcomers(registry.build(algorithm))
             who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
             note = f"{who} {how_ended(code)}."
-            if self._num_restarted < self.restarts and not in_rounds and code not in (2, -signal.SIGINT):
+            if self._num_restarted < self.restarts and is_replaced and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1
                 note += " Another one starts in its place."
                 self._start(of)

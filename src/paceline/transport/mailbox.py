@@ -33,7 +33,7 @@ _LINGER_S = 10.0
 _PAUSE_S = 0.002
 
 
-class ZmqMailbox:
+class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
     """The `Mailbox` of one worker; safe to use from several threads.
 
     Workers find each other once, through a torch.distributed store, which may be gone later. The calling thread works on the
@@ -195,10 +195,14 @@ class ZmqMailbox:
         with self._changed:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
-    def has_ended(self, worker_id: int) -> bool:
-        """Whether a peer has said bye, or its machine says that no process listens at its address."""
+    def has_ended(self, worker_id: int, incarnation: int) -> bool:
+        """Whether a peer has said bye or has a successor, or its machine says that no process listens at its address."""
         peer = self._peers[worker_id]
-        return peer.ended or is_refused(peer.endpoint)
+        return peer.incarnation > incarnation or peer.ended or is_refused(peer.endpoint)
+
+    def incarnation(self, worker_id: int) -> int:
+        """Of this worker, or the highest known of a peer."""
+        return self._incarnation if worker_id == self._worker_id else self._peers[worker_id].incarnation
 
     def close(self) -> None:
         """Says bye, waits for unsent messages (`send_deadline_s`, but 10 s at most), and frees everything."""
@@ -222,9 +226,6 @@ class ZmqMailbox:
         self._inbox.close()
         end_context(self._context, linger_s)
         self._directory.close()
-
-    def __enter__(self) -> ZmqMailbox:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -254,8 +255,7 @@ class ZmqMailbox:
         if isinstance(one, Lost):
             self._lost(one.connection)
             return
-        parcel = self._parcel(one)
-        if parcel is None:
+        if (parcel := self._parcel(one)) is None:
             self.dropped += 1
             return
         sort, received = parcel

@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from paceline.errors import PeerLostError, RunStopped, WorkerLostError, name_workers
-from paceline.optim.half_types import add_up, mean_into, to_sum_type
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
-from paceline.transport.packed_vectors import packed, unpacked
+from paceline.transport.packed_vectors import packed
 from paceline.transport.round_header import Purpose, RoundHeader
+from paceline.transport.round_vectors import Part, RoundVectors
 
-__all__ = ["MessageCollectives"]
+__all__ = ["ASK", "Ask", "MessageCollectives"]
 
-_PIECES, _MEANS, _VOTE, _VIEW, _BYE = _KINDS = ("round pieces", "round means", "round vote", "round view", "round bye")
+ASK = "round ask"
+_PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "round vote", "round view", "round bye")
+_KINDS = (*_OWN, ASK)
 _LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told to end
 _PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 _REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
-_AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members longer than adding up the whole vectors
 
 
 class _Status(IntEnum):
@@ -34,11 +36,19 @@ class _Status(IntEnum):
     ENDED = 2  # its program has ended early
 
 
-class _Part(NamedTuple):
-    """A vector (n,) that a round replaces: by the sum over the members or, where they have weights, by the weighted mean."""
+class _Standing(NamedTuple):
+    """What is known about a worker; what is known later is larger."""
 
-    vector: torch.Tensor
-    is_mean: bool = False
+    incarnation: int = 0
+    status: _Status = _Status.MEMBER
+
+
+class Ask(NamedTuple):
+    """A newcomer asks to be let in."""
+
+    incarnation: int
+    epoch: int  # that its loop has reached
+    peers: frozenset[int]  # the workers that it can reach
 
 
 class _State(NamedTuple):
@@ -78,13 +88,15 @@ class MessageCollectives(CarriedOutTogether):
         mailbox: through which all workers can be reached.
         worker_id: this worker.
         num_workers: of the run; all are members at first.
-        has_ended: whether a worker's process is known to have ended.
+        has_ended: whether an incarnation of a worker is known to have ended.
+        incarnations: of the workers; empty: 0.
         deadline_s: how long to wait for a worker that cannot be reached, but has not ended.
         stopped: whether this worker has been told to end.
 
     Attributes:
         purpose: of the next rounds, which must be the same on all members.
-        members: the workers whose vectors the last result contains.
+        members: the workers whose vectors the last result contains; also those that `let_in` has named since.
+        asks: newcomers that wait for the members.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
     """
 
@@ -94,7 +106,8 @@ class MessageCollectives(CarriedOutTogether):
         worker_id: int,
         num_workers: int,
         *,
-        has_ended: Callable[[int], bool],
+        has_ended: Callable[[int, int], bool],
+        incarnations: Sequence[int] = (),
         deadline_s: float = 600.0,
         stopped: Callable[[], bool] = lambda: False,
         now_s: Callable[[], float] = time.monotonic,
@@ -104,10 +117,11 @@ class MessageCollectives(CarriedOutTogether):
         self._has_ended, self._deadline_s, self._stopped, self._now_s = has_ended, deadline_s, stopped, now_s
         self.members: Sequence[int] = tuple(range(num_workers))
         self._next_members = self.members  # of the next round, or of its repetition
-        self._statuses = [_Status.MEMBER] * num_workers
+        self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
+        self.asks: dict[int, Ask] = {}
         self._view = self._proposed = self._round = 0
         self._prepared = -1
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._results: list[torch.Tensor] = []
         self._header = RoundHeader()  # of this worker's pieces
         self._total = 0.0  # of the numbers that travel with the weights
@@ -128,12 +142,12 @@ class MessageCollectives(CarriedOutTogether):
             RunStopped: this worker has been told to end, and waits for another one.
         """
         self.finish(self._num_started)
-        self._run_round([_Part(vector, is_mean=True)], weight, number)
+        self._run_round([Part(vector, is_mean=True)], weight, number)
         return self._total
 
     def _carry_out(self, operations: list[Operation]) -> None:
         assert all(one.kind == "all-reduce" for one in operations)
-        self._run_round([_Part(one.vector) for one in operations])
+        self._run_round([Part(one.vector) for one in operations])
 
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
@@ -146,19 +160,49 @@ class MessageCollectives(CarriedOutTogether):
 
     def leave(self) -> None:
         """Tells the others that this worker takes part in no further round, so that they go on without it."""
-        for other in self._others() if not self._has_left else ():
-            self._send(other, Message(_BYE))
+        for other in self._mailbox.peers() if not self._has_left else ():
+            self._send(other, Message(_BYE))  # also to newcomers that the others are letting in
         self._has_left = True
+
+    # Newcomers
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """Takes newcomers, with their incarnations, into the next round; returns what they need for `enter`.
+
+        All members call it between the same two rounds. The next one begins with an agreement on the members, so a newcomer
+        that has died by then is left out.
+        """
+        for worker, incarnation in newcomers.items():
+            status = _Status.GONE if self._has_ended(worker, incarnation) else _Status.MEMBER
+            self._standings[worker] = max(self._standings[worker], _Standing(incarnation, status))
+        self.members = tuple(sorted({*self.members, *newcomers}))
+        self._next_members = tuple(sorted({*self._next_members, *newcomers}))
+        self._propose(self._view + 1)
+        standings = [tuple(map(int, one)) for one in self._standings]
+        return {"view": self._view, "round": self._round, "standings": standings, "members": self._next_members}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part from the next round on, with what `let_in` returned to a member."""
+        self._view, self._round = given["view"], given["round"]
+        self._standings = [_Standing(incarnation, _Status(status)) for incarnation, status in given["standings"]]
+        self.members = self._next_members = given["members"]
+        self._propose(self._view + 1)
+
+    def has_let_in(self, worker: int, incarnation: int) -> bool:
+        """Whether this incarnation of a worker is or was a member."""
+        return self._standings[worker].incarnation >= incarnation
 
     # A round
 
-    def _run_round(self, parts: list[_Part], weight: float = 1.0, number: float = 0.0) -> None:
+    def _run_round(self, parts: list[Part], weight: float = 1.0, number: float = 0.0) -> None:
         if self._num_workers == 1:
             self._total = number
             return
         if self._has_left:
             raise RunStopped
         began_s = self._now_s()
+        if not self._others():  # nobody to wait for, but newcomers may ask
+            self._hear(timeout_s=0.0)
         self._round += 1
         self._parts, self._results, self._prepared = parts, [], -1
         self._header = RoundHeader(weight, number, self.purpose, sum(part.vector.nbytes for part in parts))
@@ -175,20 +219,22 @@ class MessageCollectives(CarriedOutTogether):
         """Tries to end the round in the present view; False once a newer one is proposed."""
         if self._proposed > self._view:
             return False
-        if ended := [one for one, status in enumerate(self._statuses) if status is _Status.ENDED]:
+        if ended := [worker for worker, (_, status) in enumerate(self._standings) if status is _Status.ENDED]:
             raise self._lost(ended, "had left its loop, by an error (see its output) or before the others")
         self.members = self._next_members
+        vectors = RoundVectors(self._parts, self._header, self.members, self._worker_id, self._lost)
         for other in self._others():
-            self._say(_PIECES, other, packed([self._header.vector(), *self._pieces_of(other)]))
+            self._say(_PIECES, other, vectors.message_to(other))
         if not self._have_all(_PIECES):
             return False
-        self._results = self._reduce()
-        if self._is_cut:
+        self._results = vectors.reduce(self._messages(_PIECES))
+        self._total = vectors.total
+        if vectors.is_cut:
             for other in self._others():
                 self._say(_MEANS, other, packed(self._results))
             if not self._have_all(_MEANS):
                 return False
-            self._results = self._joined(self._results)
+            self._results = vectors.join(self._results, self._messages(_MEANS))
         self._prepared = self._view
         for other in self._others():
             self._say(_VOTE, other)
@@ -197,64 +243,8 @@ class MessageCollectives(CarriedOutTogether):
     def _others(self) -> list[int]:
         return [one for one in self._next_members if one != self._worker_id]
 
-    @property
-    def _is_cut(self) -> bool:
-        """Whether each member adds up a piece of every vector; else each adds up everything."""
-        return len(self.members) > 2 or self._header.num_bytes > _AT_ONCE_BYTES
-
-    def _slice_of(self, member: int, num_elements: int) -> slice:
-        """What a member adds up of a vector."""
-        place, of = (self.members.index(member), len(self.members)) if self._is_cut else (0, 1)
-        return slice(num_elements * place // of, num_elements * (place + 1) // of)
-
-    def _pieces_of(self, owner: int) -> list[torch.Tensor]:
-        """What this worker gives to a member's part of the result; nothing to a mean in which it has no weight."""
-        parts = [part for part in self._parts if self._header.weight or not part.is_mean]
-        return [part.vector[self._slice_of(owner, len(part.vector))] for part in parts]
-
-    def _reduce(self) -> list[torch.Tensor]:
-        """This worker's part of each result."""
-        me, header = self._worker_id, self._header.vector()
-        headers = {one: RoundHeader.of(self._unpack(_PIECES, one, [header])[0]) for one in self._others()}
-        headers[me] = self._header
-        for one, other in headers.items():
-            if why := other.why_unlike(self._header, me):
-                raise self._lost([one], why)
-        self._total = sum(headers[one].number for one in self.members)
-        likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self._parts]
-        pieces = {me: likes}
-        for one in self._others():
-            given = zip(self._parts, likes, strict=True)
-            brings = [like if headers[one].weight or not part.is_mean else like[:0] for part, like in given]
-            _, *pieces[one] = self._unpack(_PIECES, one, [header, *brings])
-        mine = [torch.empty_like(like) for like in likes]
-        for place, (part, out) in enumerate(zip(self._parts, mine, strict=True)):
-            if part.is_mean:
-                total = to_sum_type(out)
-                given = [(pieces[one][place], headers[one].weight) for one in self.members]
-                mean_into(total, [(piece, weight) for piece, weight in given if weight])
-                out.copy_(total)
-            else:
-                add_up([pieces[one][place] for one in self.members], out)
-        return mine
-
-    def _joined(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The whole results."""
-        results = [torch.empty_like(part.vector) for part in self._parts]
-        for one in self.members:
-            slices = [result[self._slice_of(one, len(result))] for result in results]
-            found = mine if one == self._worker_id else self._unpack(_MEANS, one, slices)
-            for out, piece in zip(slices, found, strict=True):
-                out.copy_(piece)
-        return results
-
-    def _unpack(self, kind: str, sender: int, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Vectors like these, from a message of this round."""
-        x = self._received[self._round, self._view, kind, sender]
-        try:
-            return unpacked(x if x is not None else torch.empty(0, dtype=torch.uint8), likes)
-        except RuntimeError:
-            raise self._lost([sender], "sent a message of another version of Paceline") from None
+    def _messages(self, kind: str) -> dict[int, torch.Tensor | None]:
+        return {one: self._received[self._round, self._view, kind, one] for one in self._others()}
 
     def _say(self, kind: str, to: int, x: torch.Tensor | None = None) -> None:
         self._send(to, Message(kind, self._round, x=x, version=self._view))
@@ -274,19 +264,19 @@ class MessageCollectives(CarriedOutTogether):
             self._hear()
         return True
 
-    def _hear(self) -> None:
+    def _hear(self, timeout_s: float = _LOOK_EVERY_S) -> None:
         """Waits a while for a message or an event."""
         if self._finds_somebody_gone():
             return
-        match self._mailbox.receive(_LOOK_EVERY_S, kind=_KINDS):
-            case Received(sender=sender, message=message):
-                self._take(sender, message)
-            case PeerLeft(peer=peer, reason=reason) if self._statuses[peer] is _Status.MEMBER:
+        match self._mailbox.receive(timeout_s, kind=_KINDS):
+            case Received(sender=sender, incarnation=incarnation, message=message):
+                self.take(sender, incarnation, message)
+            case PeerLeft(peer=peer, incarnation=incarnation, reason=reason) if self._is_member(peer, incarnation):
                 if reason == "ended":
                     self._lose(peer, _Status.ENDED)
                 else:
                     self._miss(peer)
-            case PeerBack(peer=peer) if self._statuses[peer] is _Status.MEMBER:
+            case PeerBack(peer=peer, incarnation=incarnation) if self._is_member(peer, incarnation):
                 # What was on its way is lost: all say again what they have to say.
                 self._unreachable.pop(peer, None)
                 self._propose(self._view + 1)
@@ -300,15 +290,19 @@ class MessageCollectives(CarriedOutTogether):
             if self._now_s() - self._stopped_s > _GRACE_S:
                 raise RunStopped
 
+    def _is_member(self, worker: int, incarnation: int | None = None) -> bool:
+        standing = self._standings[worker]
+        return standing.status is _Status.MEMBER and incarnation in (None, standing.incarnation)
+
     def _miss(self, worker: int) -> None:
-        if worker not in self._unreachable and self._statuses[worker] is _Status.MEMBER:
+        if worker not in self._unreachable and self._is_member(worker):
             self._unreachable[worker], self._probe_at_s = self._now_s(), -math.inf
 
     def _finds_somebody_gone(self) -> bool:
         """Looks whether workers that cannot be reached have ended, and for how long the others could not be."""
         if not self._unreachable or self._now_s() < self._probe_at_s:
             return False
-        gone = [one for one in self._unreachable if self._has_ended(one)]
+        gone = [one for one in self._unreachable if self._has_ended(one, self._standings[one].incarnation)]
         for one in gone:
             self._lose(one, _Status.GONE)
         for one, since_s in self._unreachable.items():
@@ -317,9 +311,17 @@ class MessageCollectives(CarriedOutTogether):
         self._probe_at_s = self._now_s() + _PROBE_EVERY_S
         return bool(gone)
 
-    def _take(self, sender: int, message: Message) -> None:
+    def take(self, sender: int, incarnation: int, message: Message) -> None:
+        """Notes what a message says."""
+        if incarnation < self._standings[sender].incarnation:
+            return
         if message.kind == _BYE:
+            self.asks.pop(sender, None)
             self._lose(sender, _Status.GONE)
+            self._standings[sender] = max(self._standings[sender], _Standing(incarnation, _Status.GONE))
+        elif message.kind == ASK:
+            peers = message.x.tolist() if message.x is not None else []
+            self.asks[sender] = Ask(incarnation, message.number, frozenset(peers))
         elif message.kind == _VIEW:
             self._compare(sender, message)
         elif (message.number, message.version) >= (self._round, self._view):
@@ -332,8 +334,8 @@ class MessageCollectives(CarriedOutTogether):
 
     def _lose(self, worker: int, status: _Status) -> None:
         self._unreachable.pop(worker, None)
-        if self._statuses[worker] is _Status.MEMBER:
-            self._statuses[worker] = status
+        if self._is_member(worker):
+            self._standings[worker] = self._standings[worker]._replace(status=status)
             self._propose(self._view + 1)
 
     def _propose(self, view: int) -> None:
@@ -343,29 +345,29 @@ class MessageCollectives(CarriedOutTogether):
     def _compare(self, sender: int, message: Message) -> None:
         """Takes over what another worker knows about the members."""
         view, x = message.version, message.x
-        if x is None or x.dtype != torch.int64 or len(x) != 1 + self._num_workers:
+        if x is None or x.dtype != torch.int64 or len(x) != 1 + 2 * self._num_workers:
             raise self._lost([sender], "sent a message of another version of Paceline")
         prepared, *told = x.tolist()
         if view <= self._view:
             return
-        statuses = tuple(map(_Status, told))
+        standings = [_Standing(n, _Status(status)) for n, status in zip(told[::2], told[1::2], strict=True)]
         self._states[sender] = _State(view, message.number, prepared)
-        if statuses[self._worker_id] is not _Status.MEMBER:
+        if standings[self._worker_id] > self._standings[self._worker_id]:
             raise WorkerLostError(
                 f"round {self._round}: the others have gone on without this worker, which they could not reach. {_REMEDY}"
             )
-        self._statuses = [max(one) for one in zip(statuses, self._statuses, strict=True)]
+        self._standings = [max(one) for one in zip(standings, self._standings, strict=True)]
         self._proposed = max(self._proposed, view)
 
     def _ends_by_change(self) -> bool:
         """Agrees with all living members on the next view, and on whether the round is over."""
         said: _State | None = None
         while True:
-            living = [one for one in self._next_members if self._statuses[one] is _Status.MEMBER]
+            living = [one for one in self._next_members if self._is_member(one)]
             state = _State(self._proposed, self._round, self._prepared)
             if state != said:
                 said = self._states[self._worker_id] = state
-                x = torch.tensor([self._prepared, *self._statuses])
+                x = torch.tensor([self._prepared, *chain.from_iterable(self._standings)])
                 for other in living:
                     if other != self._worker_id:
                         self._send(other, Message(_VIEW, self._round, x=x, version=self._proposed))

@@ -233,19 +233,18 @@ class CollectiveGatherer:
         collectives: of the run.
         worker_id: this worker.
         num_workers: of the run.
-        stopped: whether this worker has been told to end; the others then gather without it.
+        is_alone: whether the others gather without this worker, which has been told to end, or waits to be let in.
     """
 
     def __init__(
-        self, collectives: MessageCollectives, worker_id: int, num_workers: int, stopped: Callable[[], bool]
+        self, collectives: MessageCollectives, worker_id: int, num_workers: int, is_alone: Callable[[], bool]
     ) -> None:
         self._collectives, self._worker_id, self._num_workers = collectives, worker_id, num_workers
-        self._stopped = stopped
+        self._is_alone = is_alone
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As in `Gatherer`; costs two sums."""
-        if self._stopped():
-            self._collectives.leave()
+        if self._is_alone():
             return [value]
         self._collectives.purpose = Purpose.SUM
         own = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, UsageError, WorkerLostError
+from paceline.errors import DivergedError, NotReplacedError, UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
-from paceline.membership.elastic import JoinedRun, trains_in_rounds
+from paceline.membership.elastic import JoinedRun, takes_newcomers, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.peers import Peers
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.records.step_record import PackedRecords
 from paceline.transport.message_collectives import MessageCollectives
+from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.round_header import Purpose
 from paceline.worker.gathering import Call, CollectiveGatherer, Gatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -41,7 +42,7 @@ def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> N
 class ElasticMembership(Membership):
     """A worker with its own model; the run's model is the mean of all.
 
-    Under a method without rounds, a worker that joins late begins with a neighbour's model. No worker joins rounds late.
+    A worker that joins late begins with a neighbour's model or, in rounds, with what the others have when they let it in.
 
     Args:
         run: the joined run.
@@ -79,7 +80,7 @@ class ElasticMembership(Membership):
                 " or start the workers with torchrun."
             )
         peers = run.meet(list(state_of(model).values()), random_states)
-        if run.is_stale and trains_in_rounds(algorithm):
+        if run.is_stale and not run.is_late and trains_in_rounds(algorithm):
             peers.close()
             raise WorkerLostError("start: worker 0 ended before all workers had its model: start them again.")
         arena = own_arena(self.binding, algorithm, is_private=copies is not None)
@@ -97,10 +98,14 @@ class ElasticMembership(Membership):
             untrained=[*buffers.values(), *(one for one in model.parameters() if not one.requires_grad)],
         )
         memory.has_met(peers, max(1, run.incarnation) if run.is_stale else 0)
-        self._collectives = self._collectives_over(peers) if trains_in_rounds(algorithm) else None
-        if self._collectives is not None:
-            memory.ports = replace(memory.ports, mailbox=None, collectives=self._collectives)
-            self.gatherer = CollectiveGatherer(self._collectives, run.worker_id, run.num_workers, lambda: run.leaves)
+        self._collectives: MessageCollectives | None = None
+        self._has_entered = not run.is_late
+        if trains_in_rounds(algorithm):
+            self._collectives = self._collectives_over(peers)
+            self._newcomers = self._newcomers_over(peers, self._collectives)
+            newcomers = self._newcomers if takes_newcomers(algorithm) else None
+            memory.ports = replace(memory.ports, mailbox=None, collectives=self._collectives, newcomers=newcomers)
+            self.gatherer = CollectiveGatherer(self._collectives, run.worker_id, run.num_workers, self._gathers_alone)
         self._algorithm = algorithm
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
@@ -114,9 +119,26 @@ class ElasticMembership(Membership):
             run.worker_id,
             run.num_workers,
             has_ended=peers.has_ended,
+            incarnations=[peers.incarnation(one) for one in range(run.num_workers)],
             deadline_s=run.deadline_s,
             stopped=lambda: run.leaves,
         )
+
+    def _newcomers_over(self, peers: Peers, collectives: MessageCollectives) -> MessageNewcomers:
+        run, shared, untrained = self._run, self._memory.ports.shared, self._memory.ports.untrained
+        return MessageNewcomers(
+            peers.mailbox,
+            collectives,
+            run.incarnation,
+            model=lambda: {"version": shared.version, "model": [to_bytes(one) for one in (shared.x, *untrained)]},
+            deadline_s=run.deadline_s,
+            stopped=lambda: run.leaves,
+        )
+
+    def _gathers_alone(self) -> bool:
+        if self._run.leaves and self._collectives is not None:
+            self._collectives.leave()
+        return self._run.leaves or not self._has_entered
 
     @property
     def leads(self) -> bool:
@@ -131,6 +153,22 @@ class ElasticMembership(Membership):
             return BatchShare(self._claims, survivors=self._collectives if self._algorithm.loses_steps else None)
         return BatchShare(self._claims, is_late=True)
 
+    def enter(self, epoch: int) -> dict[str, Any] | None:
+        """As in `Membership`."""
+        if self._collectives is None or self._has_entered:
+            return {}
+        given = self._newcomers.enter(epoch)
+        if given is None:
+            return None
+        ports = self._memory.ports
+        x = torch.empty_like(ports.shared.x)
+        for tensor, value in zip([x, *ports.untrained], given["model"], strict=True):
+            from_bytes(tensor, value)
+        ports.shared.restore(given["version"], x)
+        self._collectives.enter(given["collectives"])
+        self._has_entered = True
+        return given
+
     def has_updates(self) -> bool:
         """As in `Membership`: the worker's own memory says nothing about others' models."""
         return False
@@ -140,7 +178,7 @@ class ElasticMembership(Membership):
         self.snapshot(out)
         if self._run.leaves:
             return FinalMean(out, float("nan"), 1)  # the others go on without this one
-        self._run.end()
+        self._run.end(has_taken_part=self._has_entered or self._run.counts.averages > 0)
         if self._collectives is not None:
             return self._end_in_rounds(self._collectives, out, left)
         # Whether every batch that this worker's place was given was claimed at the join point, by this process.
@@ -190,7 +228,9 @@ class ElasticMembership(Membership):
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)
             report(self._run, self._folder, "diverged", reason=str(error))
-        if self._collectives is not None and self._run.leaves:
+        if self._collectives is not None and (
+            self._run.leaves or not self._has_entered or isinstance(error, NotReplacedError)
+        ):
             self._collectives.leave()
         self._memory.close()
         self._run.close()
