@@ -19,6 +19,7 @@ from paceline.ports.checks import MalformedMessageError, checked_vector, checked
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.ports.views import LOST, MODEL
 from paceline.specs.bounds import SECONDS_ABOVE_0
 
 __all__ = ["DPSGD"]
@@ -83,7 +84,7 @@ class DPSGD(Algorithm):
         neighbours = _Neighbours(ports, self.deadline_s)
         num_members, batches = ports.num_workers, 0
         for _ in replica.steps():
-            x, k, round_ = shared.x, shared.version, replica.round or 0
+            x, k = shared.x, shared.version
             rates = float(replica.rates) if replica.round is not None else 0.0
             members = views.begin(k) if views is not None else range(ports.num_workers)
             if views is None:
@@ -93,12 +94,12 @@ class DPSGD(Algorithm):
             num_members = len(members)
             readers, W = self._neighbours_of(me, members, k, ports.num_workers)
             for reader in readers:
-                neighbours.send(reader, Message("model", k, rates, x, version=round_))
+                neighbours.send(reader, Message(MODEL, k, rates, x, version=batches))
             if views is not None:
                 views.sent(batches)
             with suppress(NoGradient):  # the neighbours still need this worker's model in this round
                 replica.gradient(at=x, version=k)
-            received = {j: neighbours.model_of(j, k, x, (round_, rates)) for j in sorted(W) if j != me}
+            received = {j: neighbours.model_of(j, k, x, (batches, rates)) for j in sorted(W) if j != me}
             models = {j: x_j for j, x_j in received.items() if x_j is not None}
             with shared.writing():
                 mixed = to_sum_type(x)
@@ -153,21 +154,21 @@ class _Neighbours:
                 raise _lost(reader, message.number, f"did not take a model: {error}") from error
 
     def model_of(self, j: int, k: int, x: torch.Tensor, place: tuple[int, float]) -> torch.Tensor | None:
-        """The model (P,) that neighbour `j` had at the beginning of round `k`; None: it has died without sending it.
+        """The model (P,) that neighbour `j` had at the beginning of round `k`; None: it will not come.
 
         Args:
             j: the neighbour.
             k: steps that both have made.
             x: this worker's model.
-            place: its round of batches and digest of learning rates, which the neighbour's must equal.
+            place: its rounds of batches so far and digest of learning rates, which the neighbour's must equal.
 
         Raises:
             UsageError: the rounds or rates differ.
         """
-        round_, rates = place
+        batches, rates = place
         while True:
             deadline_s = 0.0 if j in self._gone else self._deadline_s
-            match self._mailbox.receive(deadline_s, kind="model", sender=j, number=k):
+            match self._mailbox.receive(deadline_s, kind=(MODEL, LOST), sender=j, number=k):
                 case None if j in self._gone:
                     return None
                 case PeerLeft() if self._has_died(j):
@@ -177,11 +178,13 @@ class _Neighbours:
                     raise _lost(j, k, f"did not send its model within {self._deadline_s:g} s")
                 case PeerLeft(reason=reason):
                     raise _lost(j, k, f"did not send its model: it has left ({reason})")
+                case Received(message=Message(kind=kind)) if kind == LOST:
+                    return None
                 case Received() as received:
                     try:
                         x_j = checked_vector(received, x)
-                        if (other := received.message.version) != round_:
-                            raise left_out([j if other > round_ else self._ports.worker_id], k)
+                        if (other := received.message.version) != batches:
+                            raise left_out([j if other > batches else self._ports.worker_id], k)
                         check_rates([rates, checked_weight(received)], k + 1)
                         return x_j
                     except MalformedMessageError:  # the right one may follow

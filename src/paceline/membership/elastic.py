@@ -37,8 +37,8 @@ _joined = False  # places are taken by processes
 
 
 def trains_in_rounds(algorithm: Algorithm) -> bool:
-    """Whether workers that join train in rounds of sums and means, without those that have died."""
-    return algorithm.survivors_continue and algorithm.needs.collectives
+    """Whether workers that join train in rounds of messages, without those that have died."""
+    return algorithm.survivors_continue and (algorithm.needs.collectives or algorithm.needs.views)
 
 
 def takes_newcomers(algorithm: Algorithm) -> bool:

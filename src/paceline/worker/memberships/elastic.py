@@ -22,6 +22,7 @@ from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_b
 from paceline.records.step_record import PackedRecords
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
+from paceline.transport.message_views import MessageViews
 from paceline.transport.round_header import Purpose
 from paceline.worker.gathering import Call, CollectiveGatherer, Gatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -103,8 +104,11 @@ class ElasticMembership(Membership):
         if trains_in_rounds(algorithm):
             self._collectives = self._collectives_over(peers)
             self._newcomers = self._newcomers_over(peers, self._collectives)
+            views = self._collectives if isinstance(self._collectives, MessageViews) else None
             newcomers = self._newcomers if takes_newcomers(algorithm) else None
-            memory.ports = replace(memory.ports, mailbox=None, collectives=self._collectives, newcomers=newcomers)
+            memory.ports = replace(
+                memory.ports, mailbox=views, views=views, collectives=self._collectives, newcomers=newcomers
+            )
             self.gatherer = CollectiveGatherer(self._collectives, run.worker_id, run.num_workers, self._gathers_alone)
         self._algorithm = algorithm
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
@@ -114,7 +118,8 @@ class ElasticMembership(Membership):
 
     def _collectives_over(self, peers: Peers) -> MessageCollectives:
         run = self._run
-        return MessageCollectives(
+        rounds = MessageViews if self._memory.algorithm.needs.views else MessageCollectives
+        return rounds(
             peers.mailbox,
             run.worker_id,
             run.num_workers,
