@@ -13,15 +13,18 @@ from torch import nn
 from oracles import gossip
 from paceline.algorithms import d_psgd
 from paceline.memory.views import SharedViews
+from paceline.simulator.views import SimulatedViews
+from paceline.transport.message_views import MessageViews
 from processes.survivors import Survivors
 
 
 def patched(views, note):
-    """Calls `note` with a worker, "begin", "sent" or "missing", and numbers, as programs ask these `views`."""
+    """Calls `note` with a worker, "begin", "sent", "missing" or "kept", and numbers, as programs ask these `views`."""
     begin, sent, model_of = views.begin, views.sent, d_psgd._Neighbours.model_of
+    meet = MessageViews._meet
 
     def worker_of(own):
-        return own._worker_id if views is SharedViews else own._scheduler.current.worker_id
+        return own._scheduler.current.worker_id if views is SimulatedViews else own._worker_id
 
     def noted_begin(own, round):
         members = begin(own, round)
@@ -32,6 +35,12 @@ def patched(views, note):
         sent(own, batches)
         note(worker_of(own), "sent", batches)
 
+    def noted_meet(own, place=0):
+        reports = meet(own, place)
+        for worker in own._first_without:
+            note(own._worker_id, "kept", worker, own._kept[worker])
+        return reports
+
     def noted_model_of(own, j, k, x, place):
         found = model_of(own, j, k, x, place)
         if found is None:
@@ -39,6 +48,8 @@ def patched(views, note):
         return found
 
     stack = contextlib.ExitStack()
+    if views is MessageViews:
+        stack.enter_context(mock.patch.object(views, "_meet", noted_meet))
     for owner, name, new in (
         (views, "begin", noted_begin),
         (views, "sent", noted_sent),
@@ -50,14 +61,16 @@ def patched(views, note):
 
 @dataclass(frozen=True)
 class GossipSurvivors(Survivors):
-    """The loop, whose worker notes its rounds in a file."""
+    """The loop, whose worker notes its rounds in a file, as it asks these `views`."""
+
+    views: Any = SharedViews
 
     def __call__(self):
         def note(worker, *what):
             with (self.folder / f"rounds-{worker}.jsonl").open("a") as file:
                 file.write(json.dumps(what) + "\n")
 
-        with patched(SharedViews, note):
+        with patched(self.views, note):
             super().__call__()
 
     def repeats(self, workers):
@@ -79,12 +92,16 @@ class GossipSurvivors(Survivors):
 
 @dataclass
 class Notes:
-    """What workers have noted: each round's members, how many steps of a worker others have, and which models are missing."""
+    """What workers have noted: each round's members, which models are missing, and how many steps of a worker others have.
+
+    These are the steps that it has sent, or, where workers agree on what has come, `kept`.
+    """
 
     members: dict[int, list[int]] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     missing: set[tuple[int, int, int]] = field(default_factory=set)
+    kept: dict[int, int] = field(default_factory=dict)
 
     def add(self, worker, what, *numbers):
         match what:
@@ -96,6 +113,9 @@ class Notes:
                 self.sent[worker] = self.begun[worker] - 1
             case "missing":
                 self.missing.add((worker, *numbers))
+            case "kept":
+                other, steps = numbers
+                assert self.kept.setdefault(other, steps) == steps, "workers disagree on a dead one's steps"
 
 
 @dataclass
@@ -148,7 +168,7 @@ class GossipReference:
         """How often each sample was trained on: of the dead, in the steps that others have."""
         found = Counter()
         for worker, own in enumerate(self.steps):
-            for step in own[: self.notes.sent[worker]] if worker in dead else own:
+            for step in own[: self.notes.kept.get(worker, self.notes.sent[worker])] if worker in dead else own:
                 found.update(n for batch in step for n in batch)
         return found
 

@@ -144,7 +144,6 @@ class MessageViews(MessageCollectives):
         return (
             self._proposed > self._view
             or self._next_members != self._known  # an operation of all has shown that a member is gone
-            or any(one.round > self._round for one in self._states.values())
             or any(round > self._round and one == sender for round, _, _, one in self._received)
         )
 
@@ -160,7 +159,7 @@ class MessageViews(MessageCollectives):
         first_without = max(max(one.begun, *(heard.rounds for heard in one.heard)) for one in reports.values())
         for worker in set(self._known).difference(self.members):
             self._first_without[worker] = first_without
-            self._models.close(worker, own.heard[worker])
+            self._models.close(worker, own.heard[worker].rounds)
         for worker in self._known:
             self._kept[worker] = max(self._kept[worker], *(one.heard[worker].batches for one in reports.values()))
         for worker, report in reports.items():
@@ -223,8 +222,8 @@ class _Models:
             return Received(sender, 0, Message(LOST, round))
         return self._received.pop((sender, round), None)
 
-    def close(self, worker: int, heard: _Heard) -> None:
-        """Of a worker that is gone, only models up to `heard` are used."""
-        self.heard[worker], self.first_due[worker] = heard, math.inf
-        for key in [key for key in self._received if key[0] == worker and key[1] >= heard.rounds]:
+    def close(self, worker: int, rounds: int) -> None:
+        """Of a worker that is gone, only the models of the first `rounds` are used."""
+        self.first_due[worker] = math.inf
+        for key in [key for key in self._received if key[0] == worker and key[1] >= rounds]:
             del self._received[key]

@@ -1,0 +1,338 @@
+"""D-PSGD by messages among workers that die, leave and lose connections: on a network whose every event a seed draws."""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from oracles import gossip
+from paceline.algorithms import registry
+from paceline.data.plan import BatchPlan
+from paceline.data.sources import ABSENT, END, BatchClaims
+from paceline.errors import WorkerLostError
+from paceline.ports.ports import Counts, Message, PeerLeft, Received
+from paceline.ports.views import LOST
+from paceline.transport.message_views import MessageViews
+from paceline.transport.packed_vectors import packed, unpacked
+from paceline.transport.round_header import Purpose
+from transport.test_message_collectives import Network
+
+EPOCHS, BATCHES = 2, 8
+TOPOLOGIES = {
+    "ring": gossip.ring,
+    "complete": gossip.complete,
+    "exponential": gossip.exponential,
+    "one-peer-exponential": gossip.one_peer,
+}
+
+
+@dataclass
+class Worker:
+    """What one worker has done.
+
+    Attributes:
+        members: of each round that it has begun.
+        before: its model at the beginning of each.
+        missing: (round, worker): models that did not come.
+        mixed: by worker, how many of its steps the last model that came contains.
+        batches: of each of its steps.
+        kept: by dead worker, how many of its steps survive.
+        sums: what all workers have added up.
+        end: the mean of all models, and the workers in that.
+        has_left: whether it has left before the end.
+    """
+
+    members: list = field(default_factory=list)
+    before: list = field(default_factory=list)
+    missing: set = field(default_factory=set)
+    mixed: dict = field(default_factory=dict)
+    batches: list = field(default_factory=list)
+    kept: dict = field(default_factory=dict)
+    sums: list = field(default_factory=list)
+    end: tuple | None = None
+    has_left: bool = False
+
+
+class Breaking(Network):
+    """Notes whether a connection broke between living workers."""
+
+    has_cut = False
+
+    def _mend(self):
+        super()._mend()
+        self.has_cut = True
+
+
+class Shared:
+    def __init__(self, workers):
+        self.x, self.version = torch.zeros(workers, dtype=torch.float64), 0
+
+    def writing(self):
+        return contextlib.nullcontext()
+
+    def advance(self, updates=1):
+        self.version += 1
+        return self.version
+
+
+class Views(MessageViews):
+    """Notes what the program asks for and gets."""
+
+    notes: Worker
+
+    def begin(self, round):
+        members = super().begin(round)
+        self.notes.members.append(tuple(members))
+        return members
+
+    def receive(self, timeout_s, *, kind, sender, number):
+        found = super().receive(timeout_s, kind=kind, sender=sender, number=number)
+        assert isinstance(found, Received)
+        if found.message.kind == LOST:
+            self.notes.missing.add((number, sender))
+        else:
+            self.notes.mixed[sender] = found.message.version
+        return found
+
+
+class Replica:
+    """Its gradient is 1 for the worker's own element."""
+
+    round = 0
+    rates = 0.0
+
+    def __init__(self, ports, claims, stops, sums, notes):
+        self.ports, self.claims, self.stops, self.sums, self.notes = ports, claims, stops, sums, notes
+        self.samples = 0
+
+    @property
+    def rounds_begun(self):
+        return self.claims.taken if self.claims is not None else 0
+
+    def steps(self):
+        while len(self.notes.batches) != self.stops and (number := self.claims.next() if self.claims else 0) != END:
+            self.samples = int(number != ABSENT)
+            self.notes.batches.append(number)
+            self.notes.before.append(self.ports.shared.x.clone())
+            yield
+            if self.sums and len(self.notes.batches) % self.sums == 0:
+                self.ports.views.purpose = Purpose.SUM
+                total = torch.zeros(self.ports.num_workers)
+                total[self.ports.worker_id] = 1
+                self.ports.views.start_all_reduce(total).wait()
+                self.ports.views.purpose = Purpose.STEP
+                self.notes.sums.append(total.tolist())
+
+    def meet(self, members, rounds=None):
+        if self.claims is not None:
+            self.claims.deal.meet(members, rounds)
+
+    def gradient(self, at, version):
+        pass
+
+    def apply(self, to):
+        to[self.ports.worker_id] += 1
+
+    def applied(self, version, gradient_version):
+        pass
+
+    def absent(self, version):
+        pass
+
+
+@dataclass
+class Ports:
+    worker_id: int
+    num_workers: int
+    shared: Shared
+    views: Views
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def mailbox(self):
+        return self.views
+
+    def moved(self, *_):
+        pass
+
+
+def train(network, topology, *, leaver=None, sums=0, own_steps=()):
+    """Returns each worker's notes.
+
+    Args:
+        leaver: a worker that leaves after two steps.
+        sums: after so many steps workers add up numbers; 0: never.
+        own_steps: how many steps each worker makes with batches of its own; empty: the workers share the batches.
+    """
+    found = [Worker() for _ in range(network.workers)]
+    algorithm = registry.build(f"d-psgd(topology={topology}, deadline_s=1000000)")
+
+    def program(me, mailbox):
+        views = Views(mailbox, me, network.workers, has_ended=network.has_ended, now_s=network.now_s)
+        views.notes = notes = found[me]
+        plan = BatchPlan(num_samples=BATCHES, batch_size=1, num_workers=network.workers, seed=0)
+        options = {"lockstep": True, "counter": int, "max_epochs": EPOCHS, "tracks": True, "survivors": views}
+        claims = None if own_steps else BatchClaims(plan, worker_id=me, **options)
+        ports = Ports(me, network.workers, Shared(network.workers), views)
+        stops = 2 if me == leaver else own_steps[me] if own_steps else None
+        algorithm.work(Replica(ports, claims, stops, sums, notes), ports)
+        notes.before.append(ports.shared.x.clone())
+        if me == leaver:
+            notes.has_left = True
+            views.leave()
+            return
+        views.purpose, mean = Purpose.END, ports.shared.x.clone()
+        views.all_reduce_mean(mean, 1.0)
+        notes.kept = {one: views.kept(one) for one in range(network.workers) if views.has_died(one)}
+        notes.end = (mean.tolist(), tuple(views.members))
+
+    network.run(program)
+    return found
+
+
+def check(network, found, topology, own_steps=()):
+    """Survivors agree on all; their models are what one process computes; each batch counts once an epoch.
+
+    A worker that dies in the last rounds takes its batches with it.
+    """
+    alive = [one for one in range(network.workers) if one not in network.dead and not found[one].has_left]
+    if not alive:
+        return
+    first = found[alive[0]]
+    for one in alive:
+        own = found[one]
+        assert own.members == first.members
+        assert own.end == first.end
+        assert own.sums == first.sums
+        assert {other: own.kept.get(other) for other in first.kept} == first.kept
+        assert len(own.before) == len(own.members) + 1
+    before = tuple(range(network.workers))
+    for members in first.members:
+        assert set(alive) <= set(members) <= set(before)
+        before = members
+    check_models(found, alive, first.members, topology)
+    mean, members = first.end
+    assert set(alive) <= set(members)
+    torch.testing.assert_close(
+        torch.tensor(mean, dtype=torch.float64), sum(found[one].before[-1] for one in members) / len(members)
+    )
+    if not own_steps:
+        check_batches(network, found, alive, first)
+    lost = {(k, one, other) for one in alive for k, other in found[one].missing}
+    if not network.has_cut:
+        assert {other for *_, other in lost} <= {*range(network.workers)} - {*alive}
+
+
+def check_models(found, alive, rounds, topology):
+    neighbours = TOPOLOGIES[topology]
+    for k, members in enumerate(rounds):
+        W = gossip.metropolis(neighbours, len(members), k) if len(members) > 1 else np.ones((1, 1))
+        for one in alive:
+            own, place = found[one], members.index(one)
+            mixed = torch.zeros_like(own.before[k])
+            for other, weight in zip(members, W[place], strict=True):
+                is_missing = (k, other) in own.missing
+                mixed += weight * (own if is_missing or other == one else found[other]).before[k] if weight else 0
+            mixed[one] += own.batches[k] != ABSENT
+            torch.testing.assert_close(own.before[k + 1], mixed)
+
+
+def check_batches(network, found, alive, first):
+    counted = Counter()
+    for worker, own in enumerate(found):
+        kept = None if worker in alive else first.kept.get(worker)
+        counted.update(one for one in own.batches[:kept] if one != ABSENT)
+        if kept is not None:  # what is in survivors' models counts; the only other ones that had more have died
+            used = [one.mixed.get(worker, 0) for one in map(found.__getitem__, alive)]
+            assert max(used) <= kept <= len(own.batches)
+            assert max(used) == kept or len(alive) < network.workers - 1
+    assert set(counted.values()) == {1}
+    ends_with = {worker for worker in range(network.workers) if worker not in alive} & {*first.members[-1]}
+    assert ends_with or len(counted) == EPOCHS * BATCHES
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("faults", [0, 1, 2, 3])
+def test_survivors_agree_on_every_round(workers, faults):
+    check_runs(workers, faults)
+
+
+@pytest.mark.parametrize("faults", [1, 2])
+def test_loops_with_batches_of_their_own(faults):
+    """They do not meet at an epoch's end."""
+    check_runs(3, faults, own_steps=(6, 6, 6))
+
+
+def check_runs(workers, faults, runs=150, own_steps=()):
+    deaths = losses = 0
+    for number in range(runs):
+        topology = list(TOPOLOGIES)[number % len(TOPOLOGIES)]
+        network = Breaking(f"views {workers} {faults} {number}", workers, faults)
+        leaver = 1 if number % 3 == 2 else None
+        found = train(network, topology, leaver=leaver, sums=number // 4 % 3, own_steps=own_steps)
+        try:
+            check(network, found, topology, own_steps)
+        except BaseException as error:
+            error.add_note(f"run {number} of {workers} workers with {faults} faults")
+            raise
+        deaths += len(network.dead)
+        losses += any(one.missing for one in found)
+    assert faults == 0 or (deaths > 0 and losses > 0)
+
+
+def test_a_loop_that_makes_fewer_steps_is_named():
+    """By all whom it leaves waiting, and by itself."""
+    told = []
+
+    def noting(program, one):
+        def run(me, mailbox):
+            try:
+                program(me, mailbox)
+            except WorkerLostError as error:
+                told.append(str(error))
+
+        return ended_with(run, one)
+
+    network = Network("fewer steps", 3, faults=0)
+    ended_with, network._ended_with = network._ended_with, noting
+    train(network, "ring", own_steps=(6, 4, 6))
+    assert len(told) == 3
+    assert all(": worker 1 is at the end of its loop, and not at a step as worker 0: all must make" in one for one in told)
+
+
+class Ahead:
+    """A mailbox that has worker 2's models of two rounds; worker 1 answers that it has begun the first one."""
+
+    def __init__(self):
+        self.events = [Received(2, 0, Message("model", k, 0.0, torch.ones(3), version=k)) for k in range(2)]
+        self.events.append(PeerLeft(2, 0, "its connection broke"))
+
+    def send(self, to, message):
+        if to == 1:
+            x = message.x
+            if message.kind == "round pieces":
+                header, table = unpacked(x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 8, dtype=torch.int64)])
+                table = torch.zeros_like(table).view(3, 8)
+                table[1] = torch.tensor([1, 0, 1, 0, 0, 0, 0, 0])
+                x = packed([header, table.flatten()])
+            self.events.append(Received(1, 0, message._replace(x=x)))
+
+    def peers(self):
+        return {1, 2} if self.events else {1}
+
+    def receive(self, timeout_s=None, **_):
+        return self.events.pop(0) if self.events else None
+
+
+def test_a_dead_worker_was_ahead_of_all_others():
+    """It is a member of the round of its last model, whose steps count."""
+    views = MessageViews(Ahead(), 0, 3, has_ended=lambda worker: worker == 2)
+    assert list(views.begin(0)) == [0, 1, 2]
+    found = views.receive(60.0, kind=("model", "lost"), sender=1, number=0)
+    assert isinstance(found, Received)
+    assert found.message.kind == "lost"  # it was on its way when worker 1 met this one
+    assert (list(views.begin(1)), list(views.begin(2))) == ([0, 1, 2], [0, 1])
+    assert views.kept(2) == 1
