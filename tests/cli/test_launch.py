@@ -14,7 +14,10 @@ BAD = [
     ("--join 127.0.0.1:99999 -- script.py", "must be HOST:PORT"),
     ("--join 192.0.2.1:29400 -- script.py", "make a key with `paceline key FILE`"),
     ("--join 192.0.2.1:29400 --key none.key -- script.py", "Cannot read the key file none.key"),
-    ("--algorithm d-psgd -- script.py", "choose all-reduce or ad-psgd, or start d-psgd with torchrun"),
+    (
+        "--algorithm local-sgd(codec=fp16) -- script.py",
+        "choose all-reduce or ad-psgd, or start local-sgd(codec=fp16) with",
+    ),
     ("--algorithm local-sgd --restarts 1 -- script.py", "local-sgd does not replace dead workers; the others train"),
     ("--algorithm parameter-server -- script.py", "needs servers, which workers that join do not start"),
     ("--algorithm hogwild -- script.py", "works on memory that all workers share"),

@@ -90,7 +90,7 @@ def machines(tmp_path, request):
     machines.end()
 
 
-@pytest.mark.parametrize("machines", ["ad-psgd", "all-reduce"], indirect=True)
+@pytest.mark.parametrize("machines", ["ad-psgd", "all-reduce", "d-psgd"], indirect=True)
 def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     """The killed agent holds the join point; its workers go on without it."""
     address = free_address()
@@ -118,8 +118,10 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
     assert result["workers_lost"] == [victim]
     assert result["models_in_mean"] == 3
     assert any("The join point is gone" in note for note in result["notes"]) == (machines.algorithm == "ad-psgd")
-    run = RunData.load(machines.folder / "second")
-    assert len(run.records[other]) == result["updates_per_worker"][other]
+    rows = RunData.load(machines.folder / "second").records[other]
+    if machines.algorithm == "d-psgd":  # a worker without a batch makes no step of its own
+        rows = rows[rows["samples"] > 0]
+    assert len(rows) == result["updates_per_worker"][other]
     for name in ("model.pt", "report.html", "trace.json"):
         assert (machines.folder / "second" / name).stat().st_size
 

@@ -191,7 +191,6 @@ def test_workers_that_disagree(crew, wish, named):
         "all-reduce(codec=qsgd)",
         "lockstep(shares=auto)",
         "local-sgd(codec=fp16)",
-        "d-psgd",
         "hogwild",
     ],
 )
@@ -200,9 +199,10 @@ def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
     assert "workers cannot come and go: choose all-reduce or ad-psgd" in refused(worker)
 
 
-def test_models_on_gpus_have_no_rounds_of_messages(crew):
-    (worker,) = crew.start(1, algorithm="all-reduce", on_device=True)
-    assert "average in the CPU's memory under all-reduce: move the model there" in refused(worker)
+@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd"])
+def test_models_on_gpus_have_no_rounds_of_messages(crew, algorithm):
+    (worker,) = crew.start(1, algorithm=algorithm, on_device=True)
+    assert f"average in the CPU's memory under {algorithm}: move the model there" in refused(worker)
 
 
 def test_no_worker_joins_late_under_methods_with_local_steps(crew):

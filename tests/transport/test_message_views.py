@@ -300,7 +300,9 @@ def test_a_loop_that_makes_fewer_steps_is_named():
     ended_with, network._ended_with = network._ended_with, noting
     train(network, "ring", own_steps=(6, 4, 6))
     assert len(told) == 3
-    assert all(": worker 1 is at the end of its loop, and not at a step as worker 0: all must make" in one for one in told)
+    assert all(
+        ": worker 1 is at the end of its loop, and not at a step as worker 0: all must make" in one for one in told
+    )
 
 
 class Ahead:
@@ -314,7 +316,9 @@ class Ahead:
         if to == 1:
             x = message.x
             if message.kind == "round pieces":
-                header, table = unpacked(x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 8, dtype=torch.int64)])
+                header, table = unpacked(
+                    x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 8, dtype=torch.int64)]
+                )
                 table = torch.zeros_like(table).view(3, 8)
                 table[1] = torch.tensor([1, 0, 1, 0, 0, 0, 0, 0])
                 x = packed([header, table.flatten()])

@@ -33,8 +33,8 @@ class DPSGD(Algorithm):
 
     Every worker has its own model; evaluation uses the mean of all models. Models travel while the gradient is computed.
 
-    If a worker dies on one machine, its model is lost. The others keep its steps that are in models that it sent, and train on
-    the batches of its later steps.
+    If a worker dies, its model is lost. The others keep its steps that are in models that it sent, and train on the batches of
+    its later steps.
 
     Costs per step: one message of the parameters' size to and from every neighbour; a round takes as long as the slowest
     neighbour's, and so, after as many rounds as the graph's diameter, as the slowest worker's.
@@ -59,7 +59,7 @@ class DPSGD(Algorithm):
     deadline_s: Annotated[float, SECONDS_ABOVE_0] = 60.0
 
     refused_arguments: ClassVar[Mapping[str, str]] = {"codec": GOSSIP}
-    tolerates: ClassVar[tuple[str, ...]] = ("kill on one machine",)
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
 
     @property
@@ -198,6 +198,6 @@ class _Neighbours:
 
 def _lost(worker: int, k: int, what: str) -> WorkerLostError:
     return WorkerLostError(
-        f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. Resume from the newest checkpoint with --resume, or use "
-        "ad-psgd, which continues without a lost worker on any launcher."
+        f"D-PSGD round {k + 1}: worker {worker} {what.rstrip('.')}. If it is only slow, raise deadline_s; else resume "
+        "from the newest checkpoint, or use ad-psgd, which never waits."
     )

@@ -28,8 +28,6 @@ _ORDER = (
 _TOLERANCE = {
     "kill": "a worker that is killed (the others continue)",
     "kill under launch": "a worker that is killed under `launch` or `train` (the others continue; elsewhere the run ends)",
-    "kill on one machine": "a worker that is killed under `train`, or under `launch` of a function (the others continue;"
-    " elsewhere the run ends)",
     "straggler": "a slow worker (the others do not wait for it)",
 }
 _NOTHING = (

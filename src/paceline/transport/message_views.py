@@ -50,9 +50,9 @@ class MessageViews(MessageCollectives):
     first round without the dead worker is the one after the newest that any report names.
 
     A worker meets the others as soon as it knows of a death, a departure or a broken connection that stands again, and as soon
-    as another one says that it does: also while it waits for a neighbour's model. An operation for which all must come, such as
-    `living` or a sum, begins with meetings, too, until all report that they have come. Workers that are still in a round go to
-    such a meeting only when they get there.
+    as another one says so, also while it waits for a neighbour's model. An operation for which all must come, such as `living`
+    or a sum, begins with meetings, too, until all report that they have come. Workers that are still in a round go to such a
+    meeting only when they get there.
 
     This is safe:
 
