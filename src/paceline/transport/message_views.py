@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 
 from paceline.errors import WorkerLostError, name_workers
-from paceline.ports.ports import Event, Mailbox, Message, Received
+from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
 from paceline.ports.started import Operation
 from paceline.ports.views import LOST, MODEL
 from paceline.transport.message_collectives import MessageCollectives
@@ -58,9 +58,9 @@ class MessageViews(MessageCollectives):
 
     - All that end a meeting have the same reports, so they agree on the first round without a dead worker, and on its steps.
     - A worker begins no round between its report and the meeting's end. The rounds that it had begun before are in its report.
-      So a dead worker is a member of a round for all workers, or for none.
-    - Messages of one sender keep their order, and a meeting ends only after a message from every member. So a model that a
-      member sent before the meeting has come by its end, or was lost with a connection. Nobody waits for it any longer.
+      So a dead worker is a member of a round for all survivors, or for none.
+    - A worker has sent its models of all rounds that its report calls begun. Messages of one sender keep their order, and a
+      meeting ends only after a message from every member. So by its end such a model has come, or was lost with a connection.
     - Models of a dead worker that come after the report are dropped, because the report does not count their steps.
 
     Costs: nothing in a round; after a death, and before each operation of all, a round of `MessageCollectives` with
@@ -197,17 +197,9 @@ class _Models:
         self.first_due: list[float] = [0] * num_workers
         self._received: dict[tuple[int, int], Received] = {}  # by sender and round
 
-    def receive(
-        self,
-        timeout_s: float | None = None,
-        *,
-        kind: str | tuple[str, ...] | None = None,
-        sender: int | None = None,
-        number: int | None = None,
-    ) -> Event | None:
+    def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         """As in `Mailbox`; also returns None when a model has come."""
-        kinds = (kind,) if isinstance(kind, str) else kind or ()
-        event = self._mailbox.receive(timeout_s, kind=(*kinds, MODEL), sender=sender, number=number)
+        event = self._mailbox.receive(timeout_s, kind=(*(wanted.get("kind") or ()), MODEL))
         if not isinstance(event, Received) or event.message.kind != MODEL:
             return event
         one, round = event.sender, event.message.number
