@@ -172,7 +172,8 @@ def train(network, topology, *, leaver=None, sums=0, own_steps=()):
     found = [Worker() for _ in range(network.workers)]
     algorithm = registry.build(f"d-psgd(topology={topology}, deadline_s=1000000)")
 
-    def program(me, mailbox):
+    def program(mailbox):
+        me = mailbox.me
         try:
             work(me, mailbox)
         except WorkerLostError as error:
