@@ -25,9 +25,9 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 
 from paceline.run.fork_server import fork_server_context
 
-# What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded.
+# What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded. The
+# workers' own modules come last, as they freeze what is loaded by then: a worker's collections pass over all of it.
 PRELOAD = (
-    "paceline.run.preload",
     "paceline.advice.advise",
     "paceline.worker.attach",
     "paceline.cli.app",
@@ -37,6 +37,8 @@ PRELOAD = (
     "paceline.run.train",
     "sklearn.datasets",
     "torch.distributed.launcher.api",
+    "pytest",  # of workers whose functions are in a file of tests
+    "paceline.run.preload",
 )
 
 
