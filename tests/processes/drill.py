@@ -52,7 +52,7 @@ class Drill:
         config: further fields of `TrainConfig`.
     """
 
-    def __init__(self, algorithm, *, kill=(), apart=None, until=1200, resume=None, **config):
+    def __init__(self, algorithm, *, kill=(), apart=None, until=600, resume=None, **config):
         config = {"task": LINEAR, "workers": WORKERS, "epochs": 10_000, **config}
         self.training = prepared(
             TrainConfig(algorithm=algorithm, **config), resume, resume, on_progress=self._look, progress_every_s=0.0

@@ -75,7 +75,7 @@ BETWEEN = ("slots.published", "ring.unwritten")
 @pytest.mark.parametrize(("method", "point", "hit"), FAIL_POINTS)
 def test_a_kill_at_a_fail_point(method, point, hit, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"{point}@1#{hit}")
-    drill = Drill(method, until=1200)
+    drill = Drill(method)
     drill.killed_at[1] = 0  # the run is stopped only after this worker was lost
     run = drill.run()
     result = run.result
