@@ -2,17 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+import forked
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "all_reduce.py"
 
 
 def test_both_sides_are_measured_without_a_word():
-    command = [sys.executable, SCRIPT, "--rounds", "1", "--steps", "1", "--only", "mlp", "--json"]
-    environment = {**os.environ, "PYTHONWARNINGS": "default"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = [SCRIPT, "--rounds", "1", "--steps", "1", "--only", "mlp", "--json"]
+    done = forked.run(command, environment={**os.environ, "PYTHONWARNINGS": "default"})
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
     (figures,) = json.loads(done.stdout).values()

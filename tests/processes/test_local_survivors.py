@@ -112,10 +112,7 @@ def test_a_worker_that_has_brought_a_late_model_counts(hit, last, tmp_path, monk
 @pytest.mark.parametrize(
     "options",
     [
-        {"optimizer": "adam"},
         {"clips": True},
-        {"data": "processes"},
-        {"data": "drawn"},
         {"data": "list"},
         {"sums": True},
         {"scales": True},
