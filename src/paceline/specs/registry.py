@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import UsageError
@@ -89,7 +90,7 @@ class Registry:
         """
         spec = parse_spec(text_or_spec) if isinstance(text_or_spec, str) else text_or_spec
         cls = self[spec.name]
-        fields, hints = _init_fields(cls), get_type_hints(cls)
+        fields, hints = _init_fields(cls), _type_hints(cls)
         arguments = {}
         for key, value in spec.arguments.items():
             if key not in fields:
@@ -111,7 +112,7 @@ class Registry:
     def spec(self, instance: Any, *, defaults: bool = False) -> str:
         """The canonical text of an instance; arguments equal to their default are left out unless `defaults`."""
         cls = type(instance)
-        hints = get_type_hints(cls)
+        hints = _type_hints(cls)
         arguments = {}
         for key, item in _init_fields(cls).items():
             value = getattr(instance, key)
@@ -123,7 +124,7 @@ class Registry:
     def template(self, name: str) -> str:
         """The spec of a name with every default written out, and `...` for arguments without one; for help and tables."""
         cls = self[name]
-        hints = get_type_hints(cls)
+        hints = _type_hints(cls)
         arguments = []
         for key, item in _init_fields(cls).items():
             default = _default(item)
@@ -287,6 +288,9 @@ def _optimizer_arguments(spec: Spec, signature: Mapping[str, inspect.Parameter])
             betas[int(key.removeprefix("beta")) - 1] = value
             arguments["betas"] = tuple(betas)
     return arguments
+
+
+_type_hints = cache(get_type_hints)
 
 
 def _init_fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
