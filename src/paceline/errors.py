@@ -74,12 +74,13 @@ class NotReplacedError(PacelineError):
     """This process cannot take a dead worker's place, and the others go on without it.
 
     Attributes:
+        why: a clause for a sentence that names the worker.
         can_try_again: whether another process may be able to.
     """
 
     def __init__(self, why: str, *, can_try_again: bool = False) -> None:
-        super().__init__(why)
-        self.can_try_again = can_try_again
+        super().__init__(f"This process cannot take a dead worker's place: {why}.")
+        self.why, self.can_try_again = why, can_try_again
 
 
 class WorkerLostError(PacelineError, RuntimeError):

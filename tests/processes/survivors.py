@@ -95,8 +95,8 @@ def wait_for_newcomer(worker, of, incarnation):
     """Waits until this replacement of a worker asks to be let in, or has been let in or refused."""
     if isinstance(worker._membership, ElasticMembership):
         collectives = worker._membership._collectives
-        while not collectives.has_let_in(of, incarnation):
-            ask = collectives.asks.get(of)
+        while not collectives.incarnation(of) >= incarnation:
+            ask = collectives.requests.get(of)
             if ask is not None and ask.incarnation >= incarnation and {*collectives.members} <= ask.peers:
                 return
             collectives._hear()
@@ -133,7 +133,7 @@ class Survivors:
         newcomers: by number of batches, the workers for whose replacements the loop waits before it, each with how many of
             its processes there were before.
         schedule: whether the learning rate falls by "epoch", by "step", or by a step that may "follow" the run, or
-            by the loop's "own" count.
+            on a "plateau", or by the loop's "own" count.
         twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
     """
@@ -170,6 +170,8 @@ class Survivors:
             if self.at == "backward":
                 net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if self.schedule == "epoch" else 7, 0.7)
+            if self.schedule == "plateau":
+                scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=3)
             if self.schedule == "follow":
                 scheduler = worker.follow(scheduler)
             batches = OneAhead(worker, data) if self.ahead else worker.batches(data)
@@ -202,6 +204,8 @@ class Survivors:
                         scaler.update()
                         if self.schedule in ("step", "follow"):
                             scheduler.step()
+                        if self.schedule == "plateau":
+                            scheduler.step(worker.mean(1.0))
                         self._die(worker, "step", number)
                         if self.twice:
                             optimizer.zero_grad()

@@ -243,7 +243,7 @@ def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
         {"twice": True, "algorithm": "lockstep"},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},
-        {"schedule": "step"},
+        {"schedule": "plateau"},
         {"per_step": 2, "marks": True, "num_batches": 48},
     ],
     ids=str,

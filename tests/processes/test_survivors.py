@@ -180,6 +180,7 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},
         {"schedule": "step"},
+        {"schedule": "plateau"},
         {"per_step": 2, "marks": True, "num_batches": 48},
     ],
     ids=str,

@@ -1,16 +1,19 @@
 """Means by messages among workers that die, leave and lose connections: on a network whose every event a seed draws."""
 
 import random
+from collections import Counter
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from greenlet import getcurrent, greenlet
 
-from paceline.errors import NotReplacedError, PeerLostError, RunStopped
-from paceline.ports.ports import PeerBack, PeerLeft, Received
-from paceline.transport.message_collectives import Ask, MessageCollectives
+from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
+from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
+from paceline.transport.message_collectives import JoinRequest, MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
 
 ROUNDS, LONG = 4, 10
@@ -326,20 +329,77 @@ def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(worker
 
 def test_a_newcomer_is_accepted_once_it_can_reach_all_members_and_is_in_their_epoch():
     answers = {}
-    collectives = SimpleNamespace(members=(0, 1), asks={}, has_let_in=lambda worker, incarnation: worker == 3)
+    collectives = SimpleNamespace(members=(0, 1), requests={}, incarnation=lambda worker: int(worker == 3))
     mailbox = SimpleNamespace(send=lambda to, message: answers.__setitem__(to, message))
     newcomers: Any = MessageNewcomers(
         cast(Any, mailbox), cast(Any, collectives), 0, model=dict, deadline_s=1.0, stopped=lambda: False
     )
-    collectives.asks |= {
-        2: Ask(incarnation=1, epoch=2, peers=frozenset({0})),
-        3: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1})),
-        4: Ask(incarnation=1, epoch=3, peers=frozenset({0, 1})),
-        5: Ask(incarnation=1, epoch=1, peers=frozenset({0, 1})),
-        6: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1, 4})),
-        7: Ask(incarnation=2, epoch=2, peers=frozenset({0, 1, 6})),
-        8: Ask(incarnation=1, epoch=2, peers=frozenset({0, 1})),
+    collectives.requests |= {
+        2: JoinRequest(incarnation=1, epoch=2, peers=frozenset({0})),
+        3: JoinRequest(incarnation=1, epoch=2, peers=frozenset({0, 1})),
+        4: JoinRequest(incarnation=1, epoch=3, peers=frozenset({0, 1})),
+        5: JoinRequest(incarnation=1, epoch=1, peers=frozenset({0, 1})),
+        6: JoinRequest(incarnation=1, epoch=2, peers=frozenset({0, 1, 4})),
+        7: JoinRequest(incarnation=2, epoch=2, peers=frozenset({0, 1, 6})),
+        8: JoinRequest(incarnation=1, epoch=2, peers=frozenset({0, 1})),
     }
     assert newcomers.accepted(epoch=2) == {6: 1, 7: 2}, "8 cannot reach them"
-    assert set(collectives.asks) == {2, 4, 6, 7, 8}
+    assert set(collectives.requests) == {2, 4, 6, 7, 8}
     assert {to: message.number for to, message in answers.items()} == {5: 2}
+
+
+def newcomer(events, peers=lambda left: {0, 1}, ended=False):
+    """Whose mailbox has these events, and reaches `peers` while so many are left."""
+    queue = list(events)
+    mailbox = SimpleNamespace(
+        send=lambda to, message: None,
+        peers=lambda: peers(len(queue)),
+        receive=lambda timeout_s, **wanted: queue.pop(0) if queue else None,
+    )
+    collectives = MessageCollectives(cast(Any, mailbox), 2, 3, has_ended=lambda worker, incarnation: ended)
+    return MessageNewcomers(cast(Any, mailbox), collectives, 1, model=dict, deadline_s=0.2, stopped=lambda: False)
+
+
+def state_from(sender, incarnation, state=None):
+    sent = []
+    mailbox = SimpleNamespace(send=lambda to, message: sent.append(message))
+    giver = MessageNewcomers(cast(Any, mailbox), cast(Any, None), 0, model=dict, deadline_s=1.0, stopped=lambda: False)
+    giver.give({2: 1}, state or {"round": 3})
+    return Received(sender, incarnation, sent[0])
+
+
+def test_a_newcomer_waits_for_the_successor_of_a_dead_worker():
+    """It enters while the newcomer waits, and is then the one that gives the state."""
+    events = [
+        PeerLeft(0, 0, "its connection broke"),
+        PeerBack(0, 1),
+        Received(1, 0, Message("newcomer yes", 1, x=torch.tensor([0, 1]))),
+        state_from(0, 1),
+    ]
+    assert newcomer(events).enter(0) == {"round": 3}
+
+
+def test_a_newcomer_whose_connection_breaks_lets_the_next_one_try():
+    with pytest.raises(NotReplacedError, match="a connection broke") as error:
+        newcomer([PeerLeft(1, 0, "its connection broke"), PeerBack(1, 0)]).enter(0)
+    assert error.value.can_try_again
+
+
+def test_a_newcomer_waits_for_workers_that_stand_still_and_not_for_those_that_have_ended():
+    events = [PeerLeft(0, 0, "no sign of life"), None, None]
+    with pytest.raises(WorkerLostError, match="could not join"):
+        newcomer(events, lambda left: set() if left < 3 else {0}).enter(0)
+    with pytest.raises(RunStopped):
+        newcomer(events, lambda left: set() if left < 3 else {0}, ended=True).enter(0)
+
+
+def test_a_state_with_the_numbers_of_numpy_and_counters_is_given():
+    state = {"lr": np.float64(0.25), "milestones": Counter({np.int64(3): 1}), "betas": (np.float32(0.5), 0.9)}
+    found = newcomer([state_from(0, 0, state)]).enter(0)
+    assert found == {"lr": 0.25, "milestones": Counter({3: 1}), "betas": (0.5, 0.9)}
+    assert isinstance(found["milestones"], Counter)
+
+
+def test_a_state_with_other_objects_is_refused():
+    with pytest.raises(NotReplacedError, match="contains more than numbers and tensors"):
+        newcomer([state_from(0, 0, {"fraction": Fraction(1, 3)})]).enter(0)

@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import NotReplacedError
 from paceline.loop.run_progress import RunProgress
-from paceline.loop.schedules import FollowedScheduler, schedulers_of
+from paceline.loop.schedules import FollowedScheduler, find_schedulers
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.several_optimizers import members_of
 from paceline.ports.newcomers import Refusal
@@ -48,6 +48,7 @@ class CarriedState:
         """For `take_state`."""
         schedulers = {name: one.state_dict() for name, one in self._own.items()}
         return {
+            "class": _name(self._optimizer),
             "optimizer": state_for_checkpoints(self._optimizer),
             "schedulers": None if self._followed else schedulers,
             "progress": self._progress.position if self._progress is not None else (0.0, 0.0),
@@ -58,10 +59,19 @@ def take_state(optimizer: torch.optim.Optimizer, progress: RunProgress | None, g
     """Takes over the `state` of another worker's loop.
 
     Raises:
-        NotReplacedError: this loop has other schedulers.
+        NotReplacedError: this loop has another optimizer or other schedulers.
     """
     if progress is not None:
         progress.position = given["progress"]
+    if given["class"] != _name(optimizer):
+        raise NotReplacedError(Refusal.OPTIMIZER.why)
+    try:
+        _load(optimizer, given)
+    except (KeyError, ValueError) as error:
+        raise NotReplacedError(Refusal.OPTIMIZER.why) from error
+
+
+def _load(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
     if given["schedulers"] is None:
         load_with_own_settings(optimizer, given["optimizer"])
         return
@@ -73,12 +83,12 @@ def take_state(optimizer: torch.optim.Optimizer, progress: RunProgress | None, g
     optimizer.load_state_dict(given["optimizer"])
 
 
-def _name(scheduler: Any) -> str:
-    return type(scheduler).__qualname__
+def _name(one: Any) -> str:
+    return type(one).__qualname__
 
 
 def _outermost(optimizer: torch.optim.Optimizer) -> list[Any]:
     """An optimizer's schedulers, without those that are parts of others."""
-    found = schedulers_of(members_of(optimizer))
+    found = find_schedulers(members_of(optimizer))
     parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [one for one in found if id(one) not in parts]

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.errors import UsageError
 from paceline.system.torch_internals import is_followed_by_scheduler
 
-__all__ = ["FollowedScheduler", "schedulers_of"]
+__all__ = ["FollowedScheduler", "find_schedulers", "schedulers_of"]
 
 _ROUNDING = 1e-6
 
@@ -79,8 +79,11 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 
     Costs: one look at all objects that Python's garbage collector knows, if one of the optimizers has had a scheduler.
     """
-    if not any(map(is_followed_by_scheduler, optimizers)):
-        return []
+    return find_schedulers(optimizers) if any(map(is_followed_by_scheduler, optimizers)) else []
+
+
+def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
     # By type: isinstance would load lazy modules.
     every = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
     return [one for one in every if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]

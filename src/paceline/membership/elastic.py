@@ -128,7 +128,7 @@ class JoinedRun:
             if not takes_newcomers(algorithm) and self._join_point.check(["started"]):
                 raise UsageError(
                     f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
-                    " on a dead worker's batches. Under all-reduce and ad-psgd, workers can join later."
+                    " on a dead worker's batches. Under lockstep, all-reduce and ad-psgd, workers can join later."
                 )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
@@ -190,13 +190,10 @@ class JoinedRun:
         Raises:
             WorkerLostError: this worker came so late that it never averaged with another.
         """
+        if self.num_workers > 1 and not has_taken_part:
+            raise WorkerLostError(f"Worker {self.worker_id} joined too late to take part: the others had ended.")
         with contextlib.suppress(JoinPointLostError):
             self._join_point.set("ending", "1")
-        if self.num_workers > 1 and not has_taken_part:
-            raise WorkerLostError(
-                f"Worker {self.worker_id} joined when the others were about to end and never averaged with them: the "
-                "run's result is complete without it."
-            )
 
     def close(self) -> None:
         """Leaves the join point, which ends if this process holds it. Raises a pending interruption, if a signal came."""

@@ -17,6 +17,7 @@ class Refusal(IntEnum):
     SCALED = 3
     CLOSURES = 4
     OWN_BATCHES = 5
+    OPTIMIZER = 6
 
     @property
     def why(self) -> str:
@@ -30,6 +31,7 @@ _WHY = {
     Refusal.SCALED: "the others' GradScaler has a scale that it cannot have",
     Refusal.CLOSURES: "the optimizer evaluates closures",
     Refusal.OWN_BATCHES: "its loop does not get its batches from worker.batches",
+    Refusal.OPTIMIZER: "its optimizer, or one of its schedulers, is not like the others'",
 }
 
 

@@ -33,6 +33,7 @@ def joined_result(
     failed or was interrupted.
     """
     ended = [one for one in own if one["state"] == "ended"]
+    distances = [one["consensus_distance"] for one in ended if one["consensus_distance"] is not None]
     start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
     for rows in records.values():
         shift_times(rows, -start_s)
@@ -52,10 +53,10 @@ def joined_result(
         **figures,
         "gossip": gossip,
         "workers_here": sorted(records),
-        "workers_lost": sorted(one["worker"] for one in own if one["state"] == "started"),
+        "workers_lost": sorted({one["worker"] for one in own if one["state"] == "started"}),
         "restarts": restarts,
         "models_in_mean": max((one["models_in_mean"] for one in ended), default=0),
-        "consensus_distance": next((one["consensus_distance"] for one in ended), None),
+        "consensus_distance": next(iter(distances), None),
         "worst_worker_accuracy": None,
         "unresolved_exchanges": sum(one["unresolved_exchanges"] for one in ended),
         "notes": [*notes, *dict.fromkeys(note for one in ended for note in one["notes"])],

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.algorithms import registry
+from paceline.algorithms import Algorithm, registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
-from paceline.membership.elastic import check_joinable, num_places, takes_newcomers
+from paceline.membership.elastic import check_joinable, num_places, takes_newcomers, trains_in_rounds
 from paceline.membership.join_point import JoinPoint
 from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
@@ -170,9 +170,11 @@ class Agent:
                 continue
             written = _written(self.folder).get(child.process.pid, {})
             worker_id, algorithm = written.get("worker"), written.get("algorithm")
-            is_replaced = algorithm is None or takes_newcomers(registry.build(algorithm))
             who = f"Worker {worker_id}" if worker_id is not None else f"A worker (process {child.process.pid})"
             note = f"{who} {how_ended(code)}."
+            if written.get("state") in ("not let in", "not replaced"):
+                note = f"{who} could not take a dead one's place: {written['reason']}."
+            is_replaced = algorithm is None or _is_replaced(registry.build(algorithm), code, written["state"])
             if self._num_restarted < self.restarts and is_replaced and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1
                 note += " Another one starts in its place."
@@ -213,7 +215,7 @@ class Agent:
         records = {
             one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl")
             for one in own
-            if one["state"] != "started"
+            if one["state"] in ("ended", "diverged")
         }
         about = {
             "task": name_of(self.command),
@@ -249,6 +251,13 @@ class Agent:
 
     def _ended_well(self, pid: int) -> bool:
         return any(child.process.pid == pid and child.process.returncode == 0 for child in self._children)
+
+
+def _is_replaced(algorithm: Algorithm, code: int, state: str) -> bool:
+    """Whether another process may take a worker's place: in rounds, not after an error, which ends the others, too."""
+    if trains_in_rounds(algorithm):
+        return takes_newcomers(algorithm) and (code < 0 or state == "not let in")
+    return True
 
 
 def _written(folder: Path) -> dict[int, dict[str, Any]]:

@@ -19,7 +19,7 @@ from paceline.transport.packed_vectors import packed
 from paceline.transport.round_header import Purpose, RoundHeader
 from paceline.transport.round_vectors import Part, RoundVectors
 
-__all__ = ["ASK", "Ask", "MessageCollectives"]
+__all__ = ["ASK", "JoinRequest", "MessageCollectives"]
 
 ASK = "round ask"
 _PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "round vote", "round view", "round bye")
@@ -37,13 +37,13 @@ class _Status(IntEnum):
 
 
 class _Standing(NamedTuple):
-    """What is known about a worker; what is known later is larger."""
+    """What is known about a worker; newer knowledge compares greater."""
 
     incarnation: int = 0
     status: _Status = _Status.MEMBER
 
 
-class Ask(NamedTuple):
+class JoinRequest(NamedTuple):
     """A newcomer asks to be let in."""
 
     incarnation: int
@@ -66,10 +66,10 @@ class MessageCollectives(CarriedOutTogether):
     vectors, adds up the pieces that it receives, and sends the sum to all. Sums are in the order of ids, so they have the same
     bits as in shared memory. A worker that has all sums votes. Its round is over once it has the votes of all members.
 
-    Members of a round are those of a numbered *view*. If a member dies or leaves, or if a connection broke, the others agree
-    on the next view: each tells all how far it is and which workers it knows to be gone, until all have said the same number.
-    If another member is in the next round already, this worker's round is over, with the result that it has. If all members
-    have the round's result, it is over, too. Otherwise they repeat it in the new view.
+    Members of a round are those of a numbered *view*. If a member dies or leaves, or if a connection broke and was restored,
+    the others agree on the next view: each tells all how far it is and which workers it knows to be gone, until all have said
+    the same number. If another member is in the next round already, this worker's round is over, with the result that it has.
+    If all members have the round's result, it is over, too. Otherwise they repeat it in the new view.
 
     This is safe, because no worker ends a round that another member cannot end:
 
@@ -96,7 +96,7 @@ class MessageCollectives(CarriedOutTogether):
     Attributes:
         purpose: of the next rounds, which must be the same on all members.
         members: the workers whose vectors the last result contains; also those that `let_in` has named since.
-        asks: newcomers that wait for the members.
+        requests: of newcomers that wait for the members.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
     """
 
@@ -118,7 +118,7 @@ class MessageCollectives(CarriedOutTogether):
         self.members: Sequence[int] = tuple(range(num_workers))
         self._next_members = self.members  # of the next round, or of its repetition
         self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
-        self.asks: dict[int, Ask] = {}
+        self.requests: dict[int, JoinRequest] = {}
         self._view = self._proposed = self._round = 0
         self._prepared = -1
         self._parts: list[Part] = []
@@ -188,9 +188,17 @@ class MessageCollectives(CarriedOutTogether):
         self.members = self._next_members = given["members"]
         self._propose(self._view + 1)
 
-    def has_let_in(self, worker: int, incarnation: int) -> bool:
-        """Whether this incarnation of a worker is or was a member."""
-        return self._standings[worker].incarnation >= incarnation
+    def incarnation(self, worker: int) -> int:
+        """The newest incarnation of a worker that is or was a member."""
+        return self._standings[worker].incarnation
+
+    def others_have_ended(self) -> bool:
+        """Whether all other workers have ended, have never been reached, or are newcomers."""
+        others = set(range(self._num_workers)) - self.requests.keys() - {self._worker_id}
+        incarnations = {one: self._standings[one].incarnation for one in others}
+        return not others & self._mailbox.peers() and all(
+            incarnation < 0 or self._has_ended(one, incarnation) for one, incarnation in incarnations.items()
+        )
 
     # A round
 
@@ -201,7 +209,7 @@ class MessageCollectives(CarriedOutTogether):
         if self._has_left:
             raise RunStopped
         began_s = self._now_s()
-        if not self._others():  # nobody to wait for, but newcomers may ask
+        if not self._others():  # it waits for no message, but must read newcomers' requests
             self._hear(timeout_s=0.0)
         self._round += 1
         self._parts, self._results, self._prepared = parts, [], -1
@@ -312,16 +320,16 @@ class MessageCollectives(CarriedOutTogether):
         return bool(gone)
 
     def take(self, sender: int, incarnation: int, message: Message) -> None:
-        """Notes what a message says."""
+        """Handles a message."""
         if incarnation < self._standings[sender].incarnation:
             return
         if message.kind == _BYE:
-            self.asks.pop(sender, None)
+            self.requests.pop(sender, None)
             self._lose(sender, _Status.GONE)
             self._standings[sender] = max(self._standings[sender], _Standing(incarnation, _Status.GONE))
         elif message.kind == ASK:
             peers = message.x.tolist() if message.x is not None else []
-            self.asks[sender] = Ask(incarnation, message.number, frozenset(peers))
+            self.requests[sender] = JoinRequest(incarnation, message.number, frozenset(peers))
         elif message.kind == _VIEW:
             self._compare(sender, message)
         elif (message.number, message.version) >= (self._round, self._view):
@@ -339,7 +347,7 @@ class MessageCollectives(CarriedOutTogether):
             self._propose(self._view + 1)
 
     def _propose(self, view: int) -> None:
-        """Proposes a view by a number that this worker has not said yet, because it knows more than when it said the last."""
+        """Proposes a view by a new number, because this worker's knowledge has changed."""
         self._proposed = max(self._proposed + 1, view)
 
     def _compare(self, sender: int, message: Message) -> None:

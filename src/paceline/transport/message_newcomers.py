@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import pickle
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
+from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError, first_line
 from paceline.ports.newcomers import Refusal
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, MessageCollectives
@@ -20,21 +22,24 @@ __all__ = ["MessageNewcomers"]
 
 _LATER, _REFUSED, _LET_IN, _STATE = _ANSWERS = ("newcomer later", "newcomer no", "newcomer yes", "newcomer state")
 _LOOK_EVERY_S = 0.1
-_GIVER_LOST = "the worker that was to give it the others' state has died, or cannot be reached"
+_GIVER_LOST = "the worker that was sending it the others' state has died, or cannot be reached"
 
 
 class MessageNewcomers:
     """Implements `Newcomers` by messages.
 
     A newcomer asks all workers that it can reach. The first member of a round accepts it once it can reach all members, and
-    says so in the round's exchange. As their next step begins, all members let it in, and the first one sends it what they
-    have. The others wait for it in that step's round.
+    says so in the round's exchange. As their next step begins, all members let it in, and the first one sends it their state.
+    The others wait for it in that step's round.
+
+    A newcomer sends "round ask". The answers are "newcomer later", with the epoch that the members are in; "newcomer no", with
+    a `Refusal`; "newcomer yes" from every member, with the worker that sends the state; and "newcomer state".
 
     Args:
         mailbox: through which all workers can be reached.
         collectives: of the members.
         incarnation: of this worker.
-        model: what newcomers get of this worker's model.
+        model: returns the model's part of the state.
         deadline_s: how long a newcomer waits for the members' next step.
         stopped: whether this worker has been told to end.
 
@@ -58,32 +63,33 @@ class MessageNewcomers:
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""
-        found, asks = dict[int, int](), self._collectives.asks
-        for worker, ask in sorted(asks.items()):
-            if self._collectives.has_let_in(worker, ask.incarnation):
-                del asks[worker]
-            elif ask.epoch < epoch:
-                del asks[worker]
+        found, requests = dict[int, int](), self._collectives.requests
+        for worker, request in sorted(requests.items()):
+            if self._collectives.incarnation(worker) >= request.incarnation:
+                del requests[worker]
+            elif request.epoch < epoch:
+                del requests[worker]
                 self._answer(worker, Message(_LATER, epoch))
-            elif ask.epoch == epoch and {*self._collectives.members, *found} <= ask.peers:
-                found[worker] = ask.incarnation
+            elif request.epoch == epoch and {*self._collectives.members, *found} <= request.peers:
+                found[worker] = request.incarnation
         return found
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
         """As in `Newcomers`."""
         for worker in newcomers:
-            self._collectives.asks.pop(worker, None)
+            self._collectives.requests.pop(worker, None)
             self._answer(worker, Message(_REFUSED, why))
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
         """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
-            self._answer(worker, Message(_LET_IN, incarnation, version=giver))
+            told = torch.tensor([giver, self._collectives.incarnation(giver)])
+            self._answer(worker, Message(_LET_IN, incarnation, x=told))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         """As in `Newcomers`."""
         content = io.BytesIO()
-        torch.save(state | self._model(), content)
+        torch.save(_plain(state | self._model()), content)
         x = torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
         for worker, incarnation in newcomers.items():
             self._answer(worker, Message(_STATE, incarnation, x=x))
@@ -108,11 +114,11 @@ class MessageNewcomers:
             RunStopped: they have ended, or this worker has been told to end.
             WorkerLostError: they do not come to their next step within the deadline.
         """
-        giver, asked, lost = -1, frozenset[int](), dict[int, int]()
+        giver, asked, lost = (-1, 0), frozenset[int](), set[tuple[int, int]]()
         until_s = time.monotonic() + self._deadline_s
         while giver not in lost:
             peers = frozenset(self._mailbox.peers())
-            if self._stopped() or peers <= self._collectives.asks.keys():
+            if self._stopped() or self._collectives.others_have_ended():
                 raise RunStopped("the others have ended, or are newcomers, too")
             if peers != asked:
                 asked = peers
@@ -120,29 +126,45 @@ class MessageNewcomers:
                     self._answer(one, Message(ASK, epoch, x=torch.tensor(sorted(peers))))
             match self._mailbox.receive(_LOOK_EVERY_S, kind=(*_ANSWERS, ASK)):
                 case Received(sender=sender, incarnation=incarnation, message=message):
-                    kind, number, _, x, version = message
+                    kind, number, _, x, _ = message
                     if kind == ASK:
                         self._collectives.take(sender, incarnation, message)
                     elif kind == _STATE and number == self._incarnation and x is not None:
                         return _read(x)
-                    elif kind == _LET_IN and number == self._incarnation:
-                        giver = version
+                    elif kind == _LET_IN and number == self._incarnation and x is not None:
+                        giver = tuple(x.tolist())
                     elif kind == _REFUSED:
                         raise NotReplacedError(Refusal(number).why)
                     elif kind == _LATER and number > epoch:
                         return None
                 case PeerLeft(peer=peer, incarnation=incarnation):
-                    lost[peer] = incarnation
-                    self._collectives.asks.pop(peer, None)
-                case PeerBack(peer=peer, incarnation=incarnation) if lost.get(peer) == incarnation:
-                    break  # what it sent meanwhile is lost, perhaps also that this worker is let in
+                    lost.add((peer, incarnation))
+                    self._collectives.requests.pop(peer, None)
+                case PeerBack(peer=peer, incarnation=incarnation) if (peer, incarnation) in lost:
+                    # What the peer sent meanwhile is lost, perhaps also that this worker is let in.
+                    raise NotReplacedError("a connection broke while it waited for the others", can_try_again=True)
                 case _:
                     pass
             if time.monotonic() > until_s:
                 raise WorkerLostError(
-                    f"The others made no step for {self._deadline_s:g} s, so that this worker was not let in."
+                    f"This worker could not join: the others made no step for {self._deadline_s:g} s."
                 )
         raise NotReplacedError(_GIVER_LOST, can_try_again=True)
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's numbers instead of NumPy's, which reading would refuse."""
+    match value:
+        case dict():
+            plain = copy.copy(value)  # a Counter, an OrderedDict
+            plain.clear()
+            plain.update({_plain(key): _plain(one) for key, one in value.items()})
+            return plain
+        case list() | tuple():
+            return type(value)(map(_plain, value))
+        case np.generic():
+            return value.item()
+    return value
 
 
 def _read(x: torch.Tensor) -> dict[str, Any]:
@@ -150,5 +172,5 @@ def _read(x: torch.Tensor) -> dict[str, Any]:
     try:
         return torch.load(io.BytesIO(x.numpy().tobytes()), weights_only=True)
     except pickle.UnpicklingError as error:
-        why = "the state of the optimizer or of a scheduler contains objects that are neither numbers nor tensors"
+        why = f"the others' state contains more than numbers and tensors ({first_line(error)})"
         raise NotReplacedError(why) from error

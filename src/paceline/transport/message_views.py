@@ -49,10 +49,10 @@ class MessageViews(MessageCollectives):
     which round it has begun, and which models it has from each worker. All get the same reports of the same members. The
     first round without the dead worker is the one after the newest that any report names.
 
-    A worker meets the others as soon as it knows of a death, a departure or a broken connection that stands again, and as soon
-    as another one says so, also while it waits for a neighbour's model. An operation for which all must come, such as `living`
-    or a sum, begins with meetings, too, until all report that they have come. Workers that are still in a round go to such a
-    meeting only when they get there.
+    A worker meets the others as soon as it knows of a death, a departure or a connection that broke and was restored, and as
+    soon as another one says so, also while it waits for a neighbour's model. An operation for which all must come, such as
+    `living` or a sum, begins with meetings, too, until all report that they have come. Workers that are still in a round go to
+    such a meeting only when they get there.
 
     This is safe:
 

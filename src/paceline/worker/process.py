@@ -168,7 +168,7 @@ def _ending(error: BaseException) -> Done | Failure:
     if isinstance(error, RunStopped) or exits_in_order(error):
         return Done()
     if isinstance(error, NotReplacedError):
-        return Failure("not let in" if error.can_try_again else "not replaced", str(error))
+        return Failure("not let in" if error.can_try_again else "not replaced", error.why)
     if isinstance(error, PacelineError):
         return Failure(next((kind for one, kind in _KINDS.items() if isinstance(error, one)), "error"), str(error))
     return Failure("error", f"{type(error).__name__}: {error}", traceback.format_exc())

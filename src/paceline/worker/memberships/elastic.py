@@ -74,6 +74,7 @@ class ElasticMembership(Membership):
         self.tables = run.tables
         self.gatherer: Gatherer = _NobodyToWaitFor()
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
+        self._untrained = [one for one in state_of(model).values() if not one.requires_grad]
         copies, buffers = copies_of(self.binding, algorithm), dense_buffers(model)
         if copies is not None and trains_in_rounds(algorithm):
             raise UsageError(
@@ -130,7 +131,7 @@ class ElasticMembership(Membership):
         )
 
     def _newcomers_over(self, peers: Peers, collectives: MessageCollectives) -> MessageNewcomers:
-        run, shared, untrained = self._run, self._memory.ports.shared, self._memory.ports.untrained
+        run, shared, untrained = self._run, self._memory.ports.shared, self._untrained
         return MessageNewcomers(
             peers.mailbox,
             collectives,
@@ -165,11 +166,11 @@ class ElasticMembership(Membership):
         given = self._newcomers.enter(epoch)
         if given is None:
             return None
-        ports = self._memory.ports
-        x = torch.empty_like(ports.shared.x)
-        for tensor, value in zip([x, *ports.untrained], given["model"], strict=True):
+        shared = self._memory.ports.shared
+        x = torch.empty_like(shared.x)
+        for tensor, value in zip([x, *self._untrained], given["model"], strict=True):
             from_bytes(tensor, value)
-        ports.shared.restore(given["version"], x)
+        shared.restore(given["version"], x)
         self._collectives.enter(given["collectives"])
         self._has_entered = True
         return given
@@ -233,6 +234,8 @@ class ElasticMembership(Membership):
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)
             report(self._run, self._folder, "diverged", reason=str(error))
+        if isinstance(error, NotReplacedError):
+            report(self._run, self._folder, "not let in" if error.can_try_again else "not replaced", reason=error.why)
         if self._collectives is not None and (
             self._run.leaves or not self._has_entered or isinstance(error, NotReplacedError)
         ):

@@ -1,0 +1,50 @@
+"""What a replacement gets of another worker's loop, and what it cannot take."""
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from paceline.errors import NotReplacedError
+from paceline.loop.carried_state import CarriedState, take_state
+
+
+def weights():
+    return [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+
+
+def adam():
+    return torch.optim.Adam(weights(), lr=0.1)
+
+
+def test_a_plateau_scheduler_is_carried_although_its_optimizer_shows_no_trace_of_it():
+    giver, taker = adam(), adam()
+    given, own = ReduceLROnPlateau(giver, factor=0.5, patience=1), ReduceLROnPlateau(taker, factor=0.5, patience=1)
+    for loss in (3.0, 4.0, 4.0, 2.0):
+        given.step(loss)
+    take_state(taker, None, CarriedState(giver, None, []).state())
+    assert (own.best, own.num_bad_epochs, own.last_epoch) == (given.best, given.num_bad_epochs, given.last_epoch)
+    assert taker.param_groups[0]["lr"] == giver.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("taker", "why"),
+    [
+        (lambda: torch.optim.SGD(weights(), lr=0.1), "its optimizer, or one of its schedulers"),
+        (lambda: torch.optim.Adam([{"params": [one]} for one in weights()], lr=0.1), "its optimizer, or one of"),
+        (lambda: torch.optim.Adam(weights()[:1], lr=0.1), "its optimizer, or one of"),
+    ],
+    ids=["class", "groups", "parameters"],
+)
+def test_another_optimizer_cannot_take_it(taker, why):
+    given = CarriedState(adam(), None, []).state()
+    with pytest.raises(NotReplacedError, match=why):
+        take_state(taker(), None, given)
+
+
+def test_other_schedulers_cannot_take_it():
+    giver, taker = adam(), adam()
+    scheduler = StepLR(giver, 3)
+    given = CarriedState(giver, None, []).state()
+    with pytest.raises(NotReplacedError, match="several schedulers of one class, or only some"):
+        take_state(taker, None, given)
+    assert scheduler.last_epoch == 0
