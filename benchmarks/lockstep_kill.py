@@ -16,8 +16,10 @@ wait for it, as their longest step from a second before that to its end. The con
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
@@ -33,10 +35,12 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.membership.join_point import JoinPoint
 from paceline.system.machine import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, WARM_UP = 120, 20
+_KINDS = {False: "of `pl.launch`", True: "that join a run"}
 # With replacements: a layer's width, and rounds, which last until the replacement has come.
 SIZES = {"0.5 MB": (256, 2500), "16 MB": (1448, 150), "80 MB": (3238, 40)}
 
@@ -85,18 +89,24 @@ def free_port() -> int:
 
 def run_processes(loop: Loop, workers: int, *, joined: bool) -> None:
     """The loop in processes that join a run, or that find each other by torchrun's variables."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
-    environment = {"PACELINE_JOIN": f"127.0.0.1:{free_port()}", "PACELINE_OF": str(workers)} if joined else address
+    address = f"127.0.0.1:{free_port()}"
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
+    if joined:
+        environment = {"PACELINE_JOIN": address, "PACELINE_OF": str(workers)}
     context = multiprocessing.get_context("forkserver")
+    ranks = [*range(workers), *[workers] * loop.is_replaced]  # a replacement looks for its place by itself
     processes = [
-        context.Process(target=_with_environment, args=(loop, {**environment, "RANK": str(one)}))
-        for one in range(workers)
+        context.Process(target=_with_environment, args=(loop, {**environment, "RANK": str(one)})) for one in ranks
     ]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join()
-    if [one.exitcode for one in processes].count(0) < workers - (loop.victim >= 0):
+    with contextlib.closing(JoinPoint(address, None, 60)) if joined else contextlib.nullcontext():
+        for one in processes[:workers]:
+            one.start()
+        for one in processes[workers:]:
+            multiprocessing.connection.wait([first.sentinel for first in processes[:workers]])
+            one.start()
+        for one in processes:
+            one.join()
+    if [one.exitcode for one in processes].count(0) < len(processes) - (loop.victim >= 0):
         raise SystemExit(f"A run of {loop.method} failed.")
 
 
@@ -143,14 +153,17 @@ def trial(method: str, workers: int, draws: random.Random, *, joined: bool) -> d
     }
 
 
-def replaced(method: str, workers: int, size: str, draws: random.Random) -> dict[str, float]:
+def replaced(method: str, workers: int, size: str, draws: random.Random, *, joined: bool) -> dict[str, float]:
     """One run with a death and a replacement, in seconds."""
     victim, at, (width, rounds) = draws.randrange(workers), 10, SIZES[size]
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(Path(folder), method, victim, at, width, rounds * workers, is_replaced=True)
-        result = pl.launch(loop, workers=workers, restarts=1).result
-        if result["outcome"] != "stopped" or result["restarts"] != 1:
-            raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
+        if joined:
+            run_processes(loop, workers, joined=True)
+        else:
+            result = pl.launch(loop, workers=workers, restarts=1).result
+            if result["outcome"] != "stopped" or result["restarts"] != 1:
+                raise SystemExit(f"A run of {method} ended as {result['outcome']}: {result['outcome_reason']}")
         ended = {
             path.name: [t for (t,) in struct.iter_unpack("d", path.read_bytes())] for path in Path(folder).iterdir()
         }
@@ -163,15 +176,16 @@ def replaced(method: str, workers: int, size: str, draws: random.Random) -> dict
     }
 
 
-def row_of_replaced(method: str, workers: int, size: str, trials: int, seed: int) -> str:
+def row_of_replaced(method: str, workers: int, size: str, trials: int, seed: int, *, joined: bool) -> str:
     """A row of the second table."""
     draws = random.Random(f"{method} {size} {seed}")
-    found = [replaced(method, workers, size, draws) for _ in range(trials)]
+    found = [replaced(method, workers, size, draws, joined=joined) for _ in range(trials)]
     cells = []
     for name in ("replaced", "waited"):
         values = sorted(one[name] for one in found)
         cells.append(f"{statistics.median(values):.2f} | {values[-1]:.2f}")
-    return f"| `{method}` | {size} | {' | '.join(cells)} | {statistics.median(one['longest'] for one in found):.2f} |"
+    control = statistics.median(one["longest"] for one in found)
+    return f"| {_KINDS[joined]} | `{method}` | {size} | {' | '.join(cells)} | {control:.2f} |"
 
 
 def row(method: str, workers: int, trials: int, seed: int, *, joined: bool) -> str:
@@ -182,8 +196,7 @@ def row(method: str, workers: int, trials: int, seed: int, *, joined: bool) -> s
     percentile = recovery[min(len(recovery) - 1, int(0.95 * len(recovery)))]
     step, longest = statistics.median(one["median"] for one in found) * 1e3, max(one["longest"] for one in found) * 1e3
     deaths = f"{statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f}"
-    kind = "that join a run" if joined else "of `pl.launch`"
-    return f"| {kind} | `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
+    return f"| {_KINDS[joined]} | `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
 
 
 def row_of_steps(workers: int, width: int, pairs: int) -> str:
@@ -213,7 +226,8 @@ def main() -> None:
     ]
     steps = [row_of_steps(workers, width, options.pairs) for workers in (2, 4) for width in (256, 1448)]
     replacements = [
-        row_of_replaced(method, options.workers, size, options.replaced, options.seed)
+        row_of_replaced(method, options.workers, size, options.replaced, options.seed, joined=joined)
+        for joined in (False, True)
         for method in methods
         for size in SIZES
     ]
@@ -241,9 +255,9 @@ def main() -> None:
         f"With replacements, {options.replaced} deaths for each size of the parameters, trained with Adam. Times in s. The"
         " control is the others' longest step before the death, median over the trials.",
         "",
-        "| method | parameters | until the replacement's first step: median | longest | others' longest step: median |"
-        " longest | control |",
-        "|---|---|---|---|---|---|---|",
+        "| workers | method | parameters | until the replacement's first step: median | longest | others' longest step:"
+        " median | longest | control |",
+        "|---|---|---|---|---|---|---|---|",
         *replacements,
     ]
     print("\n".join(page))

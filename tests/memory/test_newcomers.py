@@ -81,7 +81,7 @@ def test_a_refusal_says_why(of):
     first = of(0)
     asking = Asking(of(1, 1))
     first.refuse(first.accepted(0), Refusal.SCALED)
-    assert str(asking.result()) == Refusal.SCALED.why
+    assert asking.result().why == Refusal.SCALED.why
 
 
 def test_what_is_given_to_one_that_has_died_is_not_its_successors(of):

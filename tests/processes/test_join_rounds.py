@@ -273,10 +273,12 @@ def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_
 
 
 @pytest.mark.parametrize(
-    ("fatal", "kills"), [({2: "newcomer yes"}, {1: 2, 2: -1}), ({1: "round ask"}, {1: [2, -1]})], ids=str
+    ("fatal", "kills", "last"),
+    [({2: "newcomer yes"}, {1: 2, 2: -1}, {2: 1}), ({1: "round ask"}, {1: [2, -1]}, {1: 2})],
+    ids=str,
 )
-def test_another_worker_or_a_replacement_dies_as_one_comes(fatal, kills, tmp_path):
-    program = Survivors(tmp_path, kills, newcomers={4: {1: 1}}, num_batches=60)
+def test_another_worker_or_a_replacement_dies_as_one_comes(fatal, kills, last, tmp_path):
+    program = Survivors(tmp_path, kills, newcomers={4: {1: 1}, 10: last}, num_batches=60)
     check(Crew(program, fatal=fatal, replacements=2))
 
 

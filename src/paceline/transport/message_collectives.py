@@ -159,8 +159,11 @@ class MessageCollectives(CarriedOutTogether):
         return 0
 
     def leave(self) -> None:
-        """Tells the others that this worker takes part in no further round, so that they go on without it."""
-        for other in self._mailbox.peers() if not self._has_left else ():
+        """Tells the others that this worker takes part in no further round, so that they go on without it.
+
+        Call it again before the mailbox is closed, for those whose connection has broken meanwhile.
+        """
+        for other in self._mailbox.peers():
             self._send(other, Message(_BYE))  # also to newcomers that the others are letting in
         self._has_left = True
 
