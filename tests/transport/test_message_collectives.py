@@ -304,7 +304,7 @@ def train_with_newcomers(network, histories, leaves_in=None):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("faults", [1, 2, 4])
 def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(workers, faults):
-    """Whoever takes part in a round has the same members and result."""
+    """All workers that take part in a round have the same members and result."""
     entered = 0
     for number in range(60 * faults):
         network = Network(f"newcomers {workers} {faults} {number}", workers, faults, replaces=True)

@@ -294,7 +294,7 @@ def check_runs(workers, faults, runs=150, own_steps=()):
 
 
 def test_a_loop_that_makes_fewer_steps_is_named():
-    """By all whom it leaves waiting, and by itself."""
+    """By all workers that it leaves waiting, and by itself."""
     found = train(Network("fewer steps", 3, faults=0), "ring", own_steps=(6, 4, 6))
     says = ": worker 1 is at the end of its loop, and not at a step as worker 0: all must make as many steps"
     assert all(says in one.error for one in found)

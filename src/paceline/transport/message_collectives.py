@@ -6,8 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.packed_vectors import packed
 from paceline.transport.round_header import Purpose, RoundHeader
+from paceline.transport.round_members import Progress, RoundMembers
 from paceline.transport.round_vectors import Part, RoundVectors
 
 __all__ = ["ASK", "JoinRequest", "MessageCollectives"]
@@ -25,22 +24,8 @@ ASK = "round ask"
 _PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "round vote", "round view", "round bye")
 _KINDS = (*_OWN, ASK)
 _LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told to end
-_PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 _REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
-
-
-class _Status(IntEnum):
-    MEMBER = 0
-    GONE = 1  # has died, or has left the run in order
-    ENDED = 2  # its program has ended early
-
-
-class _Standing(NamedTuple):
-    """What is known about a worker; newer knowledge compares greater."""
-
-    incarnation: int = 0
-    status: _Status = _Status.MEMBER
 
 
 class JoinRequest(NamedTuple):
@@ -51,14 +36,6 @@ class JoinRequest(NamedTuple):
     peers: frozenset[int]  # the workers that it can reach
 
 
-class _State(NamedTuple):
-    """What a worker says when the members of a round change."""
-
-    view: int  # the number of the proposed view
-    round: int  # the last one that it has begun
-    prepared: int  # the view in which it has this round's result; -1: none
-
-
 class MessageCollectives(CarriedOutTogether):
     """All-reduce over a mailbox; implements `Collectives` for methods that only sum and average.
 
@@ -66,20 +43,18 @@ class MessageCollectives(CarriedOutTogether):
     vectors, adds up the pieces that it receives, and sends the sum to all. Sums are in the order of ids, so they have the same
     bits as in shared memory. A worker that has all sums votes. Its round is over once it has the votes of all members.
 
-    Members of a round are those of a numbered *view*. If a member dies or leaves, or if a connection broke and was restored,
-    the others agree on the next view: each tells all how far it is and which workers it knows to be gone, until all have said
-    the same number. If another member is in the next round already, this worker's round is over, with the result that it has.
-    If all members have the round's result, it is over, too. Otherwise they repeat it in the new view.
+    Members of a round are those of a numbered view (`RoundMembers`). Once all living members have proposed the next view, each
+    knows how far the others are. If another member is in the next round already, this worker's round is over, with the result
+    that it has. If all members have the round's result, it is over, too. Otherwise they repeat it in the new view.
 
     This is safe, because no worker ends a round that another member cannot end:
 
     - A worker ends a round by votes, or because all living members have its result. So every living member has it then.
     - A member without the result has never voted, so no worker has ended the round, and all have kept their vectors.
-    - A worker takes part in a new view only after all its members have said that view's number. So results of two views of
-      one round cannot mix.
+    - A worker takes part in a new view only after all its members have proposed it. So results of two views of one round
+      cannot mix.
 
-    A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its
-    address. A silent worker is not gone: the others wait for it, at most `deadline_s`.
+    The others wait for a worker that cannot be reached, but has not ended, at most `deadline_s`.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
     everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
@@ -114,21 +89,17 @@ class MessageCollectives(CarriedOutTogether):
     ) -> None:
         super().__init__()
         self._mailbox, self._worker_id, self._num_workers = mailbox, worker_id, num_workers
-        self._has_ended, self._deadline_s, self._stopped, self._now_s = has_ended, deadline_s, stopped, now_s
-        self.members: Sequence[int] = tuple(range(num_workers))
-        self._next_members = self.members  # of the next round, or of its repetition
-        self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
+        self._deadline_s, self._stopped, self._now_s = deadline_s, stopped, now_s
+        self._next = RoundMembers(worker_id, num_workers, has_ended, incarnations, now_s)
+        self.members = self._next.ids
         self.requests: dict[int, JoinRequest] = {}
-        self._view = self._proposed = self._round = 0
-        self._prepared = -1
+        self._round, self._prepared = 0, -1  # the view in which this worker has the round's result; -1: none
         self._parts: list[Part] = []
         self._results: list[torch.Tensor] = []
         self._header = RoundHeader()  # of this worker's pieces
         self._total = 0.0  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
-        self._states: dict[int, _State] = {}  # what each worker has said last
-        self._unreachable: dict[int, float] = {}  # worker -> since when
-        self._probe_at_s = self._stopped_s = math.inf
+        self._stopped_s = math.inf
         self._has_left = False
         self.waited_s, self.purpose = 0.0, Purpose.STEP
 
@@ -175,33 +146,23 @@ class MessageCollectives(CarriedOutTogether):
         All members call it between the same two rounds. The next one begins with an agreement on the members, so a newcomer
         that has died by then is left out.
         """
-        for worker, incarnation in newcomers.items():
-            status = _Status.GONE if self._has_ended(worker, incarnation) else _Status.MEMBER
-            self._standings[worker] = max(self._standings[worker], _Standing(incarnation, status))
         self.members = tuple(sorted({*self.members, *newcomers}))
-        self._next_members = tuple(sorted({*self._next_members, *newcomers}))
-        self._propose(self._view + 1)
-        standings = [tuple(map(int, one)) for one in self._standings]
-        return {"view": self._view, "round": self._round, "standings": standings, "members": self._next_members}
+        return {"round": self._round, **self._next.let_in(newcomers)}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part from the next round on, with what `let_in` returned to a member."""
-        self._view, self._round = given["view"], given["round"]
-        self._standings = [_Standing(incarnation, _Status(status)) for incarnation, status in given["standings"]]
-        self.members = self._next_members = given["members"]
-        self._propose(self._view + 1)
+        self._round = given["round"]
+        self._next.enter(given)
+        self.members = self._next.ids
 
     def incarnation(self, worker: int) -> int:
         """The newest incarnation of a worker that is or was a member."""
-        return self._standings[worker].incarnation
+        return self._next.incarnation(worker)
 
     def others_have_ended(self) -> bool:
         """Whether all other workers have ended, have never been reached, or are newcomers."""
         others = set(range(self._num_workers)) - self.requests.keys() - {self._worker_id}
-        incarnations = {one: self._standings[one].incarnation for one in others}
-        return not others & self._mailbox.peers() and all(
-            incarnation < 0 or self._has_ended(one, incarnation) for one, incarnation in incarnations.items()
-        )
+        return not others & self._mailbox.peers() and self._next.have_ended(sorted(others))
 
     # A round
 
@@ -212,7 +173,7 @@ class MessageCollectives(CarriedOutTogether):
         if self._has_left:
             raise RunStopped
         began_s = self._now_s()
-        if not self._others():  # it waits for no message, but must read newcomers' requests
+        if not self._next.others:  # it waits for no message, but must read newcomers' requests
             self._hear(timeout_s=0.0)
         self._round += 1
         self._parts, self._results, self._prepared = parts, [], -1
@@ -227,38 +188,56 @@ class MessageCollectives(CarriedOutTogether):
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
 
     def _ends_by_votes(self) -> bool:
-        """Tries to end the round in the present view; False once a newer one is proposed."""
-        if self._proposed > self._view:
+        """Sends, adds up and votes in the present view; returns whether the round is over."""
+        if self._next.changes:
             return False
-        if ended := [worker for worker, (_, status) in enumerate(self._standings) if status is _Status.ENDED]:
-            raise self._lost(ended, "had left its loop, by an error (see its output) or before the others")
-        self.members = self._next_members
+        if failed := self._next.failed:
+            raise self._lost(failed, "had left its loop, by an error (see its output) or before the others")
+        self.members = self._next.ids
         vectors = RoundVectors(self._parts, self._header, self.members, self._worker_id, self._lost)
-        for other in self._others():
+        for other in self._next.others:
             self._say(_PIECES, other, vectors.message_to(other))
         if not self._have_all(_PIECES):
             return False
         self._results = vectors.reduce(self._messages(_PIECES))
         self._total = vectors.total
         if vectors.is_cut:
-            for other in self._others():
+            for other in self._next.others:
                 self._say(_MEANS, other, packed(self._results))
             if not self._have_all(_MEANS):
                 return False
             self._results = vectors.join(self._results, self._messages(_MEANS))
-        self._prepared = self._view
-        for other in self._others():
+        self._prepared = self._next.view
+        for other in self._next.others:
             self._say(_VOTE, other)
         return self._have_all(_VOTE)
 
-    def _others(self) -> list[int]:
-        return [one for one in self._next_members if one != self._worker_id]
+    def _ends_by_change(self) -> bool:
+        """Agrees with all living members on the next view, and on whether the round is over."""
+        said: Progress | None = None
+        while True:
+            progress = Progress(self._next.proposed, self._round, self._prepared)
+            if progress != said:
+                said, x = progress, self._next.proposal(progress)
+                for other in self._next.living:
+                    if other != self._worker_id:
+                        self._send(other, Message(_VIEW, self._round, x=x, version=progress.view))
+            if (found := self._next.agreed()) is not None:
+                return self._is_over(found)
+            self._hear()
+
+    def _is_over(self, members: Sequence[Progress]) -> bool:
+        """Whether this worker's round is over, given how far all members of the new view are."""
+        is_behind = any(one.round > self._round for one in members)
+        assert self._prepared >= 0 or not is_behind, "a round ended without this worker"
+        alike = all((one.round, one.prepared) == (self._round, self._prepared) for one in members)
+        return is_behind or (alike and self._prepared >= 0)
 
     def _messages(self, kind: str) -> dict[int, torch.Tensor | None]:
-        return {one: self._received[self._round, self._view, kind, one] for one in self._others()}
+        return {one: self._received[self._round, self._next.view, kind, one] for one in self._next.others}
 
     def _say(self, kind: str, to: int, x: torch.Tensor | None = None) -> None:
-        self._send(to, Message(kind, self._round, x=x, version=self._view))
+        self._send(to, Message(kind, self._round, x=x, version=self._next.view))
 
     def _send(self, to: int, message: Message) -> None:
         with contextlib.suppress(PeerLostError):  # its event is on the way
@@ -268,129 +247,58 @@ class MessageCollectives(CarriedOutTogether):
 
     def _have_all(self, kind: str) -> bool:
         """Waits for a message from every other member; False if the view changes meanwhile."""
-        keys = [(self._round, self._view, kind, one) for one in self._others()]
+        keys = [(self._round, self._next.view, kind, one) for one in self._next.others]
         while not all(key in self._received for key in keys):
-            if self._proposed > self._view:
+            if self._next.changes:
                 return False
             self._hear()
         return True
 
     def _hear(self, timeout_s: float = _LOOK_EVERY_S) -> None:
         """Waits a while for a message or an event."""
-        if self._finds_somebody_gone():
+        if self._next.lose_ended():
             return
+        if overdue := self._next.unreachable_for(self._deadline_s):
+            raise self._lost(overdue, f"could not be reached for {self._deadline_s:g} s. {_REMEDY}")
         match self._mailbox.receive(timeout_s, kind=_KINDS):
             case Received(sender=sender, incarnation=incarnation, message=message):
                 self.take(sender, incarnation, message)
-            case PeerLeft(peer=peer, incarnation=incarnation, reason=reason) if self._is_member(peer, incarnation):
-                if reason == "ended":
-                    self._lose(peer, _Status.ENDED)
-                else:
-                    self._miss(peer)
-            case PeerBack(peer=peer, incarnation=incarnation) if self._is_member(peer, incarnation):
-                # What was on its way is lost: all say again what they have to say.
-                self._unreachable.pop(peer, None)
-                self._propose(self._view + 1)
+            case PeerLeft(peer=peer, incarnation=incarnation, reason=reason):
+                self._next.disconnect(peer, incarnation, has_ended=reason == "ended")
+            case PeerBack(peer=peer, incarnation=incarnation):
+                self._next.restore(peer, incarnation)
             case None:  # another receiver may have had a peer's event, as the run began
-                for one in set(self._others()) - self._mailbox.peers():
-                    self._miss(one)
-            case _:
-                pass
+                for one in set(self._next.others) - self._mailbox.peers():
+                    self._next.miss(one)
         if self._stopped():
             self._stopped_s = min(self._stopped_s, self._now_s())
             if self._now_s() - self._stopped_s > _GRACE_S:
                 raise RunStopped
 
-    def _is_member(self, worker: int, incarnation: int | None = None) -> bool:
-        standing = self._standings[worker]
-        return standing.status is _Status.MEMBER and incarnation in (None, standing.incarnation)
-
-    def _miss(self, worker: int) -> None:
-        if worker not in self._unreachable and self._is_member(worker):
-            self._unreachable[worker], self._probe_at_s = self._now_s(), -math.inf
-
-    def _finds_somebody_gone(self) -> bool:
-        """Looks whether workers that cannot be reached have ended, and for how long the others could not be."""
-        if not self._unreachable or self._now_s() < self._probe_at_s:
-            return False
-        gone = [one for one in self._unreachable if self._has_ended(one, self._standings[one].incarnation)]
-        for one in gone:
-            self._lose(one, _Status.GONE)
-        for one, since_s in self._unreachable.items():
-            if self._now_s() - since_s > self._deadline_s:
-                raise self._lost([one], f"could not be reached for {self._deadline_s:g} s. {_REMEDY}")
-        self._probe_at_s = self._now_s() + _PROBE_EVERY_S
-        return bool(gone)
-
     def take(self, sender: int, incarnation: int, message: Message) -> None:
         """Handles a message."""
-        if incarnation < self._standings[sender].incarnation:
+        if incarnation < self._next.incarnation(sender):
             return
         if message.kind == _BYE:
             self.requests.pop(sender, None)
-            self._lose(sender, _Status.GONE)
-            self._standings[sender] = max(self._standings[sender], _Standing(incarnation, _Status.GONE))
+            self._next.leave(sender, incarnation)
         elif message.kind == ASK:
             peers = message.x.tolist() if message.x is not None else []
             self.requests[sender] = JoinRequest(incarnation, message.number, frozenset(peers))
         elif message.kind == _VIEW:
-            self._compare(sender, message)
-        elif (message.number, message.version) >= (self._round, self._view):
+            self._hear_proposal(sender, message)
+        elif (message.number, message.version) >= (self._round, self._next.view):
             self._received[message.number, message.version, message.kind, sender] = message.x
 
-    def _lost(self, who: Sequence[int], what_happened: str) -> WorkerLostError:
-        return WorkerLostError(f"round {self._round}: {name_workers(sorted(who))} {what_happened}.")
-
-    # Views
-
-    def _lose(self, worker: int, status: _Status) -> None:
-        self._unreachable.pop(worker, None)
-        if self._is_member(worker):
-            self._standings[worker] = self._standings[worker]._replace(status=status)
-            self._propose(self._view + 1)
-
-    def _propose(self, view: int) -> None:
-        """Proposes a view by a new number, because this worker's knowledge has changed."""
-        self._proposed = max(self._proposed + 1, view)
-
-    def _compare(self, sender: int, message: Message) -> None:
-        """Takes over what another worker knows about the members."""
-        view, x = message.version, message.x
-        if x is None or x.dtype != torch.int64 or len(x) != 1 + 2 * self._num_workers:
-            raise self._lost([sender], "sent a message of another version of Paceline")
-        prepared, *told = x.tolist()
-        if view <= self._view:
-            return
-        standings = [_Standing(n, _Status(status)) for n, status in zip(told[::2], told[1::2], strict=True)]
-        self._states[sender] = _State(view, message.number, prepared)
-        if standings[self._worker_id] > self._standings[self._worker_id]:
+    def _hear_proposal(self, sender: int, message: Message) -> None:
+        try:
+            is_member = self._next.hear(sender, message.version, message.number, message.x)
+        except ValueError:
+            raise self._lost([sender], "sent a message of another version of Paceline") from None
+        if not is_member:
             raise WorkerLostError(
                 f"round {self._round}: the others have gone on without this worker, which they could not reach. {_REMEDY}"
             )
-        self._standings = [max(one) for one in zip(standings, self._standings, strict=True)]
-        self._proposed = max(self._proposed, view)
 
-    def _ends_by_change(self) -> bool:
-        """Agrees with all living members on the next view, and on whether the round is over."""
-        said: _State | None = None
-        while True:
-            living = [one for one in self._next_members if self._is_member(one)]
-            state = _State(self._proposed, self._round, self._prepared)
-            if state != said:
-                said = self._states[self._worker_id] = state
-                x = torch.tensor([self._prepared, *chain.from_iterable(self._standings)])
-                for other in living:
-                    if other != self._worker_id:
-                        self._send(other, Message(_VIEW, self._round, x=x, version=self._proposed))
-            if all(one in self._states and self._states[one].view == self._proposed for one in living):
-                return self._decide(living)
-            self._hear()
-
-    def _decide(self, living: Sequence[int]) -> bool:
-        """Begins the view that all agree on; returns whether this worker's round is over."""
-        states = [self._states[one] for one in living]
-        is_behind = any(one.round > self._round for one in states)
-        assert self._prepared >= 0 or not is_behind, "a round ended without this worker"
-        alike = all((one.round, one.prepared) == (self._round, self._prepared) for one in states)
-        self._view, self._next_members = self._proposed, tuple(living)
-        return is_behind or (alike and self._prepared >= 0)
+    def _lost(self, who: Sequence[int], what_happened: str) -> WorkerLostError:
+        return WorkerLostError(f"round {self._round}: {name_workers(sorted(who))} {what_happened}.")

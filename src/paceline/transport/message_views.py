@@ -142,8 +142,8 @@ class MessageViews(MessageCollectives):
     def _is_called(self, sender: int) -> bool:
         """Whether another worker is or must be at a meeting that needs this one, which waits for a model of `sender`."""
         return (
-            self._proposed > self._view
-            or self._next_members != self._known  # an operation of all has shown that a member is gone
+            self._next.changes
+            or self._next.ids != self._known  # an operation of all has shown that a member is gone
             or any(round > self._round and one == sender for round, _, _, one in self._received)
         )
 
