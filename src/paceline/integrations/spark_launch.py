@@ -146,7 +146,7 @@ def _needs_all(algorithm: Algorithm, workers: int) -> bool:
     Raises:
         UsageError: the algorithm cannot run in tasks.
     """
-    if trains_in_rounds(algorithm):  # Spark starts a failed task anew, and no worker joins rounds late
+    if trains_in_rounds(algorithm):  # Spark starts a failed task anew, but rounds let in no worker with rows of its own
         return True
     try:
         check_joinable(algorithm, workers)

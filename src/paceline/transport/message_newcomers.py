@@ -43,7 +43,7 @@ class MessageNewcomers:
         deadline_s: how long a newcomer waits for the members' next step.
         stopped: whether this worker has been told to end.
 
-    Costs: nothing while nobody asks; then the state in one message, for which the others wait.
+    Costs: nothing while no worker asks; then the state in one message, for which the others wait.
     """
 
     def __init__(

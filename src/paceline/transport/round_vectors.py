@@ -13,6 +13,7 @@ from paceline.transport.round_header import RoundHeader
 
 __all__ = ["Part", "RoundVectors"]
 
+_OTHER_VERSION = "sent a message of another version of Paceline"
 _AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members longer than adding up the whole vectors
 
 
@@ -64,7 +65,7 @@ class RoundVectors:
             WorkerLostError: they are of other rounds, or cannot be read.
         """
         me, like = self._worker_id, self._header.vector()
-        headers = {one: RoundHeader.of(self._unpack(one, x, [like])[0]) for one, x in messages.items()}
+        headers = {one: self._header_of(one, x) for one, x in messages.items()}
         headers[me] = self._header
         for one, other in headers.items():
             if why := other.why_unlike(self._header, me):
@@ -106,8 +107,15 @@ class RoundVectors:
         place, of = (self._members.index(member), len(self._members)) if self.is_cut else (0, 1)
         return slice(num_elements * place // of, num_elements * (place + 1) // of)
 
+    def _header_of(self, sender: int, x: torch.Tensor | None) -> RoundHeader:
+        (found,) = self._unpack(sender, x, [self._header.vector()])
+        try:
+            return RoundHeader.of(found)
+        except ValueError:
+            raise self._lost([sender], _OTHER_VERSION) from None
+
     def _unpack(self, sender: int, x: torch.Tensor | None, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
             return unpacked(x if x is not None else torch.empty(0, dtype=torch.uint8), likes)
         except RuntimeError:
-            raise self._lost([sender], "sent a message of another version of Paceline") from None
+            raise self._lost([sender], _OTHER_VERSION) from None

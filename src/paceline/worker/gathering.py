@@ -233,18 +233,26 @@ class CollectiveGatherer:
         collectives: of the run.
         worker_id: this worker.
         num_workers: of the run.
-        is_alone: whether the others gather without this worker, which has been told to end, or waits to be let in.
+        stopped: whether this worker has been told to end; the others then go on without it.
+        waits: whether it is a newcomer that the others have not let in yet.
     """
 
     def __init__(
-        self, collectives: MessageCollectives, worker_id: int, num_workers: int, is_alone: Callable[[], bool]
+        self,
+        collectives: MessageCollectives,
+        worker_id: int,
+        num_workers: int,
+        stopped: Callable[[], bool],
+        waits: Callable[[], bool],
     ) -> None:
         self._collectives, self._worker_id, self._num_workers = collectives, worker_id, num_workers
-        self._is_alone = is_alone
+        self._stopped, self._waits = stopped, waits
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As in `Gatherer`; costs two sums."""
-        if self._is_alone():
+        if self._stopped():
+            self._collectives.leave()
+        if self._stopped() or self._waits():
             return [value]
         self._collectives.purpose = Purpose.SUM
         own = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)

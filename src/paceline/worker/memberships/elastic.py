@@ -103,14 +103,15 @@ class ElasticMembership(Membership):
         self._collectives: MessageCollectives | None = None
         self._has_entered = not run.is_late
         if trains_in_rounds(algorithm):
-            self._collectives = self._collectives_over(peers)
-            self._newcomers = self._newcomers_over(peers, self._collectives)
-            views = self._collectives if isinstance(self._collectives, MessageViews) else None
+            rounds: Any = self._collectives_over(peers)
+            self._collectives = rounds
+            self._newcomers = self._newcomers_over(peers, rounds)
+            views = rounds if algorithm.needs.views else None
             newcomers = self._newcomers if takes_newcomers(algorithm) else None
-            memory.ports = replace(
-                memory.ports, mailbox=views, views=views, collectives=self._collectives, newcomers=newcomers
+            memory.ports = replace(memory.ports, mailbox=views, views=views, collectives=rounds, newcomers=newcomers)
+            self.gatherer = CollectiveGatherer(
+                rounds, run.worker_id, run.num_workers, lambda: run.leaves, lambda: not self._has_entered
             )
-            self.gatherer = CollectiveGatherer(self._collectives, run.worker_id, run.num_workers, self._gathers_alone)
         self._algorithm = algorithm
         self.ports, self.replica, self.own_records = memory.ports, memory.replica, records.array
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
@@ -140,11 +141,6 @@ class ElasticMembership(Membership):
             deadline_s=run.deadline_s,
             stopped=lambda: run.leaves,
         )
-
-    def _gathers_alone(self) -> bool:
-        if self._run.leaves and self._collectives is not None:
-            self._collectives.leave()
-        return self._run.leaves or not self._has_entered
 
     @property
     def leads(self) -> bool:
