@@ -5,8 +5,6 @@ from __future__ import annotations
 from paceline.system import interrupts
 from paceline.system.tagged_output import open_closed_streams
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Entry point of the installed command."""

@@ -7,28 +7,6 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
-__all__ = [
-    "AlgorithmWarning",
-    "ClippingWarning",
-    "DivergedError",
-    "NoGradient",
-    "NotFiniteWarning",
-    "NotReplacedError",
-    "NotWrittenError",
-    "OverrideWarning",
-    "PacelineError",
-    "PeerLostError",
-    "RunStopped",
-    "UsageError",
-    "WorkerLostError",
-    "exits_in_order",
-    "first_line",
-    "located",
-    "name_workers",
-    "printable",
-    "shown",
-]
-
 _SHOWN_CHARACTERS = 80
 
 

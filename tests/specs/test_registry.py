@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.specs.registry import Registry, Spec, build_optimizer, parse_spec, split_specs
+from paceline.specs.registry import Registry, Spec, build_optimizer, parse_spec
+from paceline.specs.text import split_specs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,8 +28,6 @@ from paceline.simulator import Cluster
 from paceline.system.machine import machine, num_cores
 from paceline.tasks.base import keep_data
 
-__all__ = ["advise"]
-
 _RUN_S = 2.0  # of a short run, at most
 _LEAST_RUN_S = 0.4
 _SETUP_S = 1.5  # of a run, guessed

@@ -9,8 +9,6 @@ from typing import Any
 
 from paceline.planner.estimate import Estimate
 
-__all__ = ["Advice", "Candidate", "Circumstances", "Fit", "Measured", "Prediction", "Target"]
-
 _LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last sample
 
 

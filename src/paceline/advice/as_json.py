@@ -9,8 +9,6 @@ from typing import Any
 from paceline.advice.answer import Advice, Measured, Prediction
 from paceline.planner.estimate import Estimate
 
-__all__ = ["as_json"]
-
 
 def as_json(advice: Advice) -> dict[str, Any]:
     """The whole answer. `low` and `high` bound a value with 90 % confidence; a null `high` means no upper bound."""

@@ -18,8 +18,6 @@ from paceline.advice.program import Observed, Program, Shape
 from paceline.advice.short_runs import ShortRuns
 from paceline.simulator import Cluster
 
-__all__ = ["Budget", "Campaign"]
-
 _HOW_LONG = 1.5  # times the best time so far: how long others are simulated
 _AGAIN = 1.3  # candidates within this factor of the best are simulated again
 _MOST_AGAIN = 5

@@ -8,8 +8,6 @@ from paceline.advice.answer import Candidate
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 
-__all__ = ["ALONE", "DEFAULT", "OMITTED", "candidates", "counts"]
-
 ALONE = "sequential"  # what every algorithm is with one worker
 DEFAULT = (
     ALONE,

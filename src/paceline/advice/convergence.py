@@ -16,8 +16,6 @@ from paceline.errors import PacelineError, UsageError, first_line
 from paceline.planner.convergence_model import ConvergenceModel, Curve
 from paceline.simulator import Cluster
 
-__all__ = ["Job", "Simulated", "fit", "simulate"]
-
 _FEWEST = 4  # points of a curve
 
 

@@ -9,8 +9,6 @@ from paceline.advice.answer import Prediction
 from paceline.algorithms import registry
 from paceline.planner.failures import availability, expected_s
 
-__all__ = ["CHECKPOINT_EVERY_S", "restarts", "with_kills"]
-
 CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do where epochs are not longer: they save at an epoch's beginning
 
 

@@ -14,8 +14,6 @@ from paceline.advice.words import INTERVAL, label, measure_name, seconds_in, spa
 from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, method_colour, numbers, scatter, thin
 from paceline.observe.words import SECONDS_IN, capital, seconds_text
 
-__all__ = ["advice_figures", "colour_of"]
-
 _EMPHASISED = 6
 _WITH_BARS = 3  # more would hide each other on one line
 _MOST_ROWS = 24

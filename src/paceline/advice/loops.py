@@ -22,8 +22,6 @@ from paceline.specs.file_loop import load_loop
 from paceline.system.machine import intra_op_threads
 from paceline.tasks.load import BUILT_IN
 
-__all__ = ["LoopProgram", "load_program"]
-
 
 @dataclass(frozen=True)
 class LoopProgram:

@@ -13,8 +13,6 @@ from paceline.simulator import Cluster
 from paceline.simulator.compute import Normal
 from paceline.tasks.load import BUILT_IN
 
-__all__ = ["matched", "this_machine", "with_workers"]
-
 _ELEMENT_BYTES = 4  # float32
 _ROUNDS = 8
 _CLOSE = 0.01  # of the rate that is to be met

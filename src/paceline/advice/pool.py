@@ -17,8 +17,6 @@ from paceline.errors import PacelineError
 from paceline.run.fork_server import fork_server_context
 from paceline.system.interrupts import leave_to_supervisor
 
-__all__ = ["Pool"]
-
 
 class Pool:
     """Processes of `concurrent.futures` that end with their parent, and can be ended in the middle of a job."""

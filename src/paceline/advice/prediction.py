@@ -20,8 +20,6 @@ from paceline.planner.estimate import Estimate, LogSpread, half_width, within_fa
 from paceline.planner.system_model import SystemModel
 from paceline.planner.time_to_loss import TimeToLoss
 
-__all__ = ["Predictor", "convergence_models", "order", "progress_error"]
-
 _ENDS = (1.1, 1.3)  # times the budget: when no fit begins any more, and when those that go on are given up
 _UNKNOWN_SEEDS = LogSpread(
     deviation=0.15, freedom=4.0

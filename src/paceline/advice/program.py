@@ -16,8 +16,6 @@ from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, applied_in_order, loss_curve
 from paceline.simulator import Cluster
 
-__all__ = ["Observed", "Program", "Shape", "mean_rate", "observed", "steady_rates"]
-
 _WINDOWS = 8  # of a run, for batch means
 _WARM_UP = 0.2  # share of a run that does not count, at least
 _MOST_POINTS = 200  # of a curve of losses

@@ -12,8 +12,6 @@ from paceline.advice.words import INTERVAL, asked, measure_name, verdict
 from paceline.observe.document import Cell, Table, settings_table, write_page
 from paceline.observe.words import seconds_text, workers_text
 
-__all__ = ["write_report"]
-
 
 def write_report(advice: Advice, path: Path, *, command: str = "") -> Path:
     """Write the page, about 5 MB, nearly all of it plotly.js."""

@@ -17,8 +17,6 @@ import torch
 
 from paceline.errors import UsageError
 
-__all__ = ["Confined", "Scratch", "WritesElsewhereError"]
-
 _MOST_ENTRIES = 1000  # of a folder that is made again, link by link; larger ones are one link
 _MOST_DEPTH = 4
 _WHOLE = {".git", ".venv", "__pycache__", "node_modules"}

@@ -15,8 +15,6 @@ from paceline.errors import PacelineError, first_line
 from paceline.planner.estimate import Estimate, LogSpread
 from paceline.planner.system_model import SystemModel, system_features
 
-__all__ = ["Rate", "ShortRuns", "designed"]
-
 _UNKNOWN = 0.3  # standard deviation of a rate's logarithm where a model says nothing of it
 _LEAST = 0.02  # the same between two runs, at least: few repeats may be equal by chance
 _RIDGE = 1e-4  # of columns of norm 1: with fewer runs than coefficients, the variance is large and not infinite

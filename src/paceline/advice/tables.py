@@ -25,8 +25,6 @@ from paceline.observe.terminal import BEST, figures_table
 from paceline.observe.words import ABSENT, column_unit, number_text, percent_text, seconds_text, workers_text
 from paceline.planner.estimate import Estimate
 
-__all__ = ["fit_lines", "ranked_rows", "ranking_table", "ranking_unit"]
-
 _SHOWN = 14
 
 

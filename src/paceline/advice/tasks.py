@@ -18,8 +18,6 @@ from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
 from paceline.tasks.load import load_task
 
-__all__ = ["NEVER", "TaskProgram", "shared_options", "virtual_rate"]
-
 NEVER = 1.0  # a test accuracy that is as good as never reached: evaluations are as often, and the run goes on
 _RATE_STEPS = 60  # of each worker, to learn how fast simulated workers are
 _MANY_EPOCHS = 1_000_000.0

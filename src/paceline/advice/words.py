@@ -21,27 +21,6 @@ from paceline.observe.words import (
 )
 from paceline.planner.estimate import CONFIDENCE, Estimate, LogSpread
 
-__all__ = [
-    "INTERVAL",
-    "asked",
-    "close_calls",
-    "count_text",
-    "how_sure",
-    "label",
-    "measure_name",
-    "measure_text",
-    "name",
-    "no_time",
-    "not_asynchronous",
-    "nothing_arrives",
-    "relative_text",
-    "remarks",
-    "seconds_in",
-    "span_in",
-    "times_best",
-    "verdict",
-]
-
 INTERVAL = f"{whole_percent_text(CONFIDENCE)} interval"
 
 

@@ -16,8 +16,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 
-__all__ = ["ADPSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(Algorithm):

@@ -14,8 +14,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
 from paceline.specs.bounds import ABOVE_0, SECONDS, SERVERS
 
-__all__ = ["AdaptiveRevision"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveRevision(Served):

@@ -17,8 +17,6 @@ from paceline.ports.ports import GrowingCollectives, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["AgreedGradient"]
-
 
 class AgreedGradient:
     """Averages gradients so that all workers make the same update.

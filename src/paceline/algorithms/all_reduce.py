@@ -23,8 +23,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT
 
-__all__ = ["AllReduce"]
-
 _LOST_IN_STEP = (
     "In one of a step's backward passes only workers that have died had batches, and with them the sum of the passes is lost:"
     " resume the run from its last checkpoint."

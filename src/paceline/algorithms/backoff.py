@@ -13,8 +13,6 @@ from typing import Annotated
 from paceline.specs.bounds import SHARE, UPDATE_TIMES
 from paceline.specs.types import check_fields
 
-__all__ = ["Backoff", "ConstantBackoff", "ExponentialBackoff", "LinearBackoff", "NoBackoff"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:

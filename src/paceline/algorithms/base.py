@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline.algorithms.server.apply import ApplyRule
     from paceline.algorithms.server.delay import Delay
 
-__all__ = ["Algorithm", "Closures"]
-
 Closures = Literal["in place", "in rounds", "on a copy", "once"]
 
 

@@ -13,8 +13,6 @@ from paceline.algorithms.means import MeanUnderWay
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["ChosenDelay"]
-
 _MEASURED_STEPS = 4
 _SHORTEST_S = 1e-9
 

@@ -13,8 +13,6 @@ from paceline.ports.ports import Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["work_coded"]
-
 
 def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Codec, *, by_speed: bool = False) -> None:
     """x: this worker's parameters (P,), g: its gradient, which becomes the decoded mean of all.

@@ -22,8 +22,6 @@ from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.ports.views import LOST, MODEL
 from paceline.specs.bounds import SECONDS_ABOVE_0
 
-__all__ = ["DPSGD"]
-
 _ROUNDS_BETWEEN_LOOKS = 64  # at which steps no death can lose any more
 
 

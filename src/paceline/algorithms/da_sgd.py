@@ -23,8 +23,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
-__all__ = ["DaSGD"]
-
 _DEFAULT_WEIGHT = 0.25
 
 

@@ -17,8 +17,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
-__all__ = ["DiLoCo"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(Algorithm):

@@ -26,8 +26,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, SECONDS, SERVERS
 
-__all__ = ["Downpour"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Downpour(Served):

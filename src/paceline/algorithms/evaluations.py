@@ -11,8 +11,6 @@ from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["Evaluations"]
-
 
 class Evaluations:
     """Lets the optimizers of equal replicas evaluate their closures several times per step.

@@ -38,8 +38,6 @@ from paceline.ports.checks import checked_vector
 from paceline.ports.ports import Lock, Message, PeerLeft, Ports, Received
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["Exchanges", "Request"]
-
 _MOST_ASIDE = 4  # each keeps a snapshot; a worker with so many begins no more exchanges until one is resolved
 _INCARNATION_NUMBERS = 1 << 40  # numbers of a dead worker's requests must not recur at its successor
 

@@ -32,8 +32,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 from paceline.system.saved_state import check_fits, fits, unfit
 
-__all__ = ["Averages", "Flight", "Fragment", "Schedule", "cut", "train"]
-
 
 @dataclass(frozen=True)
 class Schedule:

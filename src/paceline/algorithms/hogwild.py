@@ -11,8 +11,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, RacingParameters
 
-__all__ = ["Hogwild"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hogwild(Algorithm):

@@ -23,8 +23,6 @@ from paceline.algorithms.partners import Partners
 from paceline.ports.ports import Message, Ports
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["Ending"]
-
 _FEW = 16  # partners for whose last exchanges a worker stays
 _MANY = 256  # above, a worker tells only partners that have exchanged with it
 _STAY_S = 1.0

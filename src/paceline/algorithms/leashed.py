@@ -17,8 +17,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, SlotParameters
 from paceline.specs.bounds import COUNT_FROM_0
 
-__all__ = ["Leashed"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Leashed(Algorithm):

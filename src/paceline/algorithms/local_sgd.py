@@ -15,8 +15,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 
-__all__ = ["LocalSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):

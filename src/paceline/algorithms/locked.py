@@ -12,8 +12,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import LockedParameters, Needs
 
-__all__ = ["Locked"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Locked(Algorithm):

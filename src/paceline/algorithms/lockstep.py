@@ -12,8 +12,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 
-__all__ = ["Lockstep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lockstep(Algorithm):

@@ -17,8 +17,6 @@ from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.shared import ReplicatedParameters
 from paceline.system.saved_state import check_fits
 
-__all__ = ["Layout", "MeanUnderWay", "Means"]
-
 
 class Layout(NamedTuple):
     """The layout of a fragment's vector (n,).

@@ -16,18 +16,6 @@ from paceline.optim.half_types import sum_type
 from paceline.optim.outer import Outer
 from paceline.system.saved_state import check_fits
 
-__all__ = [
-    "MeanOfModels",
-    "Merge",
-    "OfChanges",
-    "OuterStep",
-    "Rule",
-    "progress_of",
-    "refuse_no_progress",
-    "rule_of_models",
-    "slow_progress",
-]
-
 Merge = Literal["paper", "corrected", "cocod"]
 
 _WHAT = "the last average"

@@ -38,8 +38,6 @@ from paceline.ports.ports import (
 )
 from paceline.ports.shared import ReplicatedParameters
 
-__all__ = ["PairwiseAveraging"]
-
 # The kinds of messages that this program handles.
 _KINDS = (
     "turn", "end", "invite", "request", "answer", "busy", "withdraw", "answered", "done", "gone", "model?", "state?",

@@ -25,8 +25,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ServedParameters
 from paceline.specs.bounds import BETWEEN_0_AND_1, SECONDS, SERVERS
 
-__all__ = ["ParameterServer"]
-
 _RESCALED = "rate=rescaled"
 
 

@@ -13,8 +13,6 @@ from paceline.optim.half_types import sum_type, to_sum_type
 from paceline.ports.ports import Collectives, Handle
 from paceline.ports.replica import Piece, Replica
 
-__all__ = ["PartReduce"]
-
 _ALIGNMENT_ELEMENTS = 16  # 64 bytes of float32
 
 

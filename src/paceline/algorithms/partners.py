@@ -9,8 +9,6 @@ from paceline.algorithms.topology import Topology
 from paceline.ports.ports import Ports
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["Partners"]
-
 _LONGEST_PAUSE_TURNS = 64
 
 

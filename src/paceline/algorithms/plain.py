@@ -6,8 +6,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import WritableParameters
 
-__all__ = ["work_plainly"]
-
 
 def work_plainly(replica: Replica, ports: Ports[WritableParameters], *, counts: bool = True) -> None:
     """One update after the other. x: parameters (P,). Without `counts`, another worker counts the updates."""

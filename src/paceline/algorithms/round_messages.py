@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Header", "Report", "Reports"]
-
 _EXACT = 2**24  # float32 holds whole numbers up to here
 _SHORT = 2**8
 

@@ -16,8 +16,6 @@ from paceline.ports.ports import Collectives, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["UNEQUAL_EVALUATIONS", "SameRounds", "check_rates", "left_out"]
-
 _FIRST, _EVERY = 10, 100  # replicas are compared in the first 10 rounds, then in every 100th
 _DIGESTS = 2**50  # so that one of them is exact in float64
 _ROUNDING = 16  # so many times the type's precision for each step, but at most:

@@ -17,8 +17,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, RacingParameters
 
-__all__ = ["Sequential"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sequential(Algorithm):

@@ -12,8 +12,6 @@ from paceline.ports.replica import Replica
 from paceline.ports.round_shares import divided
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["MEETINGS_BETWEEN", "SharesBySpeed", "limited", "next_sizes"]
-
 MEETINGS_BETWEEN = 5  # few enough to react soon; enough for a median that is robust to one disturbed step
 _LEAST_GAIN = 0.05  # of a round's time: less is noise, and resizing batches has a cost
 _RESOLUTION = 1 << 40  # of the fastest worker's speed

@@ -15,8 +15,6 @@ from paceline.ports.shared import SharedParameters
 from paceline.specs.bounds import COUNT, SHARE
 from paceline.specs.types import check_fields
 
-__all__ = ["ExponentialStep", "FullStep", "InverseStep", "StepSize", "TailStep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:

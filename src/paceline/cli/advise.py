@@ -12,8 +12,6 @@ from paceline.cli.advise_training import training
 from paceline.cli.backups import backups
 from paceline.cli.console import page_about, verbs
 
-__all__ = ["advise"]
-
 _WITHOUT_VERB = "training"
 
 

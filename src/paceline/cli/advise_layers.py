@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.planner.balance import Balance
     from paceline.planner.layout_choice import LayoutChoice
 
-__all__ = ["layers"]
-
 
 def layers(
     task: options.Task = None,

@@ -21,8 +21,6 @@ from paceline.system.machine import num_cores
 if TYPE_CHECKING:
     from paceline.advice.answer import Advice
 
-__all__ = ["training"]
-
 _in_target, _in_what = options.panel("What to reach"), options.panel("What to choose from")
 _in_happens, _in_run = options.panel("What will happen"), options.panel("The advice")
 _MOST_SEEDS = 10**7  # runs and simulations count up from the first
@@ -128,7 +126,7 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     from paceline.algorithms import registry
-    from paceline.specs.registry import split_specs
+    from paceline.specs.text import split_specs
 
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
 

@@ -12,8 +12,6 @@ from paceline.cli.card import card
 from paceline.cli.console import out, print_json
 from paceline.errors import UsageError
 
-__all__ = ["algorithms"]
-
 
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Print this one's card.")] = None,

@@ -33,9 +33,6 @@ from paceline.cli.train import train
 from paceline.errors import PacelineError, UsageError, printable
 from paceline.system import interrupts
 
-__all__ = ["app", "main"]
-
-
 # Typer 0.16 and later vendor Click, earlier ones import it; this is the base of its errors in both.
 _WrongWords: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

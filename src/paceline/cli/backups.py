@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline.planner.order_statistics import Law
     from paceline.simulator.compute import ComputeTime
 
-__all__ = ["backups", "plan"]
-
 plan = verbs("Choose from what a run has measured.", no_args_is_help=True)
 
 _in_times, _in_worth = options.panel("The workers' times"), options.panel("What a gradient is worth")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paceline.advice.calibration.machine import Calibration
     from paceline.simulator import Cluster
 
-__all__ = ["calibrate"]
-
 
 def calibrate(
     task: options.Task = None,

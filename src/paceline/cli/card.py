@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HEADINGS", "Card", "card"]
-
 #: First words of a docstring's paragraphs, and the heading that a card gives them.
 HEADINGS = {
     "Costs per step:": "Costs per step",

@@ -9,8 +9,6 @@ import typer
 import paceline
 from paceline.cli.card import card
 
-__all__ = ["cite"]
-
 _SOFTWARE = """\
 @software{{paceline,
   title = {{Paceline: parallel, asynchronous and distributed SGD for PyTorch}},

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
 
-__all__ = ["compare"]
-
 
 @options.with_config(
     "layout",
@@ -42,7 +40,7 @@ def compare(
 
     Example: paceline compare --algorithm "hogwild,leashed(persistence=2)" --workers 1,2,4 --target-loss 0.2
     """
-    from paceline.specs.registry import split_specs
+    from paceline.specs.text import split_specs
 
     specs = [spec for text in given.pop("algorithm", ["hogwild,leashed,locked"]) for spec in split_specs(text)]
     counts = [_count(word) for text in given.pop("workers", ["2"]) for word in text.split(",")]

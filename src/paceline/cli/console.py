@@ -13,8 +13,6 @@ from rich.text import Text
 
 from paceline.errors import printable
 
-__all__ = ["complain", "err", "out", "page_about", "print_json", "results", "say", "verbs"]
-
 _LONGEST_COMPLAINT = 2000
 
 

@@ -18,8 +18,6 @@ import paceline
 from paceline.cli.console import out, print_json
 from paceline.cli.installed import integrations
 
-__all__ = ["Check", "doctor", "examine"]
-
 _NODES = Path("/sys/devices/system/node")
 _START_LIMIT_S = 60.0
 _WRONG = "They gave wrong results.", "Report this with your processor's name."

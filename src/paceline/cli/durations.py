@@ -8,8 +8,6 @@ import re
 from paceline.errors import UsageError, shown
 from paceline.specs.bounds import DEATHS_PER_S, SECONDS_ABOVE_0
 
-__all__ = ["per_second", "seconds"]
-
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?) ?([a-z]*)")
 

@@ -7,8 +7,6 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["INTEGRATIONS", "integrations", "java"]
-
 #: `doctor`'s name for it -> the package, its purpose, what to install.
 INTEGRATIONS: dict[str, tuple[str, str, str]] = {
     "Lightning": ("lightning", "its Trainer's strategy", "'paceline[lightning]'"),

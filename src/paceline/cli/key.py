@@ -10,8 +10,6 @@ import typer
 from paceline.cli.console import say
 from paceline.system.paths import check_new_file
 
-__all__ = ["key"]
-
 
 def key(file: Annotated[Path, typer.Argument(help="File to make; only its owner may read it.")]) -> None:
     """Make a key file, to be copied to every machine of a run: it encrypts, and keeps strangers out.

@@ -18,8 +18,6 @@ from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
 from paceline.specs.file_loop import is_loop
 
-__all__ = ["LaunchCommand", "launch"]
-
 _in_function, _in_together = options.panel("With a function"), options.panel("With a script, and other machines")
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")

@@ -26,18 +26,6 @@ from paceline.system.paths import check_new_folder
 if TYPE_CHECKING:
     from paceline.run.config import TrainConfig
 
-__all__ = [
-    "check_numbers",
-    "check_out",
-    "check_specs",
-    "out_folder",
-    "pairs",
-    "read_resumed",
-    "slow_factors",
-    "with_config",
-    "write_command",
-]
-
 
 class _Backend(StrEnum):
     processes = "processes"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from paceline.model_parallel.graph.plan import Plan
     from paceline.model_parallel.graph.schedule import Event
 
-__all__ = ["place"]
-
 _WRITTEN = "path/to/file.py:function"
 _SHAPE = re.compile(r"[1-9]\d{0,6}(x[1-9]\d{0,6})*", re.ASCII)
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9}

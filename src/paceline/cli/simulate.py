@@ -19,8 +19,6 @@ from paceline.system.machine import uncollected
 if TYPE_CHECKING:
     from paceline.simulator import Cluster, Faults
 
-__all__ = ["described", "simulate"]
-
 _in_cluster = options.panel("The cluster")
 
 

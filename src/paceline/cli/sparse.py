@@ -13,8 +13,6 @@ from paceline.specs.bounds import PASSES, PROCESSORS, SPARSE_SEED
 from paceline.system import files
 from paceline.system.paths import check_new_file
 
-__all__ = ["fit", "predict", "sparse"]
-
 sparse = verbs("Fit sparse linear models and ratings on all cores, and predict with them.", no_args_is_help=True)
 
 _LINEAR, _RATINGS = {"loss", "penalty", "learning_rate", "discipline"}, {"rank"}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from paceline.study.runner import StudyEnd, StudyProgress
     from paceline.study.trial import Trial
 
-__all__ = ["study_app"]
-
 study_app = verbs("Design, run and read studies: many runs, one table, one report.", no_args_is_help=True)
 
 _in_factors, _in_run = options.panel("Factors, comma-separated"), options.panel("The study")
@@ -150,7 +148,7 @@ def _table(given: dict[str, Any]) -> dict[str, Any]:
 
 def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
     """Factors in the comma form; commas inside parentheses do not split."""
-    from paceline.specs.registry import split_specs
+    from paceline.specs.text import split_specs
     from paceline.study.study_file import long_name
 
     texts = {name: given[name] for name in ("algorithm", "workers", "batch_size", "learning_rate")}

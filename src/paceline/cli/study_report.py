@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from paceline.study.findings import Comparison
     from paceline.study.trials import Trials
 
-__all__ = ["compare", "report"]
-
 _Folder = Annotated[Path, typer.Argument(help="The study's folder.", show_default=False)]
 _Baseline = Annotated[
     str | None, typer.Option(help="What others are compared with; default: the study's, else the first")

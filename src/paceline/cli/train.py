@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Run = TypeVar("Run", bound="RunData | None")
 
-__all__ = ["execute", "finished", "outcome_line", "show", "train"]
-
 
 @options.with_config()
 def train(

@@ -10,8 +10,6 @@ from torch import Tensor
 from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 
-__all__ = ["BFloat16"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Codec):

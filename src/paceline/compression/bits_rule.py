@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
-__all__ = ["Budget", "History", "error_of", "half_log2", "power"]
-
 _HALF_OVER_LN_2 = 0.7213475204444817
 _DIGITS = Context(prec=20)
 _MARGIN = 0.02  # tolerance of the bit budget, and of the sum of errors with saved bits

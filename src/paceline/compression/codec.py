@@ -11,19 +11,6 @@ from torch import Tensor
 from paceline.optim.half_types import sum_type
 from paceline.specs.types import check_fields
 
-__all__ = [
-    "WHAT",
-    "Codec",
-    "Encoded",
-    "Moves",
-    "NoCodec",
-    "NotFiniteError",
-    "Tuner",
-    "check_payload",
-    "key_of",
-    "share_of",
-]
-
 WHAT = "what codecs remember"  # of a checkpoint
 _MASK = 2**64 - 1
 _LONG = 2**20  # elements

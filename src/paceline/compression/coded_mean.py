@@ -28,8 +28,6 @@ from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
 from paceline.system.saved_state import check_fits
 
-__all__ = ["CodedMean"]
-
 
 class CodedMean(Coding):
     """Averages vectors over all workers through a codec; all workers make the same calls in the same order.

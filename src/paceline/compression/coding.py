@@ -18,8 +18,6 @@ from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
 from paceline.ports.ports import Collectives, Ports
 
-__all__ = ["Coding"]
-
 
 class Coding:
     """The base of `CodedMean`; its vectors refer to it.

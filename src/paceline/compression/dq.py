@@ -15,8 +15,6 @@ from paceline.compression.qsgd import QSGD, error_size, size_of_scales
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, BITS, BUCKET, COUNT, FRACTION
 
-__all__ = ["DQ"]
-
 _HEAD_BYTES = 4  # the bits, then nothing, so that scales begin where a float32 may
 
 

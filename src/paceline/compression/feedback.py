@@ -7,8 +7,6 @@ import torch
 from paceline.compression.codec import Codec, Encoded
 from paceline.optim.flat import Ranges
 
-__all__ = ["Feedback"]
-
 
 class Feedback:
     """The error feedback of one vector's sender, for a receiver that may drop what it is sent.

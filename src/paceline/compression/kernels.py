@@ -14,11 +14,6 @@ from numba import float32, int32, uint8, uint32, uint64
 
 from paceline.system.compilation import compiled
 
-__all__ = [
-    "add_products", "decode_levels", "decode_signs", "decode_trits", "encode_levels", "encode_signs", "encode_trits",
-    "euclidean_norms", "largest", "mean_magnitudes", "orthonormalize", "sum_of_peaks",
-]  # fmt: skip
-
 _DEAD = 64  # times the rounding of one number: as much of a column may be rounding errors of the product it comes from
 _BLOCK = 512  # elements between two passes: their codes stay in the first cache
 _FAST = {"contract", "nsz"}

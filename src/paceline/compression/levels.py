@@ -9,8 +9,6 @@ from torch import Tensor
 from paceline.compression.codec import Codec, Encoded, check_payload
 from paceline.errors import UsageError
 
-__all__ = ["BucketCodec", "Buckets", "as_float32", "keys"]
-
 
 class BucketCodec(Codec):
     """A codec whose payload is uint8: a float32 scale for every bucket, then packed codes."""

@@ -16,8 +16,6 @@ from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
 from paceline.system.saved_state import check_fits
 
-__all__ = ["LowRankMean"]
-
 _NUMBERS = 3  # sent along: weight used, weight given, number
 
 

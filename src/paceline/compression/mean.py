@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from paceline.ports.ports import Handle
 
-__all__ = ["Mean", "Steps", "Totals"]
-
 
 class Totals(NamedTuple):
     """The sums that arrive with a mean."""

@@ -8,8 +8,6 @@ from paceline.compression.codec import Codec, Moves, NoCodec
 from paceline.compression.registry import codec_registry
 from paceline.ports.ports import Ports
 
-__all__ = ["measured_moves", "moves_in"]
-
 
 def measured_moves(codec: Codec, ports: Ports[Any]) -> Moves | None:
     """The measurement for codecs of this name, with any arguments; None: not measured."""

@@ -19,8 +19,6 @@ from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type
 from paceline.system.saved_state import check_fits
 
-__all__ = ["Pieces", "check_slot", "gaps", "piece_of"]
-
 _HEAD = 32  # bytes of a piece before its payload: codec, weight used, weight given, number
 _STATUS = 8  # bytes of a piece of the mean before its payload: the size of what was rounded for it, NaN: not finite
 

@@ -13,8 +13,6 @@ from paceline.compression.codec import Codec, Moves, key_of
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, COUNT_FROM_0, RANK
 
-__all__ = ["Factored", "Power", "check_rank", "factored"]
-
 _SEED = 20190531  # of the first factors: the same on all workers
 
 

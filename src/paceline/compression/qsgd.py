@@ -14,8 +14,6 @@ from paceline.compression.codec import Encoded, Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32, keys
 from paceline.specs.bounds import BITS, BUCKET
 
-__all__ = ["QSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class QSGD(BucketCodec):

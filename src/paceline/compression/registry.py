@@ -17,8 +17,6 @@ from paceline.compression.top_k import TopK
 from paceline.errors import UsageError
 from paceline.specs.registry import Registry
 
-__all__ = ["GOSSIP", "Carrier", "check_carrier", "check_probed", "codec_registry", "probed_codecs"]
-
 codec_registry = Registry("codec")
 codec_registry.register("none", NoCodec)
 codec_registry.register("fp16", Float16)

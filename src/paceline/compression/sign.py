@@ -13,8 +13,6 @@ from paceline.compression.codec import Encoded, Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32
 from paceline.specs.bounds import BUCKET
 
-__all__ = ["Sign"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sign(BucketCodec):

@@ -14,8 +14,6 @@ from paceline.compression.levels import BucketCodec, Buckets, keys
 from paceline.compression.qsgd import scale
 from paceline.specs.bounds import ABOVE_0, BUCKET
 
-__all__ = ["Ternary"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ternary(BucketCodec):

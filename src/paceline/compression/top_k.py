@@ -12,8 +12,6 @@ from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, ch
 from paceline.optim.half_types import is_finite
 from paceline.specs.bounds import FRACTION
 
-__all__ = ["TopK"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):

@@ -11,8 +11,6 @@ from paceline.data.round_deal import Left, RoundDeal
 from paceline.data.sources import ABSENT, END
 from paceline.ports.views import Survivors
 
-__all__ = ["WorkerClaims"]
-
 
 class WorkerClaims:
     """Hands out batch numbers: global numbers over all epochs, `epoch * batches.epoch_numbers + place`.

@@ -16,8 +16,6 @@ from paceline.data.same_data import MASK, Fingerprint, at_four_places, compared_
 from paceline.ports.round_shares import RoundShares, divided, num_parts
 from paceline.system.global_randomness import SeparateRandomness
 
-__all__ = ["DRAWN_EPOCH", "DrawnBatches", "DrawnShares", "fetcher"]
-
 _DRAWN_AT_ONCE = 1024  # more than that are drawn when they are asked for: some samplers never end
 DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["end_with_parent", "ending_with_worker"]
-
 
 def ending_with_worker(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A copy of a loader, without processes as yet; those that it will have end with this one, however that ends."""

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-__all__ = ["CLAIM_BATCHES", "EpochClaims", "LocalEpochClaims", "StoredEpochClaims", "first_said"]
-
 CLAIM_BATCHES = 4  # a round trip to a store takes as long as a small step; several claims share it
 
 

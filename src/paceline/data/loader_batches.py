@@ -32,8 +32,6 @@ from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
 from paceline.ports.round_shares import RoundShares
 
-__all__ = ["DrawnBatches", "LoaderBatches", "PlannedBatches", "cannot_be_cut", "shared_batches"]
-
 
 class LoaderBatches(Protocol):
     """The batches of a loader, epoch after epoch, the same on every worker.

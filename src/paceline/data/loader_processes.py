@@ -19,8 +19,6 @@ from paceline.data.ending_processes import ending_with_worker
 from paceline.data.plan import derived_seed
 from paceline.data.sources import ABSENT, END
 
-__all__ = ["LoaderProcesses", "until_stopped"]
-
 _MOST_AHEAD = 128  # batches; shared memory has room for twice as many
 _STOP_DEADLINE_S = 10.0  # from a SIGTERM to a whole job, loaders' processes included, until the run is being stopped
 _DEATH_DEADLINE_S = 5.0  # from a connection's end until the death of the process is known

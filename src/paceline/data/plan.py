@@ -22,19 +22,6 @@ from paceline.specs.bounds import ABOVE_0
 from paceline.specs.registry import Registry
 from paceline.specs.types import check_fields
 
-__all__ = [
-    "BatchPlan",
-    "BatchSource",
-    "Dynamic",
-    "Fixed",
-    "Partition",
-    "Skewed",
-    "derived_seed",
-    "length_of",
-    "partition_registry",
-    "samples_in",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:

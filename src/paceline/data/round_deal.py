@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from paceline.ports.views import Survivors
 
-__all__ = ["Left", "RoundDeal"]
-
 
 class Left(NamedTuple):
     """Numbers of the batches that a run has left: all from `first` on, and these earlier ones."""

@@ -15,20 +15,6 @@ from paceline.data.ending_processes import ending_with_worker
 from paceline.errors import UsageError
 from paceline.system.global_randomness import SeparateRandomness, seed_all
 
-__all__ = [
-    "MASK",
-    "UNKNOWN",
-    "Fingerprint",
-    "at_four_places",
-    "check_same",
-    "compared_length",
-    "digest",
-    "digest_of_all",
-    "digests",
-    "name_of",
-    "sample_digests",
-]
-
 UNKNOWN = 0  # is not compared
 MASK = (1 << 32) - 1
 _LONGEST_LIST = 512  # batches; a digest of one of two small tensors takes 20 us, so that an epoch begins 10 ms later

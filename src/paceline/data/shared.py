@@ -11,8 +11,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from paceline.memory.segment import Layout, Segment
 
-__all__ = ["DatasetHandle", "open_dataset", "share_dataset"]
-
 
 @dataclass(frozen=True)
 class DatasetHandle:

@@ -14,8 +14,6 @@ from paceline.data.round_deal import Left, RoundDeal
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.views import Survivors
 
-__all__ = ["ABSENT", "END", "BatchClaims", "DatasetBatches"]
-
 END = -1
 ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
 

@@ -12,8 +12,6 @@ from paceline.data.plan import samples_in
 from paceline.data.same_data import UNKNOWN, Fingerprint, compared_length, digest
 from paceline.system.global_randomness import SeparateRandomness
 
-__all__ = ["StreamBatches"]
-
 _OLD_EPOCHS = 64  # after which an epoch is over for late workers, as in shared claims
 _KNOWN_SIZES = 1024
 

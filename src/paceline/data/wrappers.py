@@ -14,8 +14,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.system.torch_internals import tree_map
 
-__all__ = ["device_of", "moved_to", "telling_end", "unwrapped_loader", "unwrapped_model", "unwrapped_optimizer"]
-
 _OPTIMIZERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer"}
 _MODELS = {"_FabricModule": "module"}
 _LOADERS = {

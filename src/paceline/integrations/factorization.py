@@ -19,8 +19,6 @@ from paceline.sparse.linear import Pass
 from paceline.sparse.rows import rows_of
 from paceline.sparse.team import Team, count_threads
 
-__all__ = ["HogwildMatrixFactorization"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HogwildMatrixFactorization(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

@@ -40,8 +40,6 @@ try:
 except ImportError as error:
     raise UsageError("The strategy for Lightning needs its package: pip install 'paceline[lightning]'.") from error
 
-__all__ = ["PacelineStrategy"]
-
 # State of a ModelCheckpoint about its files, which are worker 0's.
 _OF_FILES = (
     "best_model_path",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["combined_loader", "forget_loader", "keep_sampler", "set_sigterm_broadcast", "set_weight_of_logs"]
-
 
 def keep_sampler(trainer: Any) -> None:
     """Lightning would give each worker's loader a distributed sampler, but workers share the existing loader."""

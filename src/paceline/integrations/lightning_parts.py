@@ -15,8 +15,6 @@ from paceline.loop.schedules import FollowedScheduler
 from paceline.worker.gathering import Call, Gatherer, total_of
 from paceline.worker.worker import Worker
 
-__all__ = ["RunSchedule", "SharedLoader", "bring_together", "reduced"]
-
 _REMEDY = "all workers must call it, so not under `if trainer.is_global_zero`."
 
 

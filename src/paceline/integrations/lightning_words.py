@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.errors import PacelineError
 
-__all__ = ["in_lightnings_words"]
-
 # Phrases of our errors, and their replacement for a module; longer ones come first.
 _WORDS = {
     "give attach all of the loop's optimizers as a list, or leave the `with` before another one takes over": (

@@ -15,7 +15,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 # Private in scikit-learn, and used in no other file: there is no public base with `densify` or `decision_function`, and no
 # public check of samples' weights.
-from sklearn.linear_model._base import LinearClassifierMixin, SparseCoefMixin
+from sklearn.linear_model._base import LinearClassifierMixin as LinearClassifierMixin
+from sklearn.linear_model._base import SparseCoefMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_random_state
 from sklearn.utils.extmath import safe_sparse_dot
@@ -28,8 +29,6 @@ from paceline.sparse.options import plan_for
 from paceline.sparse.rows import rows_of
 from paceline.sparse.steps import PassPlan
 from paceline.sparse.team import Team, count_threads
-
-__all__ = ["HogwildLinear", "LinearClassifierMixin", "check_counts", "check_decay"]
 
 
 def check_counts(estimator: Any, *names: str) -> None:

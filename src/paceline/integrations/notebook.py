@@ -14,8 +14,6 @@ from paceline.observe.in_page import progress_html, run_html
 from paceline.observe.progress import Progress, Throttled
 from paceline.records.run_data import RunData
 
-__all__ = ["CellProgress", "CellReport"]
-
 _EVERY_S = 0.25
 _NO_NOTEBOOK = (
     "CellProgress shows a run's progress in a notebook's cell, but this is not a notebook: leave it out, or start the run with"

@@ -36,8 +36,6 @@ from paceline.errors import UsageError
 from paceline.integrations.linear import HogwildLinear, LinearClassifierMixin
 from paceline.sparse.losses import CLASSIFICATION, REGRESSION, Loss
 
-__all__ = ["HogwildClassifier", "HogwildRegressor"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HogwildClassifier(LinearClassifierMixin, ClassifierMixin, HogwildLinear):

@@ -28,8 +28,6 @@ from paceline.observe.progress import Progress
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.memory import own_arena
 
-__all__ = ["DeepDist", "Trained"]
-
 _SCHEMA = "partition long, attempt long, rows long, first long, steps long, skipped long, sent_bytes long"
 _TAKEN = ("fetch", "push", "codec")  # of Downpour's arguments
 

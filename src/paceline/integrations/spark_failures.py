@@ -11,8 +11,6 @@ from typing import Literal
 from paceline.errors import PacelineError, first_line
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 
-__all__ = ["Kind", "failed_in", "first_cause", "first_told", "make_good", "said", "tell"]
-
 Kind = Literal["raised", "died", "follows"]
 
 

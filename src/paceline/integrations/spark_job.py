@@ -14,15 +14,6 @@ from paceline.integrations.spark_failures import first_cause
 from paceline.membership.join_point import JoinPoint
 from paceline.transport.keys import Keys, new_keys
 
-__all__ = [
-    "check_installed",
-    "collected",
-    "job_meeting",
-    "meet_driver",
-    "num_workers",
-    "refuse_speculation",
-]
-
 _BETWEEN_LOOKS_S = 0.2
 
 

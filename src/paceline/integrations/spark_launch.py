@@ -29,8 +29,6 @@ from paceline.system import tensor_files
 from paceline.system.folder_lock import run_folder
 from paceline.worker.chosen_algorithm import given_algorithm
 
-__all__ = ["SparkRun", "launch"]
-
 _SCHEMA = "about string, events binary, model binary"
 _REACH_S = 15.0  # for executors that are just starting, and for tasks to find the driver
 _WHO = "pl.spark.launch"

@@ -23,8 +23,6 @@ from paceline.integrations.spark_failures import said
 from paceline.integrations.spark_rows import Rows, SpilledRows
 from paceline.membership.environment import WorkerEnvironment, set_environment
 
-__all__ = ["FAILURE", "Loop", "main"]
-
 FAILURE = "failure.json"
 
 

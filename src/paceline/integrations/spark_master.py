@@ -23,8 +23,6 @@ from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.observe.progress import Progress, WorkerProgress
 from paceline.ports.ports import Counts, ServerPorts
 
-__all__ = ["Ledger", "Master"]
-
 _BETWEEN_PROGRESS_S = 0.25
 
 

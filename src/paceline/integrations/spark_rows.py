@@ -15,8 +15,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from paceline.errors import UsageError
 
-__all__ = ["Rows", "SpilledRows", "spark_folder", "spilled"]
-
 
 @contextlib.contextmanager
 def spilled(batches: Iterator[Any]) -> Iterator[IO[bytes]]:

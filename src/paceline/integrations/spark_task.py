@@ -27,8 +27,6 @@ from paceline.transport.directory import read_peer
 from paceline.transport.keys import Keys
 from paceline.worker.memberships.memory import own_arena
 
-__all__ = ["Descent", "Gradient", "NamedUpdates", "PartitionTask"]
-
 Gradient = Callable[[nn.Module, dict[str, Any]], Any]
 Descent = Callable[[nn.Module, dict[str, Tensor]], Any]
 

@@ -28,8 +28,6 @@ from paceline.system import files
 from paceline.transport.keys import Keys
 from paceline.worker.supervised import how_ended
 
-__all__ = ["WorkerTask"]
-
 _CAUSE_S = 30.0  # time for the worker that failed first to report why; waited in full only if it never does
 _BETWEEN_LOOKS_S = 0.1
 _dist: Any = dist  # its type stubs do not name the stores

@@ -27,8 +27,6 @@ from paceline.specs.bounds import PARAMETERS, check_memory
 from paceline.system import files
 from paceline.system.plain_files import read_npz
 
-__all__ = ["fit_linear", "fit_ratings", "predict", "write_model"]
-
 Progress = Callable[[int, Pass], None]
 Arrays = dict[str, np.ndarray]
 

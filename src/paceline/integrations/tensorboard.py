@@ -12,8 +12,6 @@ from paceline.errors import UsageError
 from paceline.observe.progress import Progress, Throttled
 from paceline.records.run_data import RunData
 
-__all__ = ["TensorBoard", "check_tensorboard"]
-
 _EVERY_S = 1.0
 
 

@@ -24,8 +24,6 @@ from paceline.ports.shared import BUCKET_BYTES
 from paceline.records.accruals import ACCRUED, Accruals
 from paceline.records.step_record import Recorder
 
-__all__ = ["BaseReplica"]
-
 _UPDATE_TIME_SMOOTHING = 0.1
 _NO_GRADIENT = 0  # as a record's applied version
 

@@ -15,8 +15,6 @@ from paceline.optim.flat import FlatBinding, Ranges
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.system.torch_internals import foreach_copy
 
-__all__ = ["GradientBuckets", "PendingGradients", "bucket_bytes_for", "bucket_ranges"]
-
 # Workers beyond which a ring's pieces would be smaller than 64 KiB, which at 10 Gbit/s take 50 us, as long as the latency.
 # Simulated, 100 MB with 200 ms of computing: 64 workers take 480 ms a step with buckets of 1 MiB, 262 with these, 292
 # with 25 MB; 128 take 789, 276, 294. With a latency of 10 us 64 take 256, 261, 292.

@@ -14,8 +14,6 @@ from paceline.optim.saved_state import load_with_own_settings, state_for_checkpo
 from paceline.optim.several_optimizers import members_of
 from paceline.ports.newcomers import Refusal
 
-__all__ = ["CarriedState", "take_state"]
-
 
 class CarriedState:
     """What newcomers get of this worker's loop, and whether they can get all.

@@ -13,8 +13,6 @@ from paceline.loop.guards.guard import Guards
 from paceline.optim.flat import FlatBinding
 from paceline.system.torch_internals import graph_task
 
-__all__ = ["StepHooks"]
-
 _SEVERAL_TIMES = (
     "This optimizer evaluates its closure several times in a step, or after it has moved the parameters, and this algorithm"
     " computes one gradient per step: use lockstep or all-reduce, not sharded and without a codec, or an optimizer that"

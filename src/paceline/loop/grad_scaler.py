@@ -8,8 +8,6 @@ import torch
 
 from paceline.system.torch_internals import SCALES_IN_STEP
 
-__all__ = ["HiddenGradients", "ask_for_every_step", "take_over_scaling"]
-
 
 def ask_for_every_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Makes GradScaler always call `step`, with `grad_scale` and `found_inf` on the optimizer; returns an undo function.

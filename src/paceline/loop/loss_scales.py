@@ -12,8 +12,6 @@ import torch
 
 from paceline.system.torch_internals import call_after_backward
 
-__all__ = ["scale_of_pass", "watch_scales"]
-
 _pass = threading.local()  # of the thread that computes gradients: `scale`, a reference to that of the last scaled loss
 _lock = threading.Lock()
 _unpatch: list[Callable[[], None]] = []  # as many as watch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.ports.ports import Counts
 
-__all__ = ["NO_COUNTS", "NewCounts"]
-
 NO_COUNTS = (0, 0, 0, 0, 0, 0, 0.0)  # of a worker that communicates nothing
 
 

@@ -13,8 +13,6 @@ from paceline.loop.guards.hidden_hooks import HiddenHook, hookable
 from paceline.loop.guards.same_inputs import SameInputs
 from paceline.system.torch_internals import graph_task
 
-__all__ = ["DealtBatches", "OwnBatches"]
-
 
 class DealtBatches:
     """Batches from `worker.batches`: each step begins with one, and its number of samples is known.

@@ -7,8 +7,6 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-__all__ = ["Program"]
-
 
 class Program:
     """Switches between a program and the loop that started it.

@@ -28,8 +28,6 @@ from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
 from paceline.system.torch_internals import call_after_backward
 
-__all__ = ["SEES_A_PART", "Phase", "ProgramSide"]
-
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
 SEES_A_PART = (
     "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or change"

@@ -13,8 +13,6 @@ import torch
 from paceline.data.plan import derived_seed
 from paceline.system.global_randomness import SeparateRandomness, states_now, undisturbed
 
-__all__ = ["alike", "common_randomness", "digests_of_states", "go_apart"]
-
 _NONE = 0
 _MASK = (1 << 63) - 1
 

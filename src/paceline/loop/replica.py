@@ -25,8 +25,6 @@ from paceline.loop.program_side import Phase, ProgramSide
 from paceline.loop.run_progress import RunProgress
 from paceline.optim.half_types import is_finite
 
-__all__ = ["AttachedReplica"]
-
 _NAN = math.nan
 
 

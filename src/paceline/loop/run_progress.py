@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RunProgress"]
-
 
 class RunProgress:
     """Steps and samples of all workers so far, each step of a worker counted as one.

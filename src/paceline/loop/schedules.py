@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.errors import UsageError
 from paceline.system.torch_internals import is_followed_by_scheduler
 
-__all__ = ["FollowedScheduler", "find_schedulers", "schedulers_of"]
-
 _ROUNDING = 1e-6
 
 

@@ -14,8 +14,6 @@ from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 
-__all__ = ["OwnedPieces", "check_sharded", "cut_flat_state", "in_pieces"]
-
 
 def check_sharded(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that may look at more than one element at a time.

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from paceline.errors import UsageError, shown
 from paceline.specs.bounds import FACTOR_FROM_1
 
-__all__ = ["Slowness", "checked_factors"]
-
 _SLICE_S = 0.05
 
 

@@ -13,8 +13,6 @@ from paceline.loop.buckets import GradientBuckets, PendingGradients
 from paceline.loop.loss_scales import scale_of_pass
 from paceline.optim.flat import FlatBinding, Ranges
 
-__all__ = ["Backward", "BucketedGradient", "ParameterGradient"]
-
 
 class ParameterGradient:
     """A gradient that stays in the parameters; a program that reads it gets a copy as one vector.

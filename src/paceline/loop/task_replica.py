@@ -21,8 +21,6 @@ from paceline.optim.saved_state import load_with_own_settings, state_for_checkpo
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.replica import Piece
 
-__all__ = ["TaskReplica"]
-
 
 class TaskReplica(BaseReplica):
     """A replica that owns its loop: a batch from a source, one forward and one backward pass, then the optimizer.

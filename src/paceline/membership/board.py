@@ -11,8 +11,6 @@ import torch
 
 from paceline.errors import WorkerLostError
 
-__all__ = ["Board", "MemoryBoard", "StoreBoard"]
-
 
 class Board(Protocol):
     """A row of nonzero numbers for each worker."""

@@ -9,8 +9,6 @@ from paceline.data.epoch_claims import CLAIM_BATCHES, EpochClaims, first_said
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.ports.ports import Mailbox
 
-__all__ = ["JoinedClaims"]
-
 _COUNTED_EPOCHS = 1 << 15  # the join point's store takes twice as many keys
 
 

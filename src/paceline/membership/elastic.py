@@ -28,8 +28,6 @@ from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
 from paceline.transport.local_socket import is_endpoint, is_heard
 
-__all__ = ["JoinedRun", "check_joinable", "num_places", "takes_newcomers", "trains_in_rounds"]
-
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
 _LOOK_EVERY_S = 2.0

@@ -17,18 +17,6 @@ from paceline.specs.goal import Goal
 from paceline.system.uncaught import say_alone
 from paceline.transport.keys import Keys
 
-__all__ = [
-    "Invitation",
-    "LaunchedEnvironment",
-    "SupervisedEnvironment",
-    "WorkerEnvironment",
-    "attach_once",
-    "call_at_end",
-    "current_environment",
-    "named_algorithm",
-    "set_environment",
-]
-
 # A worker's number, how many there are, and its number on its machine: torchrun (Ray Train, TorchDistributor), Slurm, MPI.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),

@@ -15,16 +15,6 @@ from paceline.optim.model_state import from_bytes, to_bytes
 from paceline.ports.checks import MOST, MalformedMessageError, checked_vector
 from paceline.ports.ports import Mailbox, Message, PeerBack, Ports, Received
 
-__all__ = [
-    "BatchesTaken",
-    "FinalMean",
-    "LeftWeights",
-    "mean_of_all",
-    "receive_vector",
-    "take_final_mean",
-    "why_not_given",
-]
-
 _LEFT_AT_BREAK = 4  # the most batches that a loop has claimed but not seen when it leaves an epoch early
 
 

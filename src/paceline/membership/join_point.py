@@ -21,8 +21,6 @@ from paceline.transport.authentication import Authenticator, authenticate
 from paceline.transport.contexts import uninterrupted
 from paceline.transport.keys import Keys, load_keys, own_keys
 
-__all__ = ["JoinPoint", "JoinPointLostError", "endpoint"]
-
 _BACKLOG = 1024  # waiting connections, such as probes of whether a worker is alive
 _SLICE_S = 0.5
 _MOST_SLICES = 10  # an answer that takes longer than this many slices counts as lost

@@ -24,8 +24,6 @@ from paceline.system.torch_internals import abort_process_group
 from paceline.transport.axes import AxisCollectives, make_axes
 from paceline.transport.collectives import DistributedCollectives
 
-__all__ = ["LaunchedRun", "check_algorithm"]
-
 _FAREWELL_S = 5.0
 _GROUP_EXTRA_S = 5.0  # the group's own deadline comes after ours, whose message names the missing workers
 _NCCL_EXTRA_S = 60.0  # NCCL's deadline counts from the launch of an operation on the GPU, and ends the process

@@ -19,8 +19,6 @@ from paceline.transport.mailbox import ZmqMailbox
 
 _dist: Any = dist  # its type stubs do not name the stores
 
-__all__ = ["Peers", "ServerMailbox", "mailbox_part"]
-
 _STORE_DEADLINE_S = 60.0
 _SEND_DEADLINE_S = 10.0
 _LATE_CONNECT_S = 3.0

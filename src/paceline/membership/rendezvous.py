@@ -16,8 +16,6 @@ from paceline.errors import UsageError, WorkerLostError, name_workers
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.system.torch_internals import default_store
 
-__all__ = ["address_of", "common_store", "machine_of_this", "missing_keys", "own_part", "wait_for_readers"]
-
 _FAREWELL_S = 5.0
 _dist: Any = dist  # its type stubs do not name the stores
 _store: Any = None  # the store that this process has made

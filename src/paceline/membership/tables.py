@@ -10,8 +10,6 @@ import torch
 
 from paceline.membership.board import Board, MemoryBoard, StoreBoard
 
-__all__ = ["NUM_GENERATORS", "WATCHED_STEPS", "SharedTables", "StoredTables", "Tables", "local_tables", "table_shapes"]
-
 NUM_GENERATORS = 4  # Python's, NumPy's, PyTorch's for the CPU, PyTorch's for the model's GPU
 WATCHED_STEPS = 3  # in which the workers' inputs are compared
 _RANDOM_STATES, _FIRST_INPUTS, _PROGRESS = "random states", "first inputs", "progress"

@@ -32,8 +32,6 @@ from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
 from paceline.system.clock import RealClock
 
-__all__ = ["Arena", "ArenaPlan", "plan_arena"]
-
 # A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
 _RING_RECORDS = 16_384
 

@@ -25,8 +25,6 @@ from numba.extending import intrinsic
 
 from paceline.system.compilation import compiled
 
-__all__ = ["compare_and_swap", "fence", "fetch_add", "kernel", "load", "pause", "store"]
-
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 _WORD = ir.IntType(64)
 

@@ -12,8 +12,6 @@ from paceline.memory.segment import LINE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan
 from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
 
-__all__ = ["Axes", "AxesPlan", "plan_axes"]
-
 
 @dataclass(frozen=True)
 class AxesPlan:

@@ -20,8 +20,6 @@ from paceline.ports.ports import Counts, Handle
 from paceline.ports.rooted import count_operation
 from paceline.ports.started import CarriedOutTogether, Operation
 
-__all__ = ["SharedMemoryCollectives"]
-
 _BYTES_PER_LINE_LOST = 2**16  # a step's buckets fit into one round if they are this large: each begins a line
 _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
 _DIED = "has left the run (killed, or its loop ended earlier)"

@@ -9,8 +9,6 @@ import numpy as np
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.segment import LINE_BYTES, WORD_BYTES, Layout, Segment
 
-__all__ = ["SharedEpochClaims"]
-
 _MOST_HELD = 256  # by a worker
 _HELD, _RELEASED, _LEFT, _STATE = 0, 1, 2, 3  # a word's last two bits; above them the batch's number + 1; 0: free
 _WORDS = 64  # epochs that may be under way at once, as loops leave theirs at different times

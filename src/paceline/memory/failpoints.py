@@ -12,8 +12,6 @@ import signal
 
 from paceline.errors import UsageError
 
-__all__ = ["ENVIRONMENT_VARIABLE", "FAIL_POINTS", "arm", "fail_point"]
-
 ENVIRONMENT_VARIABLE = "PACELINE_FAIL_POINT"
 
 FAIL_POINTS = (

@@ -17,8 +17,6 @@ from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import OneVector, PartPlan
 from paceline.memory.waiting import raise_if_stopped, sleep_precisely
 
-__all__ = ["LockedVector"]
-
 
 @kernel("int64(int64, int64, int64)")
 def _advance(version: int, writing: int, token: int) -> int:

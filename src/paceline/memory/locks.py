@@ -16,8 +16,6 @@ from paceline.memory.ownership import CONTENDED, owner_token, participant_of
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake, wake_all
 
-__all__ = ["Mutex", "ReadWriteLock"]
-
 _FAILED, _TAKEN, _FAILED_AND_WAKE = 0, 1, 2
 
 

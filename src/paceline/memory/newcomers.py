@@ -18,8 +18,6 @@ from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import wait_briefly, wake_all
 from paceline.ports.newcomers import Refusal
 
-__all__ = ["SharedNewcomers"]
-
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
 # the state; the process and the file that have the state, and the incarnation for which that is.
 _ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN = range(0, 56, 8)

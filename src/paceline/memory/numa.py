@@ -20,8 +20,6 @@ from pathlib import Path
 
 from paceline.memory.segment import PAGE_BYTES
 
-__all__ = ["Node", "bind", "describe", "interleave", "numa_nodes", "pin"]
-
 _NODES = Path("/sys/devices/system/node")
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "riscv64": 235, "ppc64le": 259, "s390x": 268}.get(platform.machine())
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3

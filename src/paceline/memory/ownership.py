@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CONTENDED", "owner_token", "participant_of"]
-
 # A lock word carries this bit beside the token while a waiter sleeps until the word changes. It lies in the low half of
 # the word, the half that a futex compares.
 CONTENDED = 1 << 15

@@ -12,8 +12,6 @@ from paceline.specs.bounds import COUNT_FROM_0
 from paceline.specs.registry import Registry
 from paceline.specs.types import check_fields
 
-__all__ = ["Bind", "FirstTouch", "Interleave", "Placement", "placement_registry"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:

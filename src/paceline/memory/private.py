@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-__all__ = ["PrivateVector"]
-
 _UNMARKED = nullcontext()
 
 

@@ -12,8 +12,6 @@ from paceline.memory.ownership import owner_token
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import OneVector, PartPlan
 
-__all__ = ["RacingVector"]
-
 
 class RacingVector(OneVector):
     """One live vector without any exclusion; implements `RacingParameters`.

@@ -13,8 +13,6 @@ from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
 from paceline.optim.half_types import to_sum_type
 
-__all__ = ["ReplicatedVector"]
-
 
 @kernel("int64(int64, int64)")
 def _advance(version: int, updates: int) -> int:

@@ -13,8 +13,6 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
 from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT
 
-__all__ = ["RecordRing", "RingPlan"]
-
 _RECORD_BYTES = RECORD_STRUCT.size
 _pack_into = RECORD_STRUCT.pack_into
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.memory.atomics import compare_and_swap, fetch_add, kernel, load
 
-__all__ = ["Rounds"]
-
 
 @kernel("int64(int64, int64)")
 def _furthest(word: int, number: int) -> int:

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["LINE_BYTES", "PAGE_BYTES", "WORD_BYTES", "Layout", "Segment"]
-
 WORD_BYTES = 8
 LINE_BYTES = 64  # words of different workers lie this far apart, to avoid false sharing
 PAGE_BYTES = 4096  # vectors start on a page: they can be placed on a NUMA node, and untouched ones cost nothing

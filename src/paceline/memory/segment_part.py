@@ -11,8 +11,6 @@ import torch
 from paceline.memory.atomics import load, store
 from paceline.memory.segment import LINE_BYTES, Layout, Segment
 
-__all__ = ["OneVector", "PartPlan", "SegmentPart"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartPlan:

@@ -33,8 +33,6 @@ from contextlib import contextmanager
 from paceline.memory.atomics import fence, kernel, load, store
 from paceline.memory.failpoints import fail_point
 
-__all__ = ["SequenceLock"]
-
 _DEADLINE_S = 60.0
 _BETWEEN_TRIES_S = 50e-6
 

@@ -16,8 +16,6 @@ from paceline.memory.sequence import SequenceLock
 from paceline.optim.half_types import sum_type
 from paceline.ports.shared import shard_ranges
 
-__all__ = ["COUNTED", "PrivateShard", "ServedVector"]
-
 COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
 _CHOSEN = ("last", "fewest", "most")
 _COPY = 16 + 8 * len(COUNTED)

@@ -14,8 +14,6 @@ from paceline.memory.segment import Segment
 from paceline.memory.segment_part import PartPlan
 from paceline.optim.sharding import Sharding
 
-__all__ = ["ShardedVectors"]
-
 _TRIES = 200  # to find all shards at one version: they differ only while some workers have made a round's update
 _BETWEEN_TRIES_S = 1e-3
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from paceline.memory.segment import Layout, Segment
 
-__all__ = ["SharedStore"]
-
 _SLOT_BYTES = 192
 _HEAD_BYTES = 6  # checksum, and length of the value
 

@@ -33,8 +33,6 @@ from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped
 from paceline.ports.shared import View
 
-__all__ = ["SlotPlan", "SlotPool"]
-
 _SLOT_BITS = 16
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _ROUNDS = 64  # scans for a free slot before the worker yields its core

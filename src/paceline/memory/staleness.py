@@ -8,8 +8,6 @@ import numpy.typing as npt
 from paceline.memory.atomics import fetch_add, kernel, load
 from paceline.memory.segment import WORD_BYTES, Layout, Segment
 
-__all__ = ["NUM_BINS", "SharedStalenessCounts"]
-
 NUM_BINS = 1024
 
 

@@ -12,8 +12,6 @@ from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
 
-__all__ = ["SharedViews"]
-
 _UNDECIDED, _HAS_LEFT = -1, -2
 _NEWS_S = 10.0  # the supervisor hears of a death within milliseconds, unless it does not get a core
 

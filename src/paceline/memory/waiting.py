@@ -16,17 +16,6 @@ from paceline.errors import RunStopped
 from paceline.memory.atomics import kernel, load, pause
 from paceline.system.machine import num_cores
 
-__all__ = [
-    "SLICE_S",
-    "have_core_each",
-    "raise_if_stopped",
-    "sleep_precisely",
-    "spin_patiently",
-    "wait_briefly",
-    "wake",
-    "wake_all",
-]
-
 SLICE_S = 0.05
 
 # About 2-5 us: as long as a futex sleep and wake would take. A longer spin would steal the time slice of the awaited worker

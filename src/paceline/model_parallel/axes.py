@@ -14,8 +14,6 @@ from paceline.ports.ports import Handle
 from paceline.ports.rooted import RootedCollectives
 from paceline.ports.started import CarriedOutTogether
 
-__all__ = ["Axis", "LoneCollectives", "exchanged"]
-
 
 class Axis:
     """The workers that differ only in one coordinate.

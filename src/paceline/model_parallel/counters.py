@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["dropout_part", "normal_part", "uniform_part"]
-
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # SplitMix64's increment and multipliers
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -13,8 +13,6 @@ from torch.overrides import TorchFunctionMode
 from paceline.planner.balance import Layer
 from paceline.tasks.base import evaluation_mode
 
-__all__ = ["model_layers"]
-
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 _GROUPS_PLACE = 6  # index of `groups` in a convolution's arguments
 

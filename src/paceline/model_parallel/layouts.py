@@ -15,8 +15,6 @@ from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.specs.registry import Registry
 from paceline.worker.memberships.layout_part import Division, LayoutPart
 
-__all__ = ["AnyLayout", "check_layout", "division_of", "layout_of", "layout_registry"]
-
 AnyLayout = HybridParallel | TensorParallel
 
 layout_registry = Registry("layout")

@@ -11,8 +11,6 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.model_parallel.axes import Axis
 
-__all__ = ["Placement", "clip_to_norm", "divided", "part_of"]
-
 
 @dataclass(frozen=True)
 class Placement:

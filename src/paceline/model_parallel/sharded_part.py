@@ -13,8 +13,6 @@ from paceline.optim.flat import FlatBinding
 from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
 from paceline.ports.rooted import RootedCollectives
 
-__all__ = ["ShardedPart"]
-
 
 class ShardedPart:
     """Replaces a model's parameters by one worker's shards, in place: modules and parameters stay the same objects.

@@ -29,8 +29,6 @@ from paceline.worker.memberships.membership import Membership
 from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.worker import Worker
 
-__all__ = ["ShardedWorker"]
-
 _CHANGED = (
     "Under a layout each worker has only the gradients of its own shards, so changes that a loop makes to them"
     " between backward and step would differ between workers: clip by worker.clip_grad_norm_(max_norm), and leave out"

@@ -12,19 +12,6 @@ from paceline.observe.document import markup
 from paceline.observe.words import number_text, percent_text, seconds_text, workers_text
 from paceline.records.summary import FRACTIONS
 
-__all__ = [
-    "CLEAR_RATIO",
-    "caution",
-    "clearly_best",
-    "evaluated_notes",
-    "failed",
-    "figure",
-    "headline",
-    "method_labels",
-    "run_labels",
-    "target_text",
-]
-
 _FEW = 3
 _FRACTIONS = {
     ("time_to_fraction_s", one): f"brought the training loss to {float(one) * 100:g} % of its start"

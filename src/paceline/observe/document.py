@@ -18,8 +18,6 @@ from paceline.records.run_data import write_text
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Cell", "Table", "json_value", "markup", "settings_table", "write_page"]
-
 _MOST_ROWS = 400  # of a figure's table
 
 

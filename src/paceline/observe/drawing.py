@@ -12,10 +12,6 @@ import numpy as np
 
 from paceline.observe.palette import METHODS
 
-__all__ = [
-    "Figure", "Panels", "add_rule", "dashed", "error_bars", "log_axis", "method_colour", "numbers", "scatter", "thin",
-]  # fmt: skip
-
 
 @dataclass(slots=True)
 class Figure:

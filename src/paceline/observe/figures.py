@@ -13,8 +13,6 @@ from paceline.observe.panels import Series, lanes, shares, sizes_of_batches, sta
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, LossCurve, loss_curve
 
-__all__ = ["figures", "method_colours"]
-
 _MAX_POINTS = 1_200
 
 

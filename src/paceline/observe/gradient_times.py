@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["GradientTimes", "gradient_times"]
-
 _WARM_UP_ROWS = 10  # if a worker has more gradients, its first, which includes one-time initialisation, is ignored
 _FULL_SHARE = 0.9
 _DRAWS = 2000

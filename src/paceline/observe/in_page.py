@@ -19,8 +19,6 @@ from paceline.observe.words import number_text, seconds_text
 from paceline.records.run_data import RunData
 from paceline.records.summary import WINDOW, loss_curve
 
-__all__ = ["progress_html", "run_html"]
-
 _COLUMNS = 100
 _WIDTH, _HEIGHT, _MARGIN = 640, 220, 34
 _MAX_POINTS = 400

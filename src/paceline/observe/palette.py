@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["ACTIVITIES", "ACTIVITY_NAMES", "METHODS", "OUTCOMES", "SURFACES", "Theme", "tokens"]
-
 Theme = Literal["light", "dark"]
 
 METHODS: dict[Theme, tuple[str, ...]] = {

@@ -13,8 +13,6 @@ from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.records.run_data import RunData
 
-__all__ = ["Series", "lanes", "shares", "sizes_of_batches", "staleness"]
-
 _MAX_BARS = 2_500
 _MAX_LANES = 48
 _LANE_PX = 22

@@ -17,8 +17,6 @@ from rich.text import Text
 
 from paceline.observe.words import number_text, percent_text, seconds_text
 
-__all__ = ["LiveTable", "Progress", "Throttled", "WorkerProgress"]
-
 _SECONDS_BETWEEN_LINES = 2.0
 _MAX_ROWS = 32
 

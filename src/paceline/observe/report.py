@@ -19,8 +19,6 @@ from paceline.observe.trace import write_trace
 from paceline.observe.words import ABSENT
 from paceline.records.run_data import RunData, write_json
 
-__all__ = ["runs_and_notes", "write_report", "write_run"]
-
 
 def write_report(runs: Sequence[RunData], path: str | Path, *, title: str, command: str) -> Path:
     """Write a self-contained report; several runs are compared.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["KINDS", "Segments", "segments", "steady_start_s", "steady_window_s"]
-
 KINDS = ("input", "gradient", "wait", "apply")
 
 

@@ -17,8 +17,6 @@ from paceline.observe.terminal import OUTCOMES, shown
 from paceline.observe.words import ABSENT, number_text, workers_text
 from paceline.records.summary import FRACTIONS
 
-__all__ = ["comparison_table", "result_table", "runs_table"]
-
 _Results = Sequence[Mapping[str, Any]]
 
 

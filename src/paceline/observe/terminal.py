@@ -10,8 +10,6 @@ from rich.text import Text
 
 from paceline.observe.document import Cell, Table
 
-__all__ = ["BEST", "OUTCOMES", "figures_table", "shown"]
-
 BEST = "bold green"
 OUTCOMES = {"converged": "green", "stopped": "yellow", "diverged": "bold red", "crashed": "bold red"}
 _STYLES = {"best": BEST, "found": "bold"}

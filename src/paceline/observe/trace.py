@@ -16,8 +16,6 @@ import numpy as np
 from paceline.observe.segments import KINDS, segments
 from paceline.records.run_data import RunData, write_text
 
-__all__ = ["write_trace"]
-
 _MOST_STEPS, _MOST_STEPS_IN_ALL = 10_000, 50_000
 _MOST_WORKERS = 256  # no viewer shows thousands of lanes
 # Names from Chrome's own palette (catapult, color_scheme.html); Perfetto colours by name instead.

@@ -5,22 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "ABSENT",
-    "SECONDS_IN",
-    "capital",
-    "column_unit",
-    "counted",
-    "few",
-    "joined",
-    "number_text",
-    "percent_text",
-    "seconds_text",
-    "span_text",
-    "whole_percent_text",
-    "workers_text",
-]
-
 ABSENT = "\N{EN DASH}"  # in place of a missing figure
 SECONDS_IN = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 

@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 from paceline.errors import UsageError
 from paceline.system.torch_internals import foreach_copy
 
-__all__ = ["FlatBinding", "Ranges", "model_words", "numbered", "ranges_of", "within"]
-
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
 _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments

@@ -14,8 +14,6 @@ from paceline.optim.saved_state import kinds_of
 from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, raw_step
 from paceline.system.saved_state import check_fits
 
-__all__ = ["FlatOptimizer"]
-
 
 class FlatOptimizer:
     """The optimizer that settings describe, on one part of the flat vector.

@@ -13,8 +13,6 @@ from paceline.optim.saved_state import check_length
 from paceline.optim.settings import cut_state, raw_step, scaled_step
 from paceline.system.saved_state import unfit
 
-__all__ = ["FlatParameters"]
-
 
 class _Stretch(NamedTuple):
     """Contiguous elements of one parameter."""

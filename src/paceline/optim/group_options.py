@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["GroupOptions"]
-
 _NOT_OPTIONS = ("params", "initial_lr")
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["add_up", "is_finite", "mean_into", "sum_type", "to_sum_type"]
-
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
     """The type for sums of `dtype`: float32 for half types, which it holds exactly; else their own.

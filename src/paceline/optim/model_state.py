@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["dense_buffers", "digest", "from_bytes", "to_bytes", "untrained"]
-
 _ROW_BYTES = 8 * 1021  # a prime number of words: the rows of a permutation matrix of 256 would all have the same sum
 
 

@@ -14,8 +14,6 @@ from paceline.specs.bounds import ABOVE_0, DECAY
 from paceline.specs.registry import Registry
 from paceline.specs.types import check_fields
 
-__all__ = ["Nesterov", "Outer", "OuterSGD", "outer_registry"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:

@@ -12,16 +12,6 @@ from torch import nn
 from paceline.optim.settings import is_from_torch, raw_step
 from paceline.system.saved_state import check_fits, unfit
 
-__all__ = [
-    "asked_by_run",
-    "check_length",
-    "check_state",
-    "first_state",
-    "kinds_of",
-    "load_with_own_settings",
-    "state_for_checkpoints",
-]
-
 asked_by_run: ContextVar[bool] = ContextVar("asked_by_run", default=False)  # not by the loop
 
 _WHAT = "the optimizer"

@@ -16,12 +16,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.optim.flat import Ranges
 
-__all__ = [
-    "ELEMENTWISE", "OptimizerSettings", "SettingsGroup", "as_vectors", "check_elementwise", "check_linear",
-    "check_no_line_search", "check_served", "check_stateless", "cut_state", "is_from_torch", "is_plain_sgd", "not_linear",
-    "raw_step", "scaled_step", "settings_of", "state_of",
-]  # fmt: skip
-
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
 # vector, or over parts of it, gives the same bits as one step per parameter, without a Python loop over parameters.
 ELEMENTWISE = {

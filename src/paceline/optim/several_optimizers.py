@@ -11,8 +11,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.optim.settings import raw_step
 
-__all__ = ["OneOptimizer", "SeveralOptimizers", "members_of"]
-
 
 class OneOptimizer:
     """The steps of a loop with one optimizer: each is a step of the run."""

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["EXCHANGED_ELEMENTS", "REPLICAS", "AxisShape", "Shard", "Sharding"]
-
 REPLICAS = "replicas"  # the axis of the workers with the same part of the model
 #: Elements that one operation along any other axis may have, in addition to the number of a worker's parameters.
 EXCHANGED_ELEMENTS = 1 << 16

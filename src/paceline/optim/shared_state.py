@@ -10,8 +10,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.optim.flat import FlatBinding
 
-__all__ = ["shared_state_of"]
-
 # Optimizers whose state is all zeros before the first step, so that workers can share it from the start.
 _ZERO_STATE = {
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.RAdam,

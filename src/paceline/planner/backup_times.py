@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["PUBLISHED_HALF_EFFICIENT", "arrived_step_s", "most_backups", "steps_to_target", "time_to_target"]
-
 PUBLISHED_HALF_EFFICIENT = 411.0  # fits the steps that Chen et al. report for Inception with 50 and with 100 gradients
 
 

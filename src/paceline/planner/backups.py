@@ -22,8 +22,6 @@ from paceline.planner.backup_times import (
 from paceline.planner.estimate import Estimate, deviations
 from paceline.planner.order_statistics import Law, RecordedTimes, step_times
 
-__all__ = ["BackupOption", "BackupPlan", "plan_arrivals", "plan_backups"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupOption:

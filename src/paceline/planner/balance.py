@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 
-__all__ = ["Balance", "Layer", "Split", "balance", "exposed_s", "hybrid_bytes", "min_points_per_node"]
-
 _ELEMENT_BYTES = 4  # float32
 _OPERATIONS = 6  # forward, backward and weight gradient, each a multiplication and an addition
 

@@ -27,8 +27,6 @@ from paceline.errors import UsageError
 from paceline.planner.estimate import Estimate, deviations
 from paceline.planner.optimum import estimate_optimum
 
-__all__ = ["FEATURES", "ConvergenceModel", "Curve", "thinned"]
-
 FEATURES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "i": lambda i, m: i,
     "sqrt i": lambda i, m: np.sqrt(i),

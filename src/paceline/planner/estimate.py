@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from scipy.special import ndtri, stdtrit
 
-__all__ = ["CONFIDENCE", "Estimate", "LogSpread", "deviations", "half_width", "within_factor"]
-
 CONFIDENCE = 0.9  # of every interval
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["availability", "expected_s"]
-
 _LARGEST = 700.0  # exp overflows above
 
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from paceline.planner.balance import Layer
 
-__all__ = ["Candidate", "CutChoice", "LayoutChoice", "choose_layouts"]
-
 _ELEMENT_BYTES = 4
 _PAIRINGS = ("gather", "column-row")
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-__all__ = ["estimate_optimum"]
-
 _SHARES = (1e-6, 3.0)  # of the observed fall: how far below the lowest loss the optimum may be
 _GRID = 60
 _EXACT = 1e-12  # variance of log suboptimality below which a curve counts as matched

@@ -15,8 +15,6 @@ from scipy.special import bdtrc
 
 from paceline.errors import UsageError
 
-__all__ = ["Law", "RecordedTimes", "step_times"]
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _TAIL = 1e-9  # probability that any worker is later than the end of integration; the rest follows from the mean
 _PIECES = 160

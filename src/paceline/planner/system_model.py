@@ -20,8 +20,6 @@ from scipy.optimize import nnls
 from paceline.errors import UsageError
 from paceline.planner.estimate import Estimate, deviations
 
-__all__ = ["FEATURES", "SystemModel", "system_features"]
-
 FEATURES = ("1", "size / m", "log m", "m")
 _RANK = 1e-9  # singular values below this share of the largest count as zero
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate
 
-__all__ = ["TimeToLoss"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:

@@ -12,8 +12,6 @@ import torch
 from paceline.errors import PacelineError
 from paceline.ports.ports import Message, Received
 
-__all__ = ["MOST", "MalformedMessageError", "checked_number", "checked_vector", "checked_weight"]
-
 MOST = 1 << 53  # above any count of updates; floats are exact up to here
 
 

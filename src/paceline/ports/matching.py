@@ -6,8 +6,6 @@ from collections import deque
 
 from paceline.ports.ports import Event, Received
 
-__all__ = ["PendingEvents", "fits"]
-
 
 def fits(
     event: Event, kinds: tuple[str, ...] | None = None, sender: int | None = None, number: int | None = None

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Protocol
 
-__all__ = ["Newcomers", "Refusal"]
-
 
 class Refusal(IntEnum):
     """Why the others cannot let a replacement in; a process tells another its number."""

@@ -20,28 +20,6 @@ from paceline.ports.newcomers import Newcomers
 from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
 from paceline.ports.views import Views
 
-__all__ = [
-    "Clock",
-    "Collectives",
-    "Concurrency",
-    "Counts",
-    "Event",
-    "Filter",
-    "GrowingCollectives",
-    "Handle",
-    "Joinable",
-    "Lock",
-    "Mailbox",
-    "Message",
-    "PeerBack",
-    "PeerLeft",
-    "Ports",
-    "Received",
-    "ServerPorts",
-    "Shards",
-    "Storage",
-]
-
 S_co = TypeVar("S_co", bound=SharedParameters, covariant=True)
 
 

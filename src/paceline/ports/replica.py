@@ -14,8 +14,6 @@ from paceline.optim.flat import Ranges
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.round_shares import RoundShares
 
-__all__ = ["Piece", "Replica"]
-
 
 class Piece(NamedTuple):
     """Some elements of the flat vector (P,) that one worker owns, and their place among all its elements."""

@@ -8,8 +8,6 @@ import torch
 
 from paceline.ports.ports import Collectives, Counts, Handle
 
-__all__ = ["RootedCollectives", "count_operation", "passes_on"]
-
 
 class RootedCollectives(Collectives, Protocol):
     """`Collectives` with a root, given as a worker's place among the participants."""

@@ -6,8 +6,6 @@ import statistics
 from collections import deque
 from functools import lru_cache
 
-__all__ = ["RoundShares", "divided", "num_parts"]
-
 _CHANGES_KEPT = 64  # one every few rounds at most, and batches are claimed at most 128 rounds ahead
 
 

@@ -11,21 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-__all__ = [
-    "BUCKET_BYTES",
-    "LockedParameters",
-    "Needs",
-    "RacingParameters",
-    "ReplicatedParameters",
-    "ServedParameters",
-    "SharedParameters",
-    "SlotParameters",
-    "StalenessCounts",
-    "View",
-    "WritableParameters",
-    "shard_ranges",
-]
-
 _ALIGNMENT = 16  # elements: shards begin at whole cache lines of float32
 
 

@@ -8,8 +8,6 @@ import torch
 
 from paceline.ports.ports import Handle
 
-__all__ = ["CarriedOutTogether", "Operation"]
-
 
 class Operation(NamedTuple):
     """An operation that has been started and not been carried out."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["LOST", "MODEL", "Survivors", "Views"]
-
 MODEL = "model"  # the kind of a neighbour's message; its number is the round, its version says what `Views.sent` does
 LOST = "lost"  # the kind of what a worker's own mailbox gives it instead of a model that will not come
 

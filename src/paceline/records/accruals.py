@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from paceline.records.step_record import RECORD_DTYPE, Recorder
 
-__all__ = ["ACCRUED", "Accruals", "LateLosses", "WithoutSamples"]
-
 ACCRUED = -2  # as a record's applied version, while it waits
 _FIELDS = list(RECORD_DTYPE.names or ())
 _BATCH, _SAMPLES, _GRADIENT_VERSION, _APPLIED_VERSION, _LOSS = map(

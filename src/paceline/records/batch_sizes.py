@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["batch_sizes", "ideal_step_s"]
-
 
 def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
     """Each change: from which version on, when its first step ended, and every worker's samples of a step.

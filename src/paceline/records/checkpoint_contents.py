@@ -17,27 +17,6 @@ from paceline.records.checkpoint_files import end as end_files
 from paceline.system import tensor_files
 from paceline.system.saved_state import check_fits, fits
 
-__all__ = [
-    "Parameters",
-    "check_programs",
-    "end",
-    "load_fitting",
-    "load_left",
-    "load_model",
-    "load_optimizer_state",
-    "load_parameters",
-    "load_program",
-    "load_rule_state",
-    "load_worker",
-    "load_workers",
-    "same_round",
-    "save_parameters",
-    "save_server",
-    "save_successors",
-    "save_worker",
-    "versions",
-]
-
 _OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left"}
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 

@@ -18,26 +18,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.system import files, tensor_files
 
-__all__ = [
-    "PARAMETERS",
-    "all_there",
-    "begin",
-    "check",
-    "claim_end",
-    "clear",
-    "complete",
-    "describe",
-    "end",
-    "is_complete",
-    "load_part",
-    "newest",
-    "newest_or_none",
-    "numbers",
-    "parts",
-    "remove",
-    "write_part",
-]
-
 PARAMETERS = "parameters.pt"
 _COMPLETE = "complete.json"
 _ENDING = "ending"

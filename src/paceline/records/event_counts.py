@@ -12,8 +12,6 @@ import numpy as np
 
 from paceline.records.step_record import RECORD_DTYPE
 
-__all__ = ["EventCounts", "Groups", "num_missing", "versions_of"]
-
 Groups = dict[str, tuple[int, int]]
 """By the bits of a step, as text: how many events there are, and the sum of their hashes."""
 _NUM_WORDS = RECORD_DTYPE.itemsize // 8

@@ -24,17 +24,6 @@ from paceline.errors import UsageError
 from paceline.records.step_record import CODED, RECORD_DTYPE, without_waiting
 from paceline.system import files
 
-__all__ = [
-    "RunData",
-    "check_records",
-    "read_events",
-    "save_events",
-    "write_config",
-    "write_events",
-    "write_json",
-    "write_text",
-]
-
 _LINES_PER_CHUNK = 50_000
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SHARED_DTYPE = np.dtype([("worker", np.int64), *RECORD_DTYPE.descr])

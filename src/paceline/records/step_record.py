@@ -8,8 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["CODED", "RECORD_DTYPE", "RECORD_STRUCT", "PackedRecords", "Recorder", "without_waiting"]
-
 # One row per computed gradient, and per round that has no batch for this worker. Times are seconds on the run's shared
 # monotonic clock.
 _INTEGERS = (

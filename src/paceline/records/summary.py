@@ -16,20 +16,6 @@ import numpy as np
 
 from paceline.records.step_record import RECORD_DTYPE
 
-__all__ = [
-    "FRACTIONS",
-    "NO_UPDATE",
-    "WINDOW",
-    "LossCurve",
-    "applied_in_order",
-    "loss_curve",
-    "own_figures",
-    "repeated_batches",
-    "running_average",
-    "summarize",
-    "unrecorded",
-]
-
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
 NO_UPDATE = "All workers have ended without an update: check that loops have batches and call optimizer.step()."

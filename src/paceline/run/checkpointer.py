@@ -13,8 +13,6 @@ from paceline.records import checkpoint_files
 from paceline.run.supervisor import Supervisor
 from paceline.worker.supervised import survivors
 
-__all__ = ["NO_LAST_STEP", "Checkpointer"]
-
 LAST_STEP = "The other workers have written a checkpoint of the last step: a resumed run goes on from there."
 
 NO_LAST_STEP = (

@@ -29,8 +29,6 @@ from paceline.specs.types import check_fields
 from paceline.tasks.base import Task, targets_of
 from paceline.worker.evaluator import about_evaluated
 
-__all__ = ["TrainConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

@@ -23,8 +23,6 @@ from paceline.run.supervisor import Supervisor
 from paceline.system.interrupts import noted
 from paceline.worker.supervised import ended_in_order, survivors
 
-__all__ = ["Driver"]
-
 
 class Driver:
     """One run of a loop, ready to begin. Raises a crash of a user's loop; a task's run is returned as crashed.

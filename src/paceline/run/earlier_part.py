@@ -27,8 +27,6 @@ from paceline.records.summary import unrecorded
 from paceline.run.spool import read_spool
 from paceline.system import files
 
-__all__ = ["EarlierPart", "forget", "shift_times"]
-
 _TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 _ABOUT = {
     "number", "workers", "sha256", "run_id", "waits", "events", "records_lost", "samples", "elapsed_s", "started_s",

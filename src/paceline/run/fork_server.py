@@ -17,8 +17,6 @@ from typing import Any
 from paceline.system.paths import socket_folder
 from paceline.system.tagged_output import open_closed_streams
 
-__all__ = ["fork_server_context"]
-
 # Variables that libraries read when the fork server loads them.
 _READ_WHILE_LOADING = (
     "ATEN_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_",

@@ -14,8 +14,6 @@ from paceline.worker.evaluation_channel import ENDED_THREAD, THREAD, EvaluationC
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.process import Failure
 
-__all__ = ["GoalWatcher"]
-
 _LOOK_EVERY_S = 0.005
 _NEWS_S = 1.0  # a supervisor notices worker 0's death within this time, possibly later than the evaluating process
 

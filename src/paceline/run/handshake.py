@@ -21,8 +21,6 @@ from paceline.transport.directory import mark_ended
 from paceline.worker.process import Hello, Welcome
 from paceline.worker.supervised import NO_WORKER_0, WorkerState
 
-__all__ = ["Handshake"]
-
 
 class Handshake:
     """Answers every worker's hello with the run's memory, or with the reason why the worker is refused.

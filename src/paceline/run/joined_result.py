@@ -12,8 +12,6 @@ from paceline.records.summary import summarize
 from paceline.run.earlier_part import shift_times
 from paceline.system.machine import machine, versions
 
-__all__ = ["joined_result"]
-
 
 def joined_result(
     about: Mapping[str, Any],

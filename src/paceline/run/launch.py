@@ -25,8 +25,6 @@ from paceline.system.uncaught import say_alone
 from paceline.worker.chosen_algorithm import given_algorithm
 from paceline.worker.supervised import check_launch
 
-__all__ = ["launch"]
-
 
 def launch(
     train: Callable[[], Any],

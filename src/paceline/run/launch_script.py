@@ -33,8 +33,6 @@ from paceline.system.interrupts import Interruption, noted
 from paceline.system.uncaught import SAID
 from paceline.worker.supervised import how_ended
 
-__all__ = ["Agent", "free_address", "name_of"]
-
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
 

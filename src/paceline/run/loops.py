@@ -15,8 +15,6 @@ from paceline.run.config import TrainConfig
 from paceline.specs.goal import Goal
 from paceline.worker.evaluator import Evaluator
 
-__all__ = ["Loop", "TaskParts"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskParts:

@@ -22,8 +22,6 @@ from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
 from paceline.worker.supervised import survivors
 
-__all__ = ["Recording", "last_s"]
-
 
 class Recording(RunRecord):
     """Running totals of a run, and its records on the run's own time.

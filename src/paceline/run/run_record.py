@@ -14,8 +14,6 @@ from paceline.records.summary import NO_UPDATE, WINDOW, summarize
 from paceline.specs.goal import Goal
 from paceline.worker.supervised import Outcome
 
-__all__ = ["RunRecord"]
-
 
 class RunRecord:
     """Samples, losses and evaluations of a run, and whether it is at its goal."""

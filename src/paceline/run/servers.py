@@ -16,8 +16,6 @@ from paceline.worker.process import Done, Failure, NotSaved, Ready
 from paceline.worker.server_process import Restored, ServerMain, TakeOver, TookOver
 from paceline.worker.supervised import Outcome, WorkerState, how_ended
 
-__all__ = ["Servers"]
-
 _FRUITLESS_RESTARTS = 3  # consecutive restarts without an update in between
 
 

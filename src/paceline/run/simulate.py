@@ -36,8 +36,6 @@ from paceline.worker.memberships.entry import SimulatedEnvironment
 from paceline.worker.supervised import NO_WORKER_0, refuse_inside_worker
 from paceline.worker.user_evaluation import Evaluate, loop_evaluator
 
-__all__ = ["simulate"]
-
 
 def simulate(
     train: Callable[[], Any],

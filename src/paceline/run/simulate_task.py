@@ -41,8 +41,6 @@ from paceline.system.machine import intra_op_threads, uncollected
 from paceline.tasks.load import load_task
 from paceline.worker.evaluator import Evaluator, initial_loss, task_evaluator
 
-__all__ = ["TaskSimulation", "simulate_task"]
-
 _DECLARED_ELEMENT_BYTES = 4  # of parameters that are only declared: float32
 
 

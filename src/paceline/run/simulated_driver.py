@@ -22,8 +22,6 @@ from paceline.system.interrupts import Interruption, noted
 from paceline.system.machine import machine, versions
 from paceline.system.paths import check_new_folder
 
-__all__ = ["Simulation", "drive", "machine_for", "survivors_in"]
-
 
 class Simulation(Protocol):
     """A simulated run that is ready to begin."""

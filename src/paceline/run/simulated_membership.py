@@ -25,8 +25,6 @@ from paceline.simulator.scheduler import Scheduler
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
 
-__all__ = ["SimulatedMembership", "SimulatedRun"]
-
 _DEADLINE_S = 600.0  # of virtual time, for the mean at the end
 
 

@@ -14,8 +14,6 @@ from paceline.simulator.hardware.core import Core
 from paceline.simulator.overlap import shares_until_complete
 from paceline.simulator.replica import Timed
 
-__all__ = ["SimulatedAttachedReplica"]
-
 
 class SimulatedAttachedReplica(Timed, AttachedReplica):
     """An `AttachedReplica` whose forward, backward, copies and updates take the cluster's time.

@@ -9,8 +9,6 @@ from paceline.data.sources import ABSENT, END, BatchClaims
 from paceline.ports.round_shares import RoundShares
 from paceline.simulator.replica import RandomStates
 
-__all__ = ["BatchSizes", "DeclaredBatches", "OwnRandomness"]
-
 
 class OwnRandomness:
     """A source whose data are loaded under the worker's own random state (data augmentation draws from it)."""

@@ -22,8 +22,6 @@ from paceline.system.interrupts import Interruption
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.supervised import Outcome
 
-__all__ = ["SimulationRecord"]
-
 _NAMES: tuple[str, ...] = RECORD_DTYPE.names or ()
 _SAMPLES, _APPLIED, _LOSS = (_NAMES.index(name) for name in ("samples", "applied_version", "loss"))
 

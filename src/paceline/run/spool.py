@@ -14,8 +14,6 @@ from paceline.memory.ring import RecordRing
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.system import files
 
-__all__ = ["Spool", "read_spool"]
-
 
 class Spool:
     """Empties the rings of all workers.

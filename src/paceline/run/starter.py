@@ -16,8 +16,6 @@ from paceline.run.loops import Loop
 from paceline.worker.server_process import ServerMain
 from paceline.worker.supervised import WorkerState, pickled, start_process, start_thread
 
-__all__ = ["Starter"]
-
 
 class Starter:
     """Starts workers and servers.

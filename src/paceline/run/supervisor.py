@@ -31,8 +31,6 @@ from paceline.worker.supervised import (
     how_ended,
 )
 
-__all__ = ["Supervisor"]
-
 _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
 _LAST_ROUND_S = 10.0  # of these 15 s, in which workers can end the last round together

@@ -23,8 +23,6 @@ from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task
 from paceline.worker.memberships.supervised import SupervisedMembership
 
-__all__ = ["TaskWorker"]
-
 _build_lock = threading.Lock()  # worker threads share torch's global generator
 
 

@@ -32,8 +32,6 @@ from paceline.tasks.load import load_task
 from paceline.worker.evaluator import initial_loss, task_evaluator
 from paceline.worker.supervised import check_launch
 
-__all__ = ["TrainConfig", "prepared", "train"]
-
 _PROGRESS_EVERY_S = 0.2
 
 

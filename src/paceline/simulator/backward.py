@@ -9,8 +9,6 @@ from greenlet import getcurrent, greenlet
 
 from paceline.system.torch_internals import backward_entry, graph_task, set_backward_entry
 
-__all__ = ["AfterBackward"]
-
 
 class AfterBackward:
     """Within its `with` block, runs functions requested during a backward pass right after that has returned.

@@ -23,8 +23,6 @@ from paceline.specs.bounds import (
 )  # fmt: skip
 from paceline.specs.types import check_fields
 
-__all__ = ["Cluster"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(ClusterFile):

@@ -27,8 +27,6 @@ from paceline.system import files
 from paceline.system.plain_files import read_table
 from paceline.system.toml_text import as_toml
 
-__all__ = ["ClusterFile"]
-
 _LEFT_OUT = (
     "slice_s",
     "crowding",

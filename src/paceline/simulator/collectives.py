@@ -15,18 +15,6 @@ from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = [
-    "AllReduceState",
-    "SimulatedCollectives",
-    "exchange_all",
-    "gather_into_all",
-    "lost_in_collective",
-    "mean_into_all",
-    "sum_into_all",
-    "sum_into_parts",
-]
-
-
 Step = tuple[Callable[[list[Any]], None], Any]
 """What carries an operation out, given all workers' parts, and one worker's part."""
 

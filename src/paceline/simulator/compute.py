@@ -16,8 +16,6 @@ from paceline.specs.types import check_fields
 
 SHAPE = Bound(least=1, above=True)  # of a Pareto distribution with a mean
 
-__all__ = ["ComputeTime", "Constant", "ExponentialTail", "Normal", "Pareto", "Recorded", "compute_registry"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeTime:

@@ -9,8 +9,6 @@ from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["SimulatedConcurrency"]
-
 
 class SimulatedConcurrency:
     """Programs beside `work`; implements `Concurrency`. They run in parallel and slow each other only through locks.

@@ -9,8 +9,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, FACTOR, SECONDS, SECONDS_ABOVE_0
 
-__all__ = ["Disturbances", "DropLink", "Faults", "Kill", "Pause", "Slow"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:

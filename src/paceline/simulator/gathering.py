@@ -6,8 +6,6 @@ from typing import Any
 
 from paceline.simulator.scheduler import Program, Scheduler
 
-__all__ = ["SimulatedGathering"]
-
 
 class SimulatedGathering:
     """The values that the workers have brought.

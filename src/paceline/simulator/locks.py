@@ -13,8 +13,6 @@ from paceline.simulator.memory import SimulatedVector
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["LockState", "LockedState", "SimulatedLocked"]
-
 
 class _LockWaiter:
     """A program that found the lock held."""

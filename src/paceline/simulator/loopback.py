@@ -10,8 +10,6 @@ from paceline.simulator.hardware.cores import Cores
 from paceline.simulator.network import Network
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["LoopbackNetwork"]
-
 
 class LoopbackNetwork(Network):
     """A network without a NIC or a switch: a message occupies a core for `latency_s` plus its bytes' time.

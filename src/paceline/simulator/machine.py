@@ -34,8 +34,6 @@ from paceline.simulator.shared_state import shared_state
 from paceline.simulator.views import SimulatedViews
 from paceline.specs.bounds import check_simulation
 
-__all__ = ["SimulatedMachine"]
-
 
 class SimulatedMachine:
     """State that the workers of one run share.

@@ -13,8 +13,6 @@ from paceline.simulator.network import HEADER_BYTES, Network
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["SimulatedMailbox"]
-
 _new: Any = tuple.__new__  # a named tuple's constructor is a Python function, which takes twice as long, per message
 
 

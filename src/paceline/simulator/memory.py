@@ -17,11 +17,6 @@ import torch
 from paceline.ports.shared import View
 from paceline.simulator.hardware.core import Core
 
-__all__ = [
-    "EXCLUDES_NOBODY", "NoVector", "ReplicatedState", "SimulatedRacing", "SimulatedReplicated", "SimulatedSlots",
-    "SimulatedStalenessCounts", "SimulatedVector",
-]  # fmt: skip
-
 EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 _NUM_BINS = 1024  # like `memory.staleness`
 

@@ -9,8 +9,6 @@ from paceline.ports.ports import PeerBack, PeerLeft, Received
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.scheduler import Box, Scheduler
 
-__all__ = ["HEADER_BYTES", "Network"]
-
 HEADER_BYTES = 64  # per message, in addition to its vector
 
 

@@ -25,9 +25,6 @@ from paceline.simulator.network import HEADER_BYTES
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["CollectiveCosts", "NetworkCollectives", "NetworkCollectivesState"]
-
-
 _UNDER_WAY = 2  # concurrent operations: a group of Gloo has two threads for each network device
 
 

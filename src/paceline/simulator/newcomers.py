@@ -11,8 +11,6 @@ from paceline.ports.newcomers import Refusal
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["SimulatedNewcomers"]
-
 
 class SimulatedNewcomers:
     """Implements `Newcomers` for all workers of a machine."""

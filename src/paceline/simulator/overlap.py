@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["FORWARD_SHARE", "declared_buckets", "shares_until_complete"]
-
 FORWARD_SHARE = 1 / 3
 
 

@@ -8,8 +8,6 @@ from greenlet import greenlet
 
 from paceline.errors import PacelineError
 
-__all__ = ["DeadlockError", "Program", "ProgramError"]
-
 _NAMED_IN_DEADLOCK = 8
 
 

@@ -20,8 +20,6 @@ from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
 
-__all__ = ["OwnBuffers", "RandomStates", "SimulatedReplica", "Timed", "TimedReplica"]
-
 
 class RandomStates:
     """One state of PyTorch's CPU generator per worker, swapped in when that worker loads data or computes.

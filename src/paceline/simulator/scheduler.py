@@ -17,8 +17,6 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from paceline.simulator.program import DeadlockError, Program, ProgramError
 from paceline.system.torch_internals import graph_task
 
-__all__ = ["Box", "Scheduler"]
-
 
 class Box(Protocol):
     """Where messages arrive."""

@@ -12,8 +12,6 @@ from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
 from paceline.simulator.memory import EXCLUDES_NOBODY
 
-__all__ = ["ServedState", "SimulatedCopy", "SimulatedShard"]
-
 
 class SimulatedShard:
     """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`.

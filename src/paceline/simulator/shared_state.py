@@ -15,8 +15,6 @@ from paceline.simulator.memory import ReplicatedState, SimulatedRacing, Simulate
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.served import ServedState
 
-__all__ = ["shared_state"]
-
 
 def shared_state(
     needs: Needs,

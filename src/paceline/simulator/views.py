@@ -8,8 +8,6 @@ from paceline.errors import WorkerLostError
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["SimulatedViews"]
-
 
 class SimulatedViews:
     """Implements `Views` for the worker whose program runs."""

@@ -24,8 +24,6 @@ from paceline.sparse.linear import DivergedError, Pass
 from paceline.sparse.rows import Rows, count_rows_with, prefetch_rows
 from paceline.sparse.team import Team, shuffle
 
-__all__ = ["Completion", "Factors", "complete"]
-
 U = np.uint64
 CHUNK = 32
 

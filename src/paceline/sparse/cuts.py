@@ -20,8 +20,6 @@ from paceline.sparse.instructions import compiled
 from paceline.sparse.linear import Pass
 from paceline.sparse.team import Team, shuffle
 
-__all__ = ["GraphCut"]
-
 U = np.uint64
 CHUNK = 256
 

@@ -17,8 +17,6 @@ from paceline.errors import UsageError, first_line
 from paceline.specs.bounds import available_bytes, check_memory
 from paceline.system.plain_files import read_npz
 
-__all__ = ["Ratings", "read_labelled", "read_ratings"]
-
 _LABELS = ("y", "labels", "targets")
 _UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _NUMBERS_PER_FEATURE = 6

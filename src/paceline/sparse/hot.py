@@ -29,19 +29,6 @@ import numpy as np
 from paceline.memory.atomics import compare_and_swap, store
 from paceline.sparse.instructions import add_atomically, compiled
 
-__all__ = [
-    "LINE",
-    "Copies",
-    "Tiers",
-    "collect",
-    "copy_model",
-    "fill_exchange",
-    "merge",
-    "merge_intercept",
-    "thread_copies",
-    "tiers_for",
-]
-
 VISITS = 128
 LINE = 64
 """Bytes of a line of the cache."""

@@ -12,8 +12,6 @@ from numba.extending import intrinsic
 
 from paceline.system import compilation
 
-__all__ = ["FAST", "add_atomically", "compiled", "prefetch", "prefetch_to_write"]
-
 FAST = {"contract", "reassoc", "nsz"}
 """Sums may be reordered and multiply-adds fused. NaN and infinity stay what they are: divergence must be seen."""
 

@@ -21,8 +21,6 @@ from paceline.sparse.team import Team, shuffle
 from paceline.sparse.walk import LIMITED, LOSS, OTHERS, ROWS, Examples, Model, walk, walk_classes
 from paceline.system import compilation
 
-__all__ = ["DivergedError", "LinearModel", "Pass"]
-
 DISCIPLINES = ("copies", "shared")
 CHUNK = 256
 LARGEST_COPY = 2**26

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 from paceline.sparse.instructions import compiled
 
-__all__ = ["CLASSIFICATION", "CODES", "REGRESSION", "Loss", "code_of", "slope_of", "value_of"]
-
 LOG, HINGE, SQUARED_HINGE, SQUARED, HUBER, MODIFIED_HUBER, PERCEPTRON, EPSILON, SQUARED_EPSILON, OWN = range(10)
 
 CODES = {

@@ -9,8 +9,6 @@ from paceline.errors import UsageError
 from paceline.sparse.losses import OWN, Loss, code_of, slope_of
 from paceline.sparse.steps import CONSTANT, INVSCALING, OPTIMAL, PassPlan
 
-__all__ = ["LEARNING_RATES", "PENALTIES", "SPARSE_INTERCEPT_RATE", "plan_for"]
-
 LEARNING_RATES = ("constant", "optimal", "invscaling", "adaptive", "decay", "adagrad")
 PENALTIES = ("l2", "l1", "elasticnet", None)
 SPARSE_INTERCEPT_RATE = 0.01

@@ -15,18 +15,6 @@ from scipy import sparse
 from paceline.sparse.instructions import compiled, prefetch
 from paceline.sparse.steps import apply_l1
 
-__all__ = [
-    "Rows",
-    "add",
-    "add_adagrad",
-    "apply_l1_to_row",
-    "dot",
-    "frequencies",
-    "prefetch_rows",
-    "rows_of",
-    "sample_rows",
-]
-
 U = np.uint64
 FAR = np.uint64(12)
 """Rows ahead whose beginning is prefetched."""

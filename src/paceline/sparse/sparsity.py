@@ -18,8 +18,6 @@ from paceline.sparse.linear import Pass
 from paceline.sparse.rows import SAMPLE, Rows, count_rows_with, sample_rows
 from paceline.sparse.team import Team
 
-__all__ = ["Sparsity", "measure_speed_up", "sparsity_of", "sparsity_of_ratings", "verdict"]
-
 _PROBES = 200
 _PAIRS = 3
 

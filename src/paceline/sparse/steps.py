@@ -27,8 +27,6 @@ import numpy as np
 
 from paceline.sparse.instructions import compiled
 
-__all__ = ["CONSTANT", "INVSCALING", "OPTIMAL", "PassPlan", "schedule_penalties", "settle", "step_size"]
-
 CONSTANT, OPTIMAL, INVSCALING = range(3)
 
 SMALLEST_SCALE = 1e-6

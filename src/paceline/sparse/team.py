@@ -12,8 +12,6 @@ from paceline.errors import UsageError
 from paceline.sparse.instructions import compiled, prefetch_to_write
 from paceline.system.machine import num_cores
 
-__all__ = ["Team", "count_threads", "shuffle"]
-
 WORTH_A_THREAD = 50_000
 """Non-zeros in a pass that one more thread must have to itself: fewer are done before it has started."""
 

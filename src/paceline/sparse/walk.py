@@ -22,8 +22,6 @@ from paceline.sparse.losses import slope_of, value_of
 from paceline.sparse.rows import Rows, add, add_adagrad, apply_l1_to_row, dot, prefetch_rows
 from paceline.sparse.steps import PassPlan, step_size
 
-__all__ = ["LIMITED", "LOSS", "OTHERS", "ROWS", "STEEPEST", "Examples", "Model", "walk", "walk_classes"]
-
 U = np.uint64
 LOSS, ROWS, OTHERS, LIMITED = range(4)
 """What a thread reports: sum of losses; examples; examples that others claimed during its own chunks; slopes that

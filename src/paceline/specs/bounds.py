@@ -18,11 +18,6 @@ from typing import Any
 
 from paceline.errors import UsageError, shown
 
-__all__ = [
-    "Bound", "as_float", "available_bytes", "check_memory", "check_run", "check_simulation", "check_vectors",
-    "check_workers", "size_text",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:

@@ -11,8 +11,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.specs.user_file import load_function
 
-__all__ = ["FileLoop", "is_loop", "load_loop"]
-
 _WRITTEN = "path/to/file.py:function"
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.specs.bounds import check_run
 
-__all__ = ["EVALUATE_EVERY_SAMPLES", "Goal"]
-
 EVALUATE_EVERY_SAMPLES = 10_000  # if the length of an epoch is unknown
 
 

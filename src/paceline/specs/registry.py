@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from paceline.errors import UsageError
 from paceline.specs.bounds import as_float
-from paceline.specs.text import NAME, Spec, Value, closest, parse_spec, split_specs, value_text
+from paceline.specs.text import NAME, Spec, Value, closest, parse_spec, value_text
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Registry", "Spec", "build_optimizer", "check_optimizer", "parse_spec", "split_specs"]
 
 _MISSING: Any = object()
 

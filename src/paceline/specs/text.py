@@ -15,8 +15,6 @@ from typing import Union
 
 from paceline.errors import UsageError
 
-__all__ = ["NAME", "Spec", "Value", "closest", "parse_spec", "split_specs", "value_text"]
-
 Value = Union[int, float, bool, None, str, "Spec"]
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")

@@ -15,8 +15,6 @@ from paceline.errors import UsageError, shown
 from paceline.specs.bounds import Bound
 from paceline.specs.text import closest
 
-__all__ = ["allowed_types", "check_fields"]
-
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from paceline.errors import UsageError, first_line
 
-__all__ = ["load_function", "run_user_code"]
-
 _OURS = Path(__file__).parents[1]
 
 

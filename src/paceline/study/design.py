@@ -15,8 +15,6 @@ from paceline.study.parts import Level, Range
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial, TrialMaker
 
-__all__ = ["StudyPlan", "plan_trials", "search"]
-
 _DRAWS_PER_TRIAL = 100
 
 

@@ -21,8 +21,6 @@ from paceline.system.machine import num_cores
 from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
 
-__all__ = ["Forecast", "estimate"]
-
 _START_S = 0.4  # of real workers, from a fork server that runs, with the evaluation at the end
 _SIMULATED_START_S = 0.01
 _SIMULATED_STEP_S = 60e-6  # without gradients

@@ -15,8 +15,6 @@ from paceline.observe.words import ABSENT, number_text, span_text
 from paceline.study.statistics import SampleEstimate
 from paceline.study.trials import METHOD, Measure, Trials, factor_text, level_name, level_text
 
-__all__ = ["Facets", "estimate_text", "facets_of", "median_text"]
-
 _MOST_PANELS = 6
 _DOT = " \N{MIDDLE DOT} "
 

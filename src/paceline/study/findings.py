@@ -12,16 +12,6 @@ from paceline.observe.words import number_text, span_text
 from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, NOT_SET, Measure, Trials
 
-__all__ = [
-    "AS_PRINTED",
-    "FALSE_DISCOVERIES",
-    "Comparison",
-    "compare_everything",
-    "compare_levels",
-    "interval_text",
-    "times_text",
-]
-
 FALSE_DISCOVERIES = 0.05
 AS_PRINTED = 1.005  # nearer to 1, a limit would be printed as 1.00
 _MOST_CELLS = 64

@@ -18,8 +18,6 @@ from paceline.system import files
 from paceline.system.folder_lock import locked
 from paceline.system.machine import machine, versions
 
-__all__ = ["StudyFolder"]
-
 _UNFINISHED = ".unfinished-"
 _SUMS = "SHA256SUMS"  # of a trial's files, as sha256sum --check reads it
 _REMEDY = "remove its trial's folder, and run the study again"

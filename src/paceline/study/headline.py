@@ -15,8 +15,6 @@ from paceline.study.parts import is_number
 from paceline.study.statistics import MIN_PAIRS
 from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_name, level_text
 
-__all__ = ["asked", "headline", "next_steps"]
-
 _MANY_PAIRS = 400
 
 

@@ -18,8 +18,6 @@ from paceline.study.statistics import share_estimate
 from paceline.study.table import quantile
 from paceline.study.trials import OUTCOMES, Trials
 
-__all__ = ["outcome_figure", "staleness_figure", "waiting_figure"]
-
 _ROW_PX = 19
 _MOST_BINS = 60
 _SHARES = {"gradient": "compute_share", "wait": "waiting_share", "apply": "apply_share", "input": "input_share"}

@@ -12,8 +12,6 @@ from paceline.errors import UsageError, located, shown
 from paceline.specs.bounds import COUNT, EPOCHS, LEVELS, RANGE, SECONDS_ABOVE_0, SEED, TRIALS
 from paceline.specs.types import check_fields
 
-__all__ = ["Design", "Level", "Limits", "Range", "is_number", "is_whole", "read_levels"]
-
 Level = str | int | float | bool
 
 

@@ -26,8 +26,6 @@ from paceline.study.trials import METHOD, Trials, level_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_study_file", "study_page", "trials_of", "write_report"]
-
 _MOST_LANE_WORKERS = 16
 
 

@@ -23,8 +23,6 @@ from paceline.study.trials import METHOD, Trials, level_name, level_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["comparisons_table", "environment", "findings", "glance_table", "medians_table", "read_text"]
-
 _MOST_FINDINGS = 12
 _AT_A_GLANCE = (  # name, unit, column, factor
     ("throughput", "samples/s", "samples_per_s", 1),

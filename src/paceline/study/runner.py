@@ -28,8 +28,6 @@ from paceline.system.machine import machine, versions
 from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
 
-__all__ = ["StudyEnd", "StudyProgress", "run_study"]
-
 _PROGRESS_EVERY_S = 0.2
 _ELSEWHERE = (
     "{} earlier trials were run on another machine or with other versions: see the table's environment columns."

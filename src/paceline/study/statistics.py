@@ -15,20 +15,6 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-__all__ = [
-    "MIN_PAIRS",
-    "ArrivalCurve",
-    "Ratio",
-    "SampleEstimate",
-    "Times",
-    "adjusted_p_values",
-    "arrival_curve",
-    "log_ratios",
-    "median_estimate",
-    "paired_ratio",
-    "share_estimate",
-]
-
 CONFIDENCE = 0.95
 MIN_PAIRS = 6  # below, even unanimous pairs are no 95 % interval for the median: 2 x 0.5^5 is 6 %
 _MIN_NORMAL_PAIRS = 3

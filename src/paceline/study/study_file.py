@@ -21,8 +21,6 @@ from paceline.study.parts import Design, Level, Limits, Range, is_number, is_who
 from paceline.system.plain_files import read_table
 from paceline.system.toml_text import as_toml
 
-__all__ = ["TARGETS", "Design", "Limits", "Range", "Study", "read_study", "study_from_table"]
-
 TARGETS = (75.0, 50.0, 25.0, 10.0, 5.0, 2.5)
 _GIVEN_ELSEWHERE = {
     "seed": "seeds",

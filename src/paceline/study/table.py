@@ -22,17 +22,6 @@ from paceline.system import files
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "check_installed",
-    "crossings",
-    "flat_row",
-    "load_table",
-    "per_step",
-    "quantile",
-    "target_name",
-    "write_tables",
-]
-
 _IDENTIFYING = (
     "outcome",
     "outcome_reason",

@@ -14,8 +14,6 @@ from paceline.study.findings import interval_text, times_text
 from paceline.study.statistics import Ratio, arrival_curve, log_ratios, paired_ratio
 from paceline.study.trials import METHOD, Measure, factor_text, level_name
 
-__all__ = ["arrival_figure", "box_figure", "efficiency_figure", "speedup_figure"]
-
 _PANEL_PX = 190
 _MOST_CURVE_PANELS = 4
 _NAMES = {"time": "time-to-target", "steps": "updates-to-target", "throughput": "throughput"}

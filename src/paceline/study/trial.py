@@ -24,8 +24,6 @@ from paceline.study.study_file import Study
 from paceline.tasks.load import BUILT_IN, load_task
 from paceline.worker.supervised import check_launch
 
-__all__ = ["Trial", "TrialMaker"]
-
 _HASH_LENGTH = 16
 _NOT_IN_HASH = ("data", "checkpoint_every_s")  # where something lies, not what it is
 _REGISTRIES = {"algorithm": registry, "partition": partition_registry, "placement": placement_registry}

@@ -18,8 +18,6 @@ from paceline.study.statistics import SampleEstimate, Times, arrival_curve, medi
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["METHOD", "NOT_SET", "OUTCOMES", "Measure", "Trials", "factor_text", "level_name", "level_text"]
-
 OUTCOMES = ("converged", "stopped", "diverged", "crashed")
 METHOD = "method"  # the factor compared, with the fields that only some of its levels have
 NOT_SET = "not set"

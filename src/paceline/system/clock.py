@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from paceline.errors import RunStopped
 
-__all__ = ["RealClock"]
-
 _SLICE_S = 0.05  # longest single sleep: the delay until a worker notices that the run is being stopped
 
 

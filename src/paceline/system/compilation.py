@@ -11,8 +11,6 @@ from numba.core.caching import FunctionCache
 
 from paceline.errors import UsageError
 
-__all__ = ["compiled"]
-
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
     raise UsageError("NUMBA_DISABLE_JIT is set, and Paceline's kernels work only when they are compiled: unset it.")
 

@@ -18,22 +18,6 @@ from typing import IO, Any
 
 from paceline.errors import NotWrittenError, UsageError
 
-__all__ = [
-    "CHECKSUM",
-    "checksum_of",
-    "clear_unfinished",
-    "digest_of",
-    "new_file",
-    "not_written",
-    "read_checked_json",
-    "read_json",
-    "replacing",
-    "to_disk",
-    "write_chunks",
-    "write_text",
-    "writing",
-]
-
 CHECKSUM = "sha256_of_this"  # of JSON files: the key of their own checksum
 _CHUNKS_AT_ONCE = 50_000
 _MAKE_ROOM, _PERMISSION = "make room there", "choose a place that you may write to"

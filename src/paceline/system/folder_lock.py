@@ -17,8 +17,6 @@ from paceline.errors import NotWrittenError, UsageError
 from paceline.system import files
 from paceline.system.interrupts import ended_by_system
 
-__all__ = ["is_empty", "locked", "locked_for_reading", "run_folder"]
-
 _LOCK = ".lock"
 _NO_LOCKS_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without them
 _MOST_WORDS = 200

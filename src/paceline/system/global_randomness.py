@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalRandomness", "SeparateRandomness", "States", "seed_all", "states_now", "undisturbed"]
-
 States = tuple[Any, Any, torch.Tensor]
 
 

@@ -15,18 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = [
-    "DeferredTermination",
-    "Interruption",
-    "Terminated",
-    "exit_code",
-    "install",
-    "leave_to_supervisor",
-    "noted",
-    "noted_by",
-    "uninstall",
-]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IMPORTS = "<frozen importlib"
 _SAME_S = 3.0  # a launcher and its agent may both send SIGTERM

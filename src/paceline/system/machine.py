@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["intra_op_threads", "machine", "num_cores", "uncollected", "versions"]
-
 _PACKAGES = ("paceline", "torch", "numpy", "numba")
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from paceline.errors import UsageError, printable
 
-__all__ = ["check_new_file", "check_new_folder", "socket_folder"]
-
 _LONGEST = 70  # bytes; the path of a Unix socket in it may have 107
 
 

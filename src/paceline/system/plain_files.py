@@ -18,8 +18,6 @@ import numpy as np
 from paceline.errors import UsageError, first_line
 from paceline.specs.bounds import check_memory
 
-__all__ = ["read_npz", "read_table"]
-
 _DEEPEST = 40
 _LONGEST = 2**63  # of an array's dimensions
 # Errors of zipfile (also for encrypted files and unknown kinds), its decoders and NumPy's header parser.

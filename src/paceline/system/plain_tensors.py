@@ -16,8 +16,6 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.system.plain_files import read_npz
 
-__all__ = ["tensors_from_bytes", "tensors_to_bytes"]
-
 _BITS_OF_BFLOAT16 = ".bfloat16"
 
 

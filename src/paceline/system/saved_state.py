@@ -8,8 +8,6 @@ import torch
 
 from paceline.errors import UsageError
 
-__all__ = ["check_fits", "fits", "unfit"]
-
 
 def check_fits(found: Any, like: Any, what: str, *, sizes: bool = True) -> None:
     """Refuses state that the loading object cannot have written.

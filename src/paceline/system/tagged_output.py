@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["TaggedOutput", "flush_output", "open_closed_streams", "tagged_output"]
-
 _BARS_EVERY_S = 5.0  # if the output is not a terminal
 _CLEAR = "\x1b[K"
 

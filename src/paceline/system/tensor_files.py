@@ -11,8 +11,6 @@ import torch
 from paceline.errors import UsageError
 from paceline.system import files
 
-__all__ = ["load", "save"]
-
 
 class _Digesting:
     """A file that computes its digest while PyTorch writes it piece by piece."""

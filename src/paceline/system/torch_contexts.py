@@ -13,8 +13,6 @@ import torch
 
 from paceline.system.torch_internals import clear_parametrizations, read_contexts, write_contexts
 
-__all__ = ["TorchContexts"]
-
 
 class TorchContexts:
     """The contexts at this object's creation; `outside` runs functions in them. Costs: some microseconds per call."""

@@ -14,30 +14,7 @@ import torch
 from torch import nn, overrides
 from torch.nn.utils import parametrize
 from torch.utils import _device, _python_dispatch
-from torch.utils._pytree import tree_map
-
-__all__ = [
-    "PRE_HOOKS",
-    "SCALES_IN_STEP",
-    "Contexts",
-    "abort_process_group",
-    "backward_entry",
-    "call_after_backward",
-    "clear_parametrizations",
-    "default_store",
-    "foreach_copy",
-    "forward_pre_hooks",
-    "graph_task",
-    "is_assert",
-    "is_followed_by_scheduler",
-    "mark_as_stepped",
-    "num_storage_users",
-    "read_contexts",
-    "set_backward_entry",
-    "storage_id",
-    "tree_map",  # applies a function to all tensors of a batch of any structure; public only in releases after 2.6
-    "write_contexts",
-]
+from torch.utils._pytree import tree_map as tree_map
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd

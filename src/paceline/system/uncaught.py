@@ -11,8 +11,6 @@ from typing import Any
 
 from paceline.errors import PacelineError, UsageError
 
-__all__ = ["SAID", "say", "say_alone"]
-
 #: Environment variable of one agent's workers: a folder in which the first worker to print an error notes it.
 SAID = "PACELINE_SAID"
 

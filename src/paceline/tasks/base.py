@@ -17,17 +17,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from paceline.errors import UsageError, shown
 from paceline.specs.user_file import run_user_code
 
-__all__ = [
-    "DATA_VARIABLE",
-    "Datasets",
-    "Task",
-    "argmax_accuracy",
-    "evaluate",
-    "fetch",
-    "keep_data",
-    "targets_of",
-]
-
 DATA_VARIABLE = "PACELINE_DATA"
 Datasets = tuple[Dataset[Any], Dataset[Any]]
 

@@ -12,8 +12,6 @@ from torch.utils.data import TensorDataset
 from paceline.tasks.base import Task
 from paceline.tasks.readers import find_file, image_datasets, read_npz
 
-__all__ = ["cifar10_cnn", "cifar10_datasets"]
-
 _REMEDY = (
     "It is an NPZ file with uint8 arrays train_images and test_images (samples, 32, 32, 3), train_labels and "
     "test_labels (samples,); make it with numpy.savez from the CIFAR-10 archive at www.cs.toronto.edu/~kriz/cifar.html."

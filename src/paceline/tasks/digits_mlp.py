@@ -11,8 +11,6 @@ from torch.utils.data import TensorDataset
 from paceline.tasks.base import Task
 from paceline.tasks.mlp import MLP
 
-__all__ = ["digits_mlp"]
-
 
 def digits_mlp() -> Task:
     """An MLP 64-64-64-10 on scikit-learn's digits: 1,437 training and 360 test images, pixels scaled to 0..1."""

@@ -10,8 +10,6 @@ from paceline.specs.text import closest
 from paceline.specs.user_file import load_function, run_user_code
 from paceline.tasks.base import Task
 
-__all__ = ["BUILT_IN", "load_task"]
-
 # Imported when asked for: scikit-learn alone takes a second.
 BUILT_IN = {
     "digits-mlp": "paceline.tasks.digits_mlp:digits_mlp",

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MLP"]
-
 
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them and torch's default initialisation.

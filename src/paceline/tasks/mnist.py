@@ -13,8 +13,6 @@ from paceline.tasks.base import Datasets, Task
 from paceline.tasks.mlp import MLP
 from paceline.tasks.readers import image_datasets, mnist_arrays
 
-__all__ = ["mnist_cnn", "mnist_mlp"]
-
 
 def mnist_mlp() -> Task:
     """An MLP 784-128-128-128-10 with 134,794 parameters on MNIST; pixels divided by 255, not standardised."""

@@ -16,8 +16,6 @@ from torch.utils.data import TensorDataset
 from paceline.errors import UsageError
 from paceline.system import plain_files
 
-__all__ = ["find_file", "image_datasets", "mnist_arrays", "read_idx", "read_npz"]
-
 _PART_BYTES = 2**20
 _MNIST_FILES = {
     "train_images": "train-images-idx3-ubyte",

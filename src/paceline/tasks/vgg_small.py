@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from paceline.tasks.base import Task
 from paceline.tasks.cifar10_cnn import cifar10_datasets
 
-__all__ = ["vgg_small"]
-
 
 def vgg_small() -> Task:
     """A small VGG on CIFAR-10 with 682,282 parameters; 655,360 of them are weights of its first two linear layers.

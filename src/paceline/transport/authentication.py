@@ -7,8 +7,6 @@ from zmq.utils import z85
 
 from paceline.transport.keys import Keys
 
-__all__ = ["Authenticator", "authenticate"]
-
 
 class Authenticator:
     """Tells ZeroMQ, for each connection to a socket, whether its key is the run's.

@@ -13,8 +13,6 @@ from paceline.optim.sharding import AxisShape
 from paceline.ports.ports import Counts, Handle
 from paceline.transport.collectives import DistributedCollectives
 
-__all__ = ["AxisCollectives", "make_axes"]
-
 
 class AxisCollectives(DistributedCollectives):
     """`DistributedCollectives` along one axis; implements `RootedCollectives`.

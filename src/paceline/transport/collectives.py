@@ -16,8 +16,6 @@ from paceline.ports.ports import Counts, Handle
 from paceline.ports.rooted import count_operation
 from paceline.transport.roll_call import RollCall
 
-__all__ = ["DistributedCollectives"]
-
 _SLICE = timedelta(seconds=0.5)  # how often a waiting worker checks whether another one has given up
 _BETWEEN_QUERIES_S = 20e-6  # between polls of a GPU operation: a poll costs a microsecond
 

@@ -13,8 +13,6 @@ import torch
 
 from paceline.ports.ports import Event, Mailbox
 
-__all__ = ["ThreadConcurrency", "TimedLock"]
-
 
 class TimedLock:
     """A mutex that measures how long the thread that made it has waited for it.

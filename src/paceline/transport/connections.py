@@ -24,8 +24,6 @@ from paceline.transport.keys import Keys
 from paceline.transport.local_socket import is_endpoint
 from paceline.transport.wire import Sort, pack
 
-__all__ = ["WINDOW", "Dialler", "Peer", "hello_vector", "read_hello"]
-
 WINDOW = 32  # unacknowledged messages to one peer
 _MOST_BYTES = 1024  # of a hello's vector
 _HANDSHAKE_S = 1.0  # nearly every connection that succeeds does so within this time

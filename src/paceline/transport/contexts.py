@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 import zmq
 
-__all__ = ["end_context", "uninterrupted"]
-
 _END_MARGIN_S = 2.0
 
 

@@ -18,8 +18,6 @@ import torch
 from paceline.errors import UsageError
 from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
 
-__all__ = ["Copy", "CudaCopies", "DeviceCopies", "StagedMailbox", "device_copies"]
-
 
 class Copy(Protocol):
     """A copy under way."""

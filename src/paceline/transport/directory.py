@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from paceline.errors import name_workers
 from paceline.transport.local_socket import is_endpoint, is_own
 
-__all__ = ["Directory", "Entry", "mark_ended", "read_incarnation", "read_peer"]
-
 _MOST_DIGITS = 9  # of an incarnation, which has 32 bits in a message
 
 

@@ -15,8 +15,6 @@ from paceline.transport.keys import Keys
 from paceline.transport.local_socket import LocalSocket
 from paceline.transport.wire import Sort, sort_of
 
-__all__ = ["HANDSHAKE_DEADLINE_S", "Frames", "Inbox", "Lost", "limit"]
-
 HANDSHAKE_DEADLINE_S = 5.0  # after this, an unfinished connection is closed, and the peer is dialled again
 _LONGEST_S = 1e6  # ZeroMQ counts milliseconds in 32 bits
 _MAX_MESSAGE_BYTES = 1 << 32

@@ -14,8 +14,6 @@ import zmq
 
 from paceline.errors import UsageError
 
-__all__ = ["Keys", "create_keys", "load_keys", "new_keys", "own_keys"]
-
 _REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all workers a key file (--key)."
 
 

@@ -16,8 +16,6 @@ import zmq
 
 from paceline.system.paths import socket_folder
 
-__all__ = ["LocalSocket", "is_endpoint", "is_heard", "is_own", "is_refused"]
-
 _PROBE_S = 2.0
 
 

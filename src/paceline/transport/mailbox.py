@@ -24,8 +24,6 @@ from paceline.transport.keys import Keys, load_keys
 from paceline.transport.local_socket import is_refused
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
-__all__ = ["ZmqMailbox"]
-
 _TICK_S = 0.25  # how often the mailbox maintains its connections while no thread calls it
 _MOST_PENDING = 64  # messages read before a `receive` asks for them; further ones wait at their senders
 _LOOK_UP_S = 0.05

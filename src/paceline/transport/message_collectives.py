@@ -18,8 +18,6 @@ from paceline.transport.round_header import Purpose, RoundHeader
 from paceline.transport.round_members import Progress, RoundMembers
 from paceline.transport.round_vectors import Part, RoundVectors
 
-__all__ = ["ASK", "JoinRequest", "MessageCollectives"]
-
 ASK = "round ask"
 _PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "round vote", "round view", "round bye")
 _KINDS = (*_OWN, ASK)

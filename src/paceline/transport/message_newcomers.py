@@ -18,8 +18,6 @@ from paceline.ports.newcomers import Refusal
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, MessageCollectives
 
-__all__ = ["MessageNewcomers"]
-
 _LATER, _REFUSED, _LET_IN, _STATE = _ANSWERS = ("newcomer later", "newcomer no", "newcomer yes", "newcomer state")
 _LOOK_EVERY_S = 0.1
 _GIVER_LOST = "the worker that was sending it the others' state has died, or cannot be reached"

@@ -15,8 +15,6 @@ from paceline.ports.views import LOST, MODEL
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.round_header import Purpose, RoundHeader
 
-__all__ = ["MessageViews"]
-
 
 class _Heard(NamedTuple):
     """The newest model that has come from a worker."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["packed", "unpacked"]
-
 _ALIGNMENT = 8  # bytes
 
 

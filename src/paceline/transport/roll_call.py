@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["RollCall"]
-
 _BETWEEN_LOOKS_S = 0.01
 _GAPS = 16  # recent gaps between operations; the longest bounds how long a worker may compute
 _MOST_S = 60.0  # longest wait for answers; a long gap may have been an evaluation

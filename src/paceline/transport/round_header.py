@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Purpose", "RoundHeader"]
-
 
 class Purpose(IntEnum):
     """What a round is for."""

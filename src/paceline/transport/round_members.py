@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Progress", "RoundMembers"]
-
 _PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
 
 

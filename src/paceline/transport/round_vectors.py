@@ -11,8 +11,6 @@ from paceline.optim.half_types import add_up, mean_into, to_sum_type
 from paceline.transport.packed_vectors import packed, unpacked
 from paceline.transport.round_header import RoundHeader
 
-__all__ = ["Part", "RoundVectors"]
-
 _OTHER_VERSION = "sent a message of another version of Paceline"
 _AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members longer than adding up the whole vectors
 

@@ -16,8 +16,6 @@ import torch
 
 from paceline.ports.ports import Message, Received
 
-__all__ = ["HEADER_BYTES", "MalformedFrameError", "Parcel", "Sort", "pack", "sort_of", "unpack"]
-
 _MAGIC = b"PCLM"
 _VERSION = 2
 _HEADER = struct.Struct("<4sBBBx16sqqdQII")

@@ -15,8 +15,6 @@ from paceline.errors import UsageError
 from paceline.membership.environment import WorkerEnvironment
 from paceline.optim.several_optimizers import SeveralOptimizers
 
-__all__ = ["as_one_model", "as_one_optimizer"]
-
 
 def as_one_optimizer(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],

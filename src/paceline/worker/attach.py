@@ -19,8 +19,6 @@ from paceline.worker.memberships.entry import is_plain
 from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.worker import Worker
 
-__all__ = ["attach"]
-
 
 def attach(
     model: nn.Module | Sequence[nn.Module],

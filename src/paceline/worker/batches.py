@@ -31,8 +31,6 @@ from paceline.system.global_randomness import SeparateRandomness
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.own_rounds import in_own_rounds
 
-__all__ = ["WorkerBatches"]
-
 _TWO_AT_ONCE = (
     "The loop iterates worker.batches twice at once, as in zip(worker.batches(a), worker.batches(b)), but workers share only"
     " one epoch at a time: give it the loader that defines the epoch and iterate the other loader itself, or combine both"

@@ -10,8 +10,6 @@ from typing import Any
 
 from paceline.errors import UsageError
 
-__all__ = ["pickled_function"]
-
 
 def pickled_function(function: Callable[[], Any]) -> bytes:
     """The function as bytes: by name if a process can import it, else by value, with the globals that it uses.

@@ -6,8 +6,6 @@ from paceline.algorithms import DEFAULT_ALGORITHM, Algorithm, registry
 from paceline.errors import UsageError, shown
 from paceline.membership.environment import WorkerEnvironment, named_algorithm
 
-__all__ = ["chosen_algorithm", "given_algorithm"]
-
 
 def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
     """The algorithm from an instance, a spec, or None.

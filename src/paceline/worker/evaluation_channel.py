@@ -22,8 +22,6 @@ from paceline.memory.waiting import wait_briefly, wake_all
 from paceline.system.tagged_output import flush_output
 from paceline.worker.evaluator import Evaluator
 
-__all__ = ["ENDED_THREAD", "NICENESS", "THREAD", "EvaluationChannel", "EvaluationResult"]
-
 _WORDS, _TEXT = "evaluation words", "evaluation text"
 _ASKED, _ANSWERED, _ENDING, _PROCESS, _EPOCH_SAMPLES, _LENGTH = range(6)
 _TEXT_BYTES = 100_000

@@ -22,8 +22,6 @@ from paceline.system.tagged_output import flush_output
 from paceline.worker.evaluation_channel import NICENESS, EvaluationChannel
 from paceline.worker.evaluator import Evaluator
 
-__all__ = ["begin_evaluations"]
-
 _PR_SET_PDEATHSIG = 1
 
 

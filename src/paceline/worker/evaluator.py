@@ -18,8 +18,6 @@ from paceline.ports.shared import AVERAGE
 from paceline.specs.user_file import run_user_code
 from paceline.tasks.base import Task
 
-__all__ = ["Evaluated", "Evaluator", "about_evaluated", "initial_loss", "task_evaluator"]
-
 _MODELS_EVALUATED = 16
 _INITIAL_SAMPLES = 10_000  # the initial loss is a mean over at most so many training samples
 

@@ -20,20 +20,6 @@ from paceline.transport.round_header import Purpose
 if TYPE_CHECKING:
     from paceline.worker.supervised import WorkerState
 
-__all__ = [
-    "Call",
-    "CollectiveGatherer",
-    "Contribution",
-    "Contributions",
-    "Gatherer",
-    "Gathering",
-    "Left",
-    "NoGatherer",
-    "StoreGatherer",
-    "SupervisedGatherer",
-    "total_of",
-]
-
 _ARCHIVE = b"PK"  # the first bytes of a tensor; a number is JSON
 _DEADLINE_S = 600.0
 _LOOK_EVERY_S = 0.05

@@ -17,8 +17,6 @@ from paceline.memory.arena import Arena
 from paceline.system.clock import RealClock
 from paceline.transport.keys import Keys
 
-__all__ = ["HostedServers"]
-
 
 class HostedServers:
     """The servers of a run, in this process. They end with it and have no successors.

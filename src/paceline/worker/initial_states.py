@@ -16,8 +16,6 @@ from paceline.optim.model_state import digest
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import Membership
 
-__all__ = ["check_states"]
-
 _CALL = Call("attach", "all workers must call it, so not under `if rank == 0`.")
 
 

@@ -23,8 +23,6 @@ from paceline.optim.several_optimizers import members_of
 from paceline.worker.user_batches import Batches
 from paceline.worker.worker import Worker
 
-__all__ = ["LoneWorker"]
-
 _VERSION = attrgetter("_version")  # PyTorch's count of a tensor's changes in place
 
 

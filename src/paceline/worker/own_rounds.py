@@ -9,8 +9,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.worker.gathering import Call
 
-__all__ = ["in_own_rounds"]
-
 _NO_BATCH = object()
 _EPOCH = Call(
     "worker.batches",

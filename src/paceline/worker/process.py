@@ -38,8 +38,6 @@ from paceline.optim.sharding import Sharding
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import tagged_output
 
-__all__ = ["Done", "Failure", "Hello", "NotSaved", "Ready", "Welcome", "join_run", "run_worker"]
-
 _KINDS = {
     DivergedError: "diverged",
     WorkerLostError: "worker-lost",

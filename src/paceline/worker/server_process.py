@@ -29,8 +29,6 @@ from paceline.system import tensor_files
 from paceline.system.clock import RealClock
 from paceline.worker.process import NotSaved, Ready, Welcome
 
-__all__ = ["Restored", "ServerMain", "ServerStorage", "TakeOver", "TookOver"]
-
 
 @dataclass(frozen=True)
 class Restored:

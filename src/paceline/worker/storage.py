@@ -18,8 +18,6 @@ from paceline.records import checkpoint_files
 from paceline.system.saved_state import check_fits
 from paceline.worker.process import NotSaved
 
-__all__ = ["WorkerStorage"]
-
 _END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
 
 

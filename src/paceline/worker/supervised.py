@@ -22,20 +22,6 @@ from paceline.specs.bounds import check_run, check_workers
 from paceline.worker.by_value import pickled_function
 from paceline.worker.process import Failure, process_main, run_worker
 
-__all__ = [
-    "NO_WORKER_0",
-    "Outcome",
-    "WorkerState",
-    "check_launch",
-    "ended_in_order",
-    "how_ended",
-    "pickled",
-    "refuse_inside_worker",
-    "start_process",
-    "start_thread",
-    "survivors",
-]
-
 NO_WORKER_0 = (
     "Worker 0 ended without calling paceline.attach, and all workers need its model: call attach on every worker."
 )

@@ -8,8 +8,6 @@ from typing import Any
 
 from paceline.data.wrappers import telling_end
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """A loader's batches for one worker: each iteration is the run's next epoch, also after a `break`.

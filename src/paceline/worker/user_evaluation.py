@@ -12,8 +12,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.worker.evaluator import Evaluator
 
-__all__ = ["Evaluate", "loop_evaluator"]
-
 Evaluate = Callable[[nn.Module], "float | Mapping[str, float]"]
 
 _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy', 'loss' or both"

@@ -17,8 +17,6 @@ from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker.gathering import total_of
 from paceline.worker.memberships.membership import Membership
 
-__all__ = ["WholeRun"]
-
 _Value = TypeVar("_Value", float, torch.Tensor)
 
 

@@ -39,8 +39,6 @@ from paceline.worker.user_batches import Batches
 from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.whole_run import WholeRun
 
-__all__ = ["Worker"]
-
 _LOCK_DEADLINE_S = 20.0  # less than a supervisor waits for its workers to end
 _BETWEEN_TRIES_S = 1e-3
 

@@ -33,8 +33,6 @@ from paceline.tasks.load import load_task
 from paceline.transport.keys import Keys
 from paceline.transport.mailbox import ZmqMailbox
 
-__all__ = ["measure_together", "meet_others"]
-
 _MOST_ROUNDS = 64
 _MOST_STEPS_SENT = 2000
 _LOOK_EVERY_S = 2.0

@@ -31,8 +31,6 @@ from paceline.simulator import Cluster
 from paceline.simulator.compute import ComputeTime, Recorded, compute_registry
 from paceline.system.machine import versions
 
-__all__ = ["MeasuredCluster", "MeasuredWorker"]
-
 
 @dataclass(frozen=True)
 class MeasuredWorker:

@@ -15,8 +15,6 @@ from paceline.compression.codec import Codec, Encoded
 from paceline.compression.registry import codec_registry, probed_codecs
 from paceline.system.machine import intra_op_threads
 
-__all__ = ["CodecRate", "codec_table", "measure_codecs"]
-
 NUM_ELEMENTS = 2**19  # 2 MB of float32: about a bucket of a gradient, and more than the caches next to a core
 _LEAST = 3  # repetitions; the first, which compiles, is not counted
 

@@ -13,8 +13,6 @@ from scipy.stats import expon, ks_1samp, norm
 from paceline.advice.calibration.measurements import Link, rounded
 from paceline.simulator.compute import ComputeTime, ExponentialTail, Normal, Recorded
 
-__all__ = ["CLEARLY_SLOW_LINK", "CLEARLY_SLOW_WORKER", "compute_time", "slow_links", "slow_workers", "typical_link"]
-
 CLEARLY_SLOW_WORKER = 1.05
 CLEARLY_SLOW_LINK = 1.2
 

@@ -16,8 +16,6 @@ from paceline.errors import PacelineError, PeerLostError, UsageError, WorkerLost
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 
-__all__ = ["WorkerGroup", "read"]
-
 _FIRST_ERROR_S = 10.0
 _ADVICE = "Nothing was written; start all workers again."
 

@@ -41,8 +41,6 @@ from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
 
-__all__ = ["Calibration", "measure", "measure_link", "measure_memory", "measure_steps", "write_file"]
-
 _CONNECT_S = 60.0
 _LONG_TRIP_S = 1.0  # a link on which a message takes this long gets no longer messages
 

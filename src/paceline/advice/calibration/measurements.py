@@ -14,21 +14,6 @@ from paceline.errors import PacelineError
 from paceline.simulator.hardware.core import COPY_VECTORS
 from paceline.simulator.hardware.cores import Cold
 
-__all__ = [
-    "QUICK",
-    "SMALL_BYTES",
-    "ColdSteps",
-    "Effort",
-    "Link",
-    "MemoryTimes",
-    "Quartiles",
-    "Steps",
-    "fit_cold",
-    "fit_link",
-    "named_quartiles",
-    "rounded",
-]
-
 SMALL_BYTES = 100  # a message whose time is latency
 COOLING_S = np.geomspace(1e-4, 0.1, 61)  # candidates for the best fit
 

@@ -38,22 +38,6 @@ from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
 
-__all__ = [
-    "ENOUGH",
-    "ProcessTeam",
-    "atomics_s",
-    "cold_steps_s",
-    "copies_s",
-    "few_samples",
-    "handed_copies_s",
-    "round_trips_s",
-    "slices_s",
-    "spins_s",
-    "steps",
-    "steps_s",
-    "wake_ups_s",
-]
-
 _DEADLINE_S = 60.0
 _START_TOGETHER_S = 0.005
 _WARM_UP = 0.2  # share of the repeats

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 
-__all__ = ["link_rounds", "round_robin", "sample"]
-
 Pair = tuple[int, int]
 
 

@@ -13,8 +13,6 @@ from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.specs.bounds import FROM_0
 
-__all__ = ["Adagrad", "AsyncAdagrad"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(ApplyRule):

@@ -12,8 +12,6 @@ from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.specs.bounds import DECAY, FROM_0
 
-__all__ = ["Adam", "RMSProp"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RMSProp(ApplyRule):

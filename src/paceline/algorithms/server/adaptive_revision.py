@@ -12,8 +12,6 @@ from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.specs.bounds import ABOVE_0, COUNT
 
-__all__ = ["AdaptiveRevision"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveRevision(ApplyRule):

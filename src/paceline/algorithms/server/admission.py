@@ -16,8 +16,6 @@ from paceline.algorithms.server.backups import BackupController
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo
 
-__all__ = ["Admission", "AutoQuorum", "Clocks", "Follower", "Quorum", "Recent", "Verdict", "WarmStart", "WeightByTime"]
-
 _ROUND_TRIPS = 50  # of a worker, of which its time is the median
 _ENOUGH = 3
 

@@ -17,8 +17,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import WritableParameters
 
-__all__ = ["work_alone"]
-
 
 def work_alone(
     replica: Replica, ports: Ports[WritableParameters], rule: ApplyRule, average: float | None = None

@@ -14,8 +14,6 @@ from paceline.specs.bounds import DECAY
 from paceline.specs.types import check_fields
 from paceline.system.saved_state import check_fits
 
-__all__ = ["SGD", "WHAT", "Applier", "ApplyRule", "Momentum", "StalenessScaled"]
-
 WHAT = "the servers' state"  # of a checkpoint
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.ports.ports import Ports
     from paceline.ports.shared import AveragedParameters, WritableParameters
 
-__all__ = ["MovingAverage", "SharedAverage", "without_average"]
-
 _PREFIX = "average."  # in a snapshot
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT, arrived_step_s, most_backups, time_to_target
 
-__all__ = ["BackupController"]
-
 _NUM_DRAWS = 400
 
 

@@ -12,8 +12,6 @@ from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, Ports
 from paceline.ports.shared import SharedParameters
 
-__all__ = ["Choices"]
-
 
 class Choices:
     """Sends followers each choice, and the last one again to those that return. Costs a message per step and follower.

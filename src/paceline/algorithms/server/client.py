@@ -19,8 +19,6 @@ from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
 
-__all__ = ["Answer", "Client"]
-
 _RETURN_DEADLINE_S = 60.0  # for a server that takes a dead one's place
 _MOST_MALFORMED = 10  # answers to one request
 _FINAL = -1  # the number of the last request

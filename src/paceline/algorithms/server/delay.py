@@ -16,8 +16,6 @@ from typing import Annotated, Generic, TypeVar
 from paceline.specs.bounds import COUNT_FROM_0, SEED
 from paceline.specs.types import check_fields
 
-__all__ = ["ConstantDelay", "Delay", "DelayQueue", "RandomDelay", "RecordedDelay"]
-
 T = TypeVar("T")
 
 

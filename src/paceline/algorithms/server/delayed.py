@@ -16,8 +16,6 @@ from paceline.algorithms.server.update import UpdateInfo
 from paceline.optim.flat import numbered, ranges_of
 from paceline.system.saved_state import check_fits
 
-__all__ = ["Delayed"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Delayed(ApplyRule):

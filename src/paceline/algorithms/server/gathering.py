@@ -15,8 +15,6 @@ from paceline.optim.half_types import sum_type
 from paceline.ports.shared import ServedParameters
 from paceline.system.saved_state import check_fits
 
-__all__ = ["Gathering", "Pool", "WorkerTable", "tell_choice", "without_gathered"]
-
 _PREFIX = "gathered."  # in a snapshot
 _NOISE = f"{_PREFIX}noise"
 _WHAT = "what servers have gathered"

@@ -13,16 +13,6 @@ from paceline.ports.checks import MOST, MalformedMessageError, checked_number, c
 from paceline.ports.ports import Received
 from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
-__all__ = [
-    "check_form",
-    "read_choice",
-    "read_gradient",
-    "read_settings",
-    "read_state",
-    "state_from_bytes",
-    "state_to_bytes",
-]
-
 _FROM_WORKERS = frozenset(
     ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet")
 )

@@ -17,8 +17,6 @@ from paceline.planner.backup_times import PUBLISHED_HALF_EFFICIENT
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 from paceline.specs.types import check_fields
 
-__all__ = ["Async", "Bounded", "Mode", "Rennala", "Ringleader", "Ringmaster", "Sync"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:

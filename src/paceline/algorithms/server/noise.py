@@ -12,8 +12,6 @@ from torch import Tensor
 from paceline.optim.half_types import sum_type
 from paceline.system.saved_state import check_fits
 
-__all__ = ["NoiseMeter"]
-
 _GROUPS = 20  # between two choices, and of which each is made
 _MOST_PER_WORKER = 64
 

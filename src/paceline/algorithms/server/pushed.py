@@ -17,8 +17,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
 from paceline.system.saved_state import check_fits
 
-__all__ = ["PushCodec"]
-
 
 class PushCodec:
     """A worker's codec.

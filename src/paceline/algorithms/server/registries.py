@@ -15,8 +15,6 @@ from paceline.compression.registry import codec_registry
 from paceline.errors import UsageError
 from paceline.specs.registry import Registry
 
-__all__ = ["apply_registry", "codec_registry", "delay_registry", "delay_spec", "mode_registry", "nested"]
-
 delay_registry = Registry("delay")
 delay_registry.register("constant", ConstantDelay)
 delay_registry.register("random", RandomDelay)

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from paceline.ports.ports import Message
 
-__all__ = ["Due", "Meetings", "Requests"]
-
 _END = -1  # number of the last request
 
 

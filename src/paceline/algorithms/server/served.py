@@ -18,8 +18,6 @@ from paceline.errors import name_workers
 from paceline.optim.settings import check_served
 from paceline.ports.shared import Needs
 
-__all__ = ["OnDeath", "Served", "ShardRules"]
-
 OnDeath = Literal["shrink", "wait", "fail"]
 
 

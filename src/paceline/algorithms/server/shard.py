@@ -33,8 +33,6 @@ from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError, checked_vector
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPorts
 
-__all__ = ["RETURN_DEADLINE_S", "Shard"]
-
 _FIRST_DEADLINE_S = 60.0  # for workers to report; later ones count as dead until they do
 RETURN_DEADLINE_S = 10.0  # the same, at the successor of a dead shard
 

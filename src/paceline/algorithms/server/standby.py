@@ -10,8 +10,6 @@ from paceline.algorithms.server.update import DROPPED, DecidedUpdate, UpdateInfo
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.ports import Message, ServerPorts
 
-__all__ = ["SecondCopy", "serve_shard"]
-
 _MOST_MALFORMED = 10  # entries; more are no accident
 _NONSENSE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 

@@ -31,8 +31,6 @@ from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
 from paceline.errors import PeerLostError
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received, ServerPorts
 
-__all__ = ["CopyLink", "Log", "state_from", "state_messages"]
-
 _HAS = "copy-has"  # what the copy confirms; -1: that it needs the whole state
 _STATE, _PART = "copy-state", "copy-part"  # `version` counts the parts that follow
 _UNFINISHED = frozenset(("copy-ones", "copy-echo"))  # a mean follows

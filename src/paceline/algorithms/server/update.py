@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from paceline.ports.ports import Message
     from paceline.ports.shared import ServedParameters
 
-__all__ = [
-    "COUNTED",
-    "DROPPED",
-    "DecidedUpdate",
-    "UpdateInfo",
-    "WaitingGradient",
-    "as_one",
-    "cloned",
-    "info_of",
-    "weighted_mean",
-]
-
 # In place of the version that an update became:
 DROPPED = -1
 COUNTED = 0  # part of a later update; its worker goes on

@@ -13,8 +13,6 @@ from paceline.algorithms.server.update import UpdateInfo
 from paceline.optim.flat_optimizer import FlatOptimizer
 from paceline.optim.settings import OptimizerSettings
 
-__all__ = ["UserApplier", "UserOptimizer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptimizer(ApplyRule):

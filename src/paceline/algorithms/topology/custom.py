@@ -12,8 +12,6 @@ from typing import Any
 from paceline.algorithms.topology.graph import Topology
 from paceline.errors import UsageError
 
-__all__ = ["Custom"]
-
 _LINKS = re.compile(r"[0-9]+-[0-9]+(_[0-9]+-[0-9]+)*")
 
 

@@ -15,19 +15,6 @@ from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT
 from paceline.specs.types import check_fields
 
-__all__ = [
-    "BipartiteExponential",
-    "BipartiteRing",
-    "Complete",
-    "Exponential",
-    "OnePeerExponential",
-    "Ring",
-    "Roles",
-    "Star",
-    "Topology",
-    "Torus",
-]
-
 
 class Roles(NamedTuple):
     """A split of the workers in which every edge joins an active and a passive one."""

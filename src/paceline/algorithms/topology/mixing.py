@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.algorithms.topology.graph import Topology
 
-__all__ = ["metropolis_weights"]
-
 
 def metropolis_weights(topology: Topology, worker_id: int, num_workers: int, step: int = 0) -> dict[int, float]:
     """One worker's row of the Metropolis-Hastings mixing matrix: 1 / (1 + the larger degree of the two) per neighbour.

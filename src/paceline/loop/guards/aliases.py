@@ -13,8 +13,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.system.torch_internals import forward_pre_hooks, num_storage_users, storage_id
 
-__all__ = ["check_aliases"]
-
 
 def check_aliases(model: nn.Module, *, warns: bool) -> None:
     """Refuses a model whose tensors share a trained parameter's memory, and warns of aliases outside the model.

@@ -13,8 +13,6 @@ from paceline.errors import ClippingWarning
 from paceline.loop.guards.guard import Guard
 from paceline.loop.guards.noted_gradients import NotedGradients
 
-__all__ = ["GradientWatch"]
-
 _WATCHED_STEPS = 64  # afterwards the loop is assumed not to change its behaviour
 _WARNING = (
     "This loop changes its gradients between backward and step, as clipping does. With this algorithm that acts on each"

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Guard", "Guards"]
-
 
 class Guard:
     """Watches for one thing that loops do; a subclass overrides the methods that it needs."""

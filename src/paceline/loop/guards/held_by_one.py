@@ -16,8 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from paceline.errors import UsageError
 from paceline.loop.guards.aliases import check_aliases
 
-__all__ = ["hold"]
-
 _held: dict[int, int] = {}  # ids of objects inside an `attach` of this process, which keeps them alive: their worker
 _shared: set[int] = set()  # of these, the parameters that several workers share
 _hooks: list[Any] = []  # of all optimizers of this process, as long as there are such parameters

@@ -15,8 +15,6 @@ from torch import nn
 
 from paceline.system.torch_internals import PRE_HOOKS
 
-__all__ = ["HiddenHook", "hookable", "leave_out_of_copies"]
-
 _classes: Counter[type[nn.Module]] = Counter()  # how many models that are watched have modules of them
 _lock = threading.Lock()
 

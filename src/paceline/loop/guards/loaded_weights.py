@@ -14,8 +14,6 @@ from paceline.membership.final_mean import LeftWeights
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
 
-__all__ = ["Loads", "Places", "left_weights"]
-
 
 class Places(Guard):
     """The places of trained parameters and buffers in a model, where a loop may put other tensors.

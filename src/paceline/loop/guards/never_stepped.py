@@ -10,8 +10,6 @@ from torch import nn
 
 from paceline.errors import UsageError
 
-__all__ = ["StepsAwaited"]
-
 _BATCHES, _PASSES = 2, 10  # with moves: a step may move the parameters, compute there, and put them back
 _SAYS = (
     "The loop has made gradients and never called optimizer.step(), so nothing was trained: call step() of the optimizer that"

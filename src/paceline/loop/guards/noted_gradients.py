@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["NotedGradients"]
-
 
 class NotedGradients:
     """Notes each parameter's gradient after backward: its address, and PyTorch's count of in-place changes.

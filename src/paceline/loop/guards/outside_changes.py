@@ -13,8 +13,6 @@ from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.guards.loaded_weights import Loads
 from paceline.optim.flat import FlatBinding
 
-__all__ = ["Effect", "OutsideChanges", "watch_outside"]
-
 Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 
 _data_ptr = torch.Tensor.data_ptr

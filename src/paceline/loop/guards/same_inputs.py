@@ -12,8 +12,6 @@ import torch
 from paceline.membership.board import Board
 from paceline.membership.tables import WATCHED_STEPS
 
-__all__ = ["SameInputs"]
-
 _MOST_CALLS = 16  # of a step that are looked at
 _MASK = (1 << 63) - 1
 

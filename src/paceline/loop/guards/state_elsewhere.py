@@ -13,8 +13,6 @@ from paceline.errors import UsageError
 from paceline.loop.guards.guard import Guard
 from paceline.optim.saved_state import asked_by_run
 
-__all__ = ["StateElsewhere"]
-
 
 class StateElsewhere(Guard):
     """Warns when a loop asks its optimizer for state that servers keep, or that the worker has only in part.

@@ -10,8 +10,6 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.loop.guards.guard import Guard
 
-__all__ = ["TrainedParameters"]
-
 
 class TrainedParameters(Guard):
     """Refuses, now and before every step, parameters that workers would train separately.

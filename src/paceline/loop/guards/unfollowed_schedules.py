@@ -11,8 +11,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from paceline.loop.guards.guard import Guard
 from paceline.loop.schedules import schedulers_of
 
-__all__ = ["UnfollowedSchedules"]
-
 _FIRST, _LAST = 2, 12  # a scheduler's steps are counted between these steps of the optimizer
 
 

@@ -11,8 +11,6 @@ from paceline.model_parallel.graph.schedule import in_order
 from paceline.model_parallel.graph.trace import Node, Traced
 from paceline.specs.text import closest
 
-__all__ = ["blocks_of", "coarsened", "find_nodes", "merged", "tensors_of"]
-
 _ADDED_UP = ("forward_s", "backward_s", "state_bytes", "saved_bytes", "flops")
 _MOST_GROUPS = 200  # chains are merged until no more than this remain
 

@@ -21,8 +21,6 @@ from paceline.model_parallel.graph.problem import Group
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.machine import intra_op_threads
 
-__all__ = ["LEAST_BLOCK_S", "Measured", "measure", "spread"]
-
 #: Of both passes; in a shorter block, starting the backward pass dominates the measurement.
 LEAST_BLOCK_S = 1e-3
 _FLOPS_PER_BYTE = 5.0  # operations of a core in the time of reading or writing a byte: some 50 GFLOP/s and 10 GB/s

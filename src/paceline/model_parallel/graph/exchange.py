@@ -15,8 +15,6 @@ from paceline.model_parallel.graph.recorder import Recorder
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.system.torch_internals import call_after_backward
 
-__all__ = ["WIRES", "Exchange", "from_wire", "to_wire", "truncated", "wire_bytes"]
-
 #: Formats for float32: unchanged, rounded to the nearest bfloat16, or truncated as published in 2015.
 WIRES = ("", "bfloat16", "bfloat16-truncated")
 _PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)

@@ -23,8 +23,6 @@ from paceline.model_parallel.graph.partition import MOST_READERS, Operation, pro
 from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
 
-__all__ = ["PlacedPart", "node_seed"]
-
 _ONES = 2**63 - 1
 
 

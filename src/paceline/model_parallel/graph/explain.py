@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.model_parallel.graph.plan_data import PlanData
 
-__all__ = ["explain", "rows", "verdict"]
-
 _FLAT = 0.05  # share of a step below which a plan is said to gain nothing
 _MOST_ROWS = 60
 

@@ -10,8 +10,6 @@ from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
 from paceline.model_parallel.graph.plan_data import PlanData
 
-__all__ = ["LOSS", "Anchor", "Give", "InOrder", "Take", "added_in_another_order"]
-
 #: The loss as a reader of the model's outputs.
 LOSS = ""
 

@@ -13,8 +13,6 @@ from paceline.model_parallel.graph.recorder import FORMAT, path_of
 from paceline.model_parallel.graph.schedule import Event
 from paceline.system.plain_files import read_table
 
-__all__ = ["read_measured"]
-
 
 def read_measured(folder: Path) -> tuple[Plan, tuple[Event, ...]]:
     """A placed run's plan, and the events of its recorded step with the median time.

@@ -13,8 +13,6 @@ from paceline.errors import UsageError
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.torch_internals import tree_map
 
-__all__ = ["check_micro_batches", "joined", "mapped", "micro_batch"]
-
 _CLOSE = 1e-3  # relative to an output's largest value; batch statistics differ by about 1 / sqrt(samples)
 
 

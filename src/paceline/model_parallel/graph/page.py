@@ -14,8 +14,6 @@ from paceline.observe.document import write_page
 from paceline.observe.drawing import Figure, method_colour, numbers
 from paceline.system.files import write_text
 
-__all__ = ["write_plan_page", "write_plan_trace"]
-
 
 def write_plan_page(plan: Plan, path: Path, measured: Sequence[Event]) -> Path:
     """Writes the page."""

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 from paceline.model_parallel.graph.problem import Problem
 
-__all__ = ["MOST_READERS", "Operation", "Transfer", "adds_up", "programs", "transfers_of"]
-
 #: Most readers of a tensor on one device: the numbers of gradient messages count readers within the tensor's number.
 MOST_READERS = 2**12
 

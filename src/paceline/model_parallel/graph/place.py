@@ -11,8 +11,6 @@ from paceline.errors import UsageError
 from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
 from paceline.model_parallel.graph.schedule import Schedule, longest_remaining, remaining_s, simulate
 
-__all__ = ["PLACERS", "Placement", "best_of", "candidates"]
-
 _MOST_EXACT_GROUPS = 14
 _MOST_EXACT_DEVICES = 4
 _MOST_BEGINNINGS = 100_000  # of complete and partial placements

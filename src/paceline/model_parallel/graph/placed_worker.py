@@ -24,8 +24,6 @@ from paceline.system.saved_state import fits
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 
-__all__ = ["PlacedWorker"]
-
 _CHANGED = (
     "Each worker of a placed model has only the gradients of its own part, so clipping by their norm, GradScaler and"
     " other changes between backward and step would differ between workers: leave them out, scale the loss instead,"

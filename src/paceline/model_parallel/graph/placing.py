@@ -21,8 +21,6 @@ from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds,
 from paceline.model_parallel.graph.trace import Traced, arguments_of, tensors_in, trace
 from paceline.specs.text import closest
 
-__all__ = ["place"]
-
 _MOST_ERROR = 0.25
 _TRIES = 3  # of measuring; other programs may spoil one
 _MOST_DEVICES = 64

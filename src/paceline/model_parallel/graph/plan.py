@@ -10,8 +10,6 @@ from paceline.model_parallel.graph.execute import PlacedPart
 from paceline.model_parallel.graph.explain import explain
 from paceline.model_parallel.graph.plan_data import PlanData
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan(PlanData):

@@ -19,8 +19,6 @@ from paceline.model_parallel.graph.schedule import Schedule, simulate
 from paceline.system.files import write_text
 from paceline.system.plain_files import read_table
 
-__all__ = ["PlanData"]
-
 _FORMAT = 1
 
 

@@ -9,8 +9,6 @@ from itertools import pairwise
 
 from paceline.errors import UsageError
 
-__all__ = ["Bounds", "Device", "Group", "Link", "Problem", "TensorInfo", "bounds", "check_memory"]
-
 
 @dataclass(frozen=True)
 class Group:

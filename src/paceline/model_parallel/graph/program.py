@@ -11,8 +11,6 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, RacingParameters
 
-__all__ = ["PlacedProgram"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedProgram(Algorithm):

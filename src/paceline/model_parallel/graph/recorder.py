@@ -16,8 +16,6 @@ from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.system.files import write_text
 
-__all__ = ["FORMAT", "Recorder", "path_of"]
-
 FORMAT = 1
 _STEPS = range(2, 12)  # by then memory has been allocated
 

@@ -10,8 +10,6 @@ from typing import Any
 from paceline.model_parallel.graph.partition import Operation, Transfer, programs
 from paceline.model_parallel.graph.problem import Problem
 
-__all__ = ["Event", "Run", "Schedule", "in_order", "longest_remaining", "simulate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -18,8 +18,6 @@ from torch import fx, nn
 from paceline.errors import UsageError, first_line
 from paceline.system.torch_internals import is_assert
 
-__all__ = ["Node", "Traced", "arguments_of", "digest", "replace_constants", "tensors_in", "trace", "trace_graph"]
-
 _OURS, _TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 _SHAPE_METHODS = ("size", "dim", "numel", "ndimension", "stride")
 _SHAPE_ATTRIBUTES = ("shape", "dtype", "device", "ndim")

@@ -20,8 +20,6 @@ from torch.autograd.function import once_differentiable
 from paceline.model_parallel.axes import Axis, exchanged
 from paceline.optim.sharding import AxisShape
 
-__all__ = ["Rows", "gather_features", "gather_rows", "part_linear", "scatter_rows", "swap_to_rows"]
-
 
 class Rows:
     """One forward pass of all workers together.

@@ -18,8 +18,6 @@ from paceline.model_parallel.layers import model_layers
 from paceline.planner.balance import Layer
 from paceline.planner.layout_choice import Candidate, LayoutChoice, choose_layouts
 
-__all__ = ["FLOPS_PER_S", "candidates_of", "checked_layout", "chosen_layout", "counted_s", "layout_for", "measured_s"]
-
 FLOPS_PER_S = 1e10  # of one core's convolutions
 _LATENCY_S, _BANDWIDTH_BYTES_PER_S = 50e-6, 1.25e9  # 10 Gbit/s Ethernet
 _REPEATS = 3

@@ -9,8 +9,6 @@ from paceline.errors import UsageError
 from paceline.specs.bounds import COUNT
 from paceline.specs.types import check_fields
 
-__all__ = ["HybridParallel"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HybridParallel:

@@ -13,8 +13,6 @@ from paceline.errors import UsageError
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.tasks.base import evaluation_mode
 
-__all__ = ["CutLayer", "CutPlan", "check_called", "cuttable_chains", "plan_cuts"]
-
 # Element-wise modules, which work on a part of the features as on all.
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus,

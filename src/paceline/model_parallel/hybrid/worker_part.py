@@ -32,8 +32,6 @@ from paceline.optim.sharding import REPLICAS, AxisShape
 from paceline.ports.ports import Ports, Shards
 from paceline.ports.rooted import RootedCollectives
 
-__all__ = ["WorkerPart", "check_algorithm", "check_optimizer_of"]
-
 
 class WorkerPart(ShardedPart):
     """Implements `LayoutPart`: cut layers compute with this worker's shards."""

@@ -21,21 +21,6 @@ from paceline.model_parallel.placement import part_of
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.products import multiply, multiply_transposed, weight_gradient
 
-__all__ = [
-    "ColumnLinear",
-    "GridEmbedding",
-    "GridLinear",
-    "GridLogits",
-    "GridNorm",
-    "LineEmbedding",
-    "RowLinear",
-    "VocabularyLoss",
-    "apply",
-    "as_used",
-    "cross_entropy",
-    "whole_features",
-]
-
 
 class ColumnLinear(torch.autograd.Function):
     """On a line: whole inputs, own outputs; the input's gradient is summed over the line (Megatron's f)."""

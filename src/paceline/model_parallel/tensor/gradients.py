@@ -17,8 +17,6 @@ from paceline.model_parallel.placement import Placement
 from paceline.ports.ports import Handle
 from paceline.system.torch_internals import call_after_backward
 
-__all__ = ["GradientMeans"]
-
 
 class _Pass:
     """A backward pass; only the pass itself keeps this alive until it has ended or failed."""

@@ -26,18 +26,6 @@ from paceline.model_parallel.tensor.functions import (
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.shapes import Grid, Line
 
-__all__ = [
-    "MLP",
-    "Attention",
-    "Block",
-    "Cut",
-    "Dropout",
-    "Embedding",
-    "LayerNorm",
-    "Linear",
-    "PositionEmbedding",
-]
-
 _BATCH = ("row", "depth")  # along which workers have different samples
 
 

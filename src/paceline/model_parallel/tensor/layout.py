@@ -10,8 +10,6 @@ from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 from paceline.specs.types import check_fields
 
-__all__ = ["TensorParallel"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:

@@ -19,8 +19,6 @@ from paceline.ports.ports import Counts
 from paceline.system.torch_internals import default_store
 from paceline.transport.axes import AxisCollectives, make_axes
 
-__all__ = ["Mesh"]
-
 _TIMEOUT_S = 1800.0  # of one operation, as torch.distributed's
 
 

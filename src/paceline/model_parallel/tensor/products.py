@@ -22,8 +22,6 @@ from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.ports.ports import Handle
 
-__all__ = ["multiply", "multiply_transposed", "weight_gradient"]
-
 
 def multiply(x: Tensor, weight: Tensor, mesh: Mesh, *, turned: bool) -> Tensor:
     """X W, (tokens, outputs / q) of `x` (tokens, inputs / q)."""

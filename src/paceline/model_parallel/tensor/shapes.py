@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from paceline.errors import UsageError, shown
 from paceline.optim.sharding import AxisShape
 
-__all__ = ["Grid", "Line", "Mode", "check_mode", "choose_mesh", "parse_mesh"]
-
 Mode = Literal["allgather", "summa"]
 
 #: Of a transformer's layer, in units of batch x sequence x hidden and of hidden squared: inputs and weights of its products.

@@ -14,17 +14,6 @@ from paceline.model_parallel.tensor.layers import cut_modules
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.optim.settings import check_elementwise
 
-__all__ = [
-    "check_model",
-    "clip_grad_norm",
-    "full_optimizer_state",
-    "full_state_dict",
-    "load_full_optimizer_state",
-    "load_full_state_dict",
-    "placements_of",
-    "sharded_state_dict",
-]
-
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Rejects models that a mesh would train wrongly.

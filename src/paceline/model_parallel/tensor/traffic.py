@@ -8,8 +8,6 @@ from fractions import Fraction
 
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
 
-__all__ = ["Traffic", "block_traffic", "sent_elements"]
-
 _PRODUCTS = ((1, 3), (1, 1), (1, 4), (4, 1))  # inputs and outputs, in units of hidden
 _MATRICES, _VECTORS = 12, 13  # a block's parameters, in units of hidden squared and of hidden
 

@@ -26,8 +26,6 @@ from paceline.optim.sharding import REPLICAS, AxisShape
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
 
-__all__ = ["WorkerPart", "check_algorithm"]
-
 
 class WorkerPart(ShardedPart):
     """Implements `LayoutPart` for a model of layers on a mesh.

@@ -7,8 +7,6 @@ from heapq import heappop, heappush
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["MemoryBus"]
-
 
 class MemoryBus:
     """Fair sharing: each of n concurrent transfers runs at min(core bandwidth, bus bandwidth / n).

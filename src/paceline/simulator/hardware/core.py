@@ -10,8 +10,6 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Disturbances
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["COPY_VECTORS", "SUM_VECTORS", "Core", "OwnMemory", "SimulatedClock"]
-
 COPY_VECTORS = 2.0  # one read, one written
 SUM_VECTORS = 3.0  # two read, one written
 

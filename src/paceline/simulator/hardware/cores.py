@@ -13,8 +13,6 @@ from paceline.simulator.cluster import Cluster
 from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Event, Scheduler
 
-__all__ = ["Cores", "SharedCore"]
-
 
 class _Turn:
     """A computation on a core or in the queue; `Cores._done` counts when it began its slice, and when it ends."""

@@ -10,8 +10,6 @@ from paceline.simulator.hardware.core import Core
 from paceline.simulator.hardware.sockets import Place, Placing, Sockets
 from paceline.simulator.scheduler import Scheduler
 
-__all__ = ["Line", "SocketCore", "SocketMachine"]
-
 _SHARED_VECTORS = 2.0  # a move or an update reads one shared vector and writes one; the rest is the worker's own
 
 

@@ -9,8 +9,6 @@ from paceline.errors import UsageError
 from paceline.specs.bounds import BYTES, FACTOR_FROM_1, PROCESSORS, SECONDS
 from paceline.specs.types import check_fields
 
-__all__ = ["Place", "Placing", "Sockets"]
-
 Place = tuple[int, int]
 """Where a worker runs: a socket, and one of that socket's cores."""
 

@@ -17,8 +17,6 @@ from paceline.worker.gathering import NoGatherer
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 
-__all__ = ["DelayedMembership"]
-
 
 class DelayedMembership(Membership):
     """Keeps parameters and waiting gradients in private memory, and records nothing."""

@@ -29,8 +29,6 @@ from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
 
-__all__ = ["ElasticMembership", "report"]
-
 
 def report(run: JoinedRun, folder: Path | None, state: str, **figures: Any) -> None:
     """Writes a worker's state for `paceline launch` into its folder, if there is one."""

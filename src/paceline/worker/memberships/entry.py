@@ -26,8 +26,6 @@ from paceline.worker.gathering import Gatherer, StoreGatherer, SupervisedGathere
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.user_evaluation import Evaluate
 
-__all__ = ["Entry", "SimulatedEnvironment", "enter", "is_plain", "meeting_beside"]
-
 #: Called with the model, the algorithm, digests of the generators' states, and the loop's `evaluate`.
 Join = Callable[[nn.Module, Algorithm, tuple[int, ...], Evaluate | None], Membership]
 

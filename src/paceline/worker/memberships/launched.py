@@ -34,8 +34,6 @@ from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_aren
 from paceline.worker.memberships.written import write_end, write_state
 from paceline.worker.storage import WorkerStorage
 
-__all__ = ["LaunchedMembership"]
-
 
 class LaunchedMembership(Membership):
     """A worker that starts with worker 0's model.

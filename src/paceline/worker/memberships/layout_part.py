@@ -15,8 +15,6 @@ from paceline.optim.sharding import AxisShape, Sharding
 from paceline.ports.ports import Ports
 from paceline.ports.rooted import RootedCollectives
 
-__all__ = ["Division", "LayoutPart"]
-
 
 class LayoutPart(Protocol):
     """A layout's state in a worker's membership.

@@ -20,8 +20,6 @@ from paceline.ports.views import Survivors
 from paceline.worker.gathering import Gatherer
 from paceline.worker.memberships.layout_part import LayoutPart
 
-__all__ = ["BatchShare", "Membership"]
-
 
 class BatchShare(NamedTuple):
     """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones a resumed run skips."""

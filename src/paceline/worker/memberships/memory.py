@@ -26,8 +26,6 @@ from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock
 from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
 
-__all__ = ["WorkerMemory", "copies_of", "own_arena"]
-
 
 class WorkerMemory:
     """The memory in which a worker trains: the run's, or its own.

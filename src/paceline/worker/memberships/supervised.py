@@ -39,8 +39,6 @@ from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
 from paceline.worker.user_evaluation import Evaluate, loop_evaluator
 
-__all__ = ["SupervisedMembership"]
-
 _STOPPED_DEADLINE_S = 20.0  # longest wait for the others once the run is being stopped
 _LOOK_EVERY_S = 1e-3
 

@@ -17,8 +17,6 @@ from paceline.errors import NotWrittenError
 from paceline.records.run_data import write_events, write_json
 from paceline.system import tensor_files
 
-__all__ = ["write_end", "write_state"]
-
 
 def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **figures: Any) -> None:
     """Writes `worker-<id>-<incarnation>.json`: the worker's state, "started", "ended" or "diverged", and its figures."""
