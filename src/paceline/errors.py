@@ -65,6 +65,18 @@ class WorkerLostError(PacelineError, RuntimeError):
     """An algorithm lost a worker without which it cannot continue; the message names the workers present and missing."""
 
 
+class ExcludedError(WorkerLostError):
+    """This worker could not reach the others, which may train on without it.
+
+    Attributes:
+        why: what happened, as a sentence.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why} Start it again: it takes part again if the others have gone on.")
+        self.why = why
+
+
 class PeerLostError(WorkerLostError):
     """A message could not be delivered.
 

@@ -16,6 +16,7 @@ from torch import nn
 import forked
 import leftovers
 import paceline as pl
+import paceline.membership.elastic
 import paceline.worker.memberships.memory
 from free_ports import free_port
 from lazy_copies import LazyCopies
@@ -53,6 +54,8 @@ def work(environment, namespace, wishes, folder, connection):
 
 
 def _train(wishes, folder, connection):
+    if "silence_s" in wishes:
+        paceline.membership.elastic._SILENCE_S = wishes["silence_s"]
     if wishes.get("on_device"):  # the model counts as one on a device whose copies take their time
         copies = LazyCopies()
         paceline.worker.memberships.memory.device_copies = lambda device: copies
@@ -75,7 +78,8 @@ def _train(wishes, folder, connection):
         connection.send(("place", (worker.worker_id, worker.num_workers)))
         for _ in range(epochs):
             is_done = "epochs" not in wishes and (folder / "done").exists()
-            if worker.sum(int(is_done)) if wishes.get("algorithm") == "all-reduce" else is_done:  # all end together
+            in_rounds = wishes.get("algorithm") in ("all-reduce", "d-psgd")
+            if worker.sum(int(is_done)) if in_rounds else is_done:  # all end together
                 break
             for batch in worker.batches(batches):
                 optimizer.zero_grad()

@@ -142,6 +142,24 @@ def test_a_dead_worker_is_replaced_if_asked_for(machines):
     assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1], 2)
 
 
+@pytest.mark.parametrize("machines", ["all-reduce"], indirect=True)
+def test_a_worker_that_was_cut_off_is_replaced(machines):
+    agent = machines.launch("run", "--workers", "3", "--restarts", "1", "--deadline", "10")
+    machines.wait_for("steps-*-50", 3)
+    victim = machines.workers()[2]
+    os.kill(victim, signal.SIGSTOP)
+    machines.wait_for(f"steps-{machines.workers()[0]}-{50 * (machines.steps(machines.workers()[0]) // 50 + 2)}")
+    os.kill(victim, signal.SIGCONT)
+    machines.wait_for("in-2-*", 2)
+    machines.wait_for(f"steps-{machines.workers()[2]}-50")
+    machines.finish()
+    output, errors = agent.communicate(forked.AGAINST_HANGS_S)
+    assert agent.returncode == 0, errors
+    assert re.search(r"Worker 2 was cut off from the others in round \d+: .* Another one starts in its place.", errors)
+    result = json.loads(output.splitlines()[-1])
+    assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1, 2], 3)
+
+
 def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
     """A holder of the key: it claimed 30 epochs, and the workers passed them over as if others had had them.
 

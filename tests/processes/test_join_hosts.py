@@ -64,6 +64,34 @@ def test_a_machine_that_is_cut_off(networks, tmp_path):
     assert results[0][0]["x"] != results[1][0]["x"]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "algorithm"), [((2, 1), "all-reduce"), ((1, 2), "d-psgd"), ((2, 2), "all-reduce")], ids=str
+)
+def test_only_the_majority_trains_on_in_rounds(sizes, algorithm, networks, tmp_path):
+    """Or, of two halves, the one with worker 0; the others end with an error after the deadline."""
+    names, wires = networks
+    create_keys(tmp_path / "run.key")
+    crew = Crew(free_address(HOSTS[0]), PACELINE_OF=str(sum(sizes)), PACELINE_KEY=str(tmp_path / "run.key"))
+    with crew:
+        crew.hold(namespace=names[0])
+        sides = [
+            crew.start(number, namespace=name, algorithm=algorithm, silence_s=3.0)
+            for number, name in zip(sizes, names, strict=True)
+        ]
+        ids = placed([*sides[0], *sides[1]])
+        for one in ids.values():
+            one.trains_on()
+        ip("-n", names[0], "link", "set", wires[0], "down")
+        winners, losers = sorted(sides, key=lambda side: (-len(side), min(one.worker_id for one in side)))
+        for one in losers:
+            assert "could not be reached for 3 s" in one.hear("ExcludedError")
+        for one in winners:
+            one.trains_on()
+        crew.finish()
+        first, *others = [one.hear("result")["x"] for one in winners]
+    assert all(other == first for other in others)
+
+
 def launched(names, wires, program_key, address):
     """Workers as torchrun would start them on two machines."""
     host, port = address.split(":")

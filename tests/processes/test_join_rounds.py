@@ -6,10 +6,10 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import paceline as pl
 import paceline.membership.elastic
 import soak_results
 from paceline.membership.join_point import JoinPoint
-from paceline.membership.peers import Peers
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.round_header import Purpose
@@ -46,12 +45,12 @@ class Crew:
         fatal: by worker, the kind of a message to or from a newcomer before which it is killed, once.
         replacements: how many workers that end too early are replaced.
         num_not_let_in: how many of the replacements end without having taken part.
-        patience_s: how long a worker may be silent before the others cannot reach it.
+        silence_s: how long a worker that cannot be reached is waited for.
     """
 
     program: Any
     signals: dict = field(default_factory=dict)
-    patience_s: float = 5.0
+    silence_s: float = 40.0
     at_end: bool = False
     fatal: dict = field(default_factory=dict)
     replacements: int = 0
@@ -79,16 +78,16 @@ class Crew:
                 os.kill(os.getpid(), signal.SIGKILL)
             answer(newcomers, to, message)
 
-        lose_ended, misses = RoundMembers.lose_ended, self.program.folder / f"misses-{os.getpid()}"
+        absent, misses = RoundMembers.absent, self.program.folder / f"misses-{os.getpid()}"
 
         def noting(members):
             if members._unreachable:
                 misses.touch()
-            return lose_ended(members)
+            return absent(members)
 
-        MessageCollectives._send, RoundMembers.lose_ended = counting, noting
+        MessageCollectives._send, RoundMembers.absent = counting, noting
         MessageNewcomers._answer = answering
-        paceline.membership.elastic.Peers = partial(Peers, patience_s=self.patience_s)
+        paceline.membership.elastic._SILENCE_S = self.silence_s
         try:
             self.program()
         except Exception as error:
@@ -124,17 +123,16 @@ class Crew:
                     one.join()
 
     def gone(self):
-        """The signals that have ended workers."""
-        came = {
-            one: what for one, (_, what) in self.signals.items() if (self.program.folder / f"signal-{one}").exists()
-        }
-        return {one: what for one, what in came.items() if what != signal.SIGSTOP}
+        """The signals that have ended workers, or stopped them so long that the others went on."""
+        folder = self.program.folder
+        came = {one: what for one, (_, what) in self.signals.items() if (folder / f"signal-{one}").exists()}
+        return {one: what for one, what in came.items() if what != signal.SIGSTOP or [*folder.glob("error-*")]}
 
     def survivors(self, workers=WORKERS, **options):
         """Runs; returns the model of those that have trained to the end, the same for all."""
         codes, left = self.run(workers, **options), self.gone()
         deaths = sum(len(one) if isinstance(one, list) else 1 for one in self.program.kills.values())
-        ends = [-signal.SIGKILL] * deaths + [-what for what in left.values()]
+        ends = [-signal.SIGKILL] * deaths + [1 if what == signal.SIGSTOP else -what for what in left.values()]
         ends += [1] * self.num_not_let_in
         assert codes == sorted(ends + [0] * (workers + self.replacements - len(ends)))
         lost = {*self.program.kills, *left} if not self.replacements else ()
@@ -150,7 +148,7 @@ def check(crew, workers=WORKERS, epochs=EPOCHS, num_missing=0, **options):
     counted = program.counted(dict.fromkeys(range(workers), ()))
     for victim, what in crew.gone().items():  # its last step may not have come to the others, who make it again
         path = program.folder / f"steps-{victim}.jsonl"
-        if what == signal.SIGKILL and path.exists():
+        if what != signal.SIGTERM and path.exists():
             number, step = json.loads(path.read_text().splitlines()[-1])
             times = count(counted)
             if any(times[n] > epochs for n in own_samples(step[1])):
@@ -307,7 +305,23 @@ def test_a_worker_that_stands_still_is_waited_for(number, tmp_path):
         for one in processes:
             os.kill(one.pid, signal.SIGCONT)
 
-    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {1: (number, signal.SIGSTOP)}, 0.5), meanwhile=wake)
+    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {1: (number, signal.SIGSTOP)}, 4.0), meanwhile=wake)
+    assert not [*tmp_path.glob("error-*")]
+
+
+@pytest.mark.parametrize(("victim", "number"), [(0, 4), (1, 5)])
+def test_the_others_go_on_without_a_worker_that_stands_still_for_long(victim, number, tmp_path):
+    """It ends with an error once it wakes, although the others, which it cannot reach, have ended by then."""
+
+    def wake(processes):
+        leftovers.wait_until(lambda: sum(one.exitcode == 0 for one in processes) == WORKERS - 1, "the others end")
+        for one in processes:
+            if one.exitcode is None:
+                os.kill(one.pid, signal.SIGCONT)
+
+    check(Crew(Survivors(tmp_path, algorithm="lockstep"), {victim: (number, signal.SIGSTOP)}, 3.0), meanwhile=wake)
+    (error,) = [path.read_text() for path in tmp_path.glob("error-*")]
+    assert re.match(r"round \d+: workers \d and \d could not be reached for 3 s", error)
 
 
 @dataclass(frozen=True)

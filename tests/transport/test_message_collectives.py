@@ -1,5 +1,6 @@
 """Means by messages among workers that die, leave and lose connections: on a network whose every event a seed draws."""
 
+import math
 import random
 from collections import Counter
 from fractions import Fraction
@@ -18,6 +19,7 @@ from paceline.transport.message_newcomers import MessageNewcomers
 
 ROUNDS, LONG = 4, 10
 SIZE = 5
+SILENCE_S = 3.0
 
 
 class Killed(BaseException):
@@ -30,9 +32,14 @@ class Network:
     Args:
         faults: how many deaths and broken connections there may be at most.
         replaces: whether dead workers have successors.
+        silences: whether cables may be pulled, and workers stopped, for longer than the deadline.
     """
 
-    def __init__(self, seed, workers, faults, *, replaces=False):
+    def __init__(self, seed, workers, faults, *, replaces=False, silences=False):
+        self.deadline_s = SILENCE_S if silences else 600.0
+        self.silences, self.stopped, self.last_contact_s = silences, set(), {}
+        self.waiting = set()  # newcomers
+        self.known = set()  # (worker, another one, its incarnation that it knows to have ended)
         self.draws, self.workers, self.faults = random.Random(seed), workers, faults
         self.queues = {(a, b): [] for a in range(workers) for b in range(workers) if a != b}  # what a has sent to b
         self.dead, self.over, self.hub = set(), set(), getcurrent()
@@ -48,10 +55,11 @@ class Network:
         programs = {one: greenlet(self._ended_with(program, one)) for one in range(self.workers)}
         idle = 0
         while running := [one for one in programs if one not in self.dead | self.over]:
+            running = [one for one in running if one not in self.stopped] or running
             if self.faults and self.draws.random() < self.rate:
                 self._fault(running, programs)
                 continue
-            if self.cut and self.draws.random() < 0.2:
+            if self.cut and self.draws.random() < (0.005 if self.silences else 0.2):
                 self._mend()
             if self.late and self.draws.random() < 0.01:
                 dead, other, event = self.late.pop()
@@ -64,21 +72,24 @@ class Network:
             idle = 0 if len(self.log) > before else idle + 1
             assert idle < 5_000, "no worker goes on"
 
-    def has_ended(self, one, incarnation):
-        return one in self.dead or one in self.over or incarnation < self.incarnations[one]
-
     def now_s(self):
         return self.turns / 50
 
+    def has_only_newcomers(self):
+        return {*range(self.workers)} <= self.dead | self.over | self.waiting
+
     def _ended_with(self, program, one):
         def run():
+            mailbox = _Mailbox(self, one, self.incarnations[one])
             try:
-                program(_Mailbox(self, one, self.incarnations[one]))
+                program(mailbox)
             except Killed:
                 return
             self.over.add(one)
+            self._end(one)
             for other in range(self.workers):
                 if other != one and frozenset((one, other)) not in self.cut:
+                    self.queues[one, other] += mailbox.goodbye  # again, as the mailbox is closed
                     self.queues[one, other].append(PeerLeft(one, self.incarnations[one], "ended"))
 
         return run
@@ -86,8 +97,11 @@ class Network:
     def _fault(self, running, programs):
         self.faults -= 1
         one = self.draws.choice(running)
-        if self.draws.random() < 0.6:
+        if self.silences and self.draws.random() < 0.5:
+            self._silence(running)
+        elif self.draws.random() < 0.6:
             self.dead.add(one)
+            self._end(one)
             self.log.append(f"{one} dies")
             programs[one].throw(Killed) if programs[one] else None
             others = [other for other in running if other != one]
@@ -98,10 +112,29 @@ class Network:
                     self.late.append((one, other, self.queues[one, other].pop()))
         elif len(running) > 1:
             other = self.draws.choice([other for other in running if other != one])
-            if frozenset((one, other)) not in self.cut:
-                self.cut.add(frozenset((one, other)))
-                self._lose(one, other)
-                self._lose(other, one)
+            self._cut(one, other)
+
+    def _cut(self, one, other):
+        pair = frozenset((one, other))
+        if pair not in self.cut:
+            self.cut.add(pair)
+            self.last_contact_s[pair] = self.now_s()
+            self._lose(one, other)
+            self._lose(other, one)
+
+    def _silence(self, running):
+        """A part of the network is cut off, or a worker stands still."""
+        part = self.draws.sample(running, self.draws.randint(1, len(running)))
+        if len(part) == 1 and self.draws.random() < 0.5:
+            self.stopped.update(part)
+        for one in part:
+            for other in set(running).difference(part):
+                self._cut(one, other)
+
+    def _end(self, one):
+        """Those that can reach its machine know that its process has ended."""
+        others = {other for other in range(self.workers) if frozenset((one, other)) not in self.cut} - {one}
+        self.known |= {(other, one, self.incarnations[one]) for other in others}
 
     def _lose(self, sender, to):
         """The last messages are lost, and the receiver hears of it after the others."""
@@ -117,6 +150,10 @@ class Network:
             self.late.remove((dead, other, event))
             self.queues[dead, other].append(event)
         self.cut = {pair for pair in self.cut if one not in pair}
+        self.stopped = {other for other in self.stopped if any(other in pair for pair in self.cut)}
+        for other in range(self.workers):
+            if self.now_s() - self.last_contact_s.pop(frozenset((one, other)), math.inf) < SILENCE_S / 2:
+                self.known.add((other, one, self.incarnations[one]))
         for group in (self.dead, self.over, self.left):
             group.discard(one)
         self.incarnations[one] += 1
@@ -128,9 +165,19 @@ class Network:
         self.log.append(f"{one} has a successor")
 
     def _mend(self):
-        pair = self.draws.choice(sorted(map(sorted, self.cut)))
-        self.cut.remove(frozenset(pair))
-        one, other = pair
+        pairs = [self.draws.choice(sorted(map(sorted, self.cut)))]
+        if self.silences and self.draws.random() < 0.8:
+            pairs = sorted(map(sorted, self.cut))
+        for one, other in pairs:
+            self._mend_one(one, other)
+
+    def _mend_one(self, one, other):
+        self.cut.remove(frozenset((one, other)))
+        self.stopped -= {one, other}
+        silence_s = self.now_s() - self.last_contact_s.pop(frozenset((one, other)))
+        for a, b in ((one, other), (other, one)):
+            if a in self.dead | self.over and silence_s < SILENCE_S / 2:
+                self.known.add((b, a, self.incarnations[a]))
         for a, b in ((one, other), (other, one)):
             if a not in self.dead | self.over:
                 self.queues[a, b].append(PeerBack(a, self.incarnations[a]))
@@ -139,9 +186,18 @@ class Network:
 class _Mailbox:
     def __init__(self, network, me, incarnation):
         self.network, self.me, self.incarnation = network, me, incarnation
+        self.goodbye = []
+
+    def has_ended(self, worker, incarnation):
+        return (self.me, worker, incarnation) in self.network.known
+
+    def heard_s(self, worker):
+        return self.network.last_contact_s.get(frozenset((self.me, worker)), self.network.now_s())
 
     def send(self, to, message):
         network = self.network
+        if message.kind == "round bye":
+            self.goodbye = [Received(self.me, self.incarnation, message)]
         network.log.append((self.me, to, message.kind, message.number, message.version))
         if to in network.dead | network.over or frozenset((self.me, to)) in network.cut:
             raise PeerLostError(to, "its connection broke")
@@ -185,7 +241,8 @@ def collectives_over(mailbox):
         mailbox,
         mailbox.me,
         network.workers,
-        has_ended=network.has_ended,
+        ends=mailbox,
+        deadline_s=network.deadline_s,
         incarnations=network.incarnations if mailbox.incarnation else (),
         now_s=network.now_s,
     )
@@ -239,6 +296,39 @@ def check_runs(workers, faults):
     assert faults == 0 or deaths > 0
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4, 5])
+@pytest.mark.parametrize("faults", [1, 3])
+def test_workers_that_cannot_reach_each_other_never_train_on_both_sides(workers, faults):
+    """Cables are pulled, and workers stopped, for less and for more than the deadline; some also die."""
+    outcomes = Counter()
+    for number in range(50):
+        network = Network(f"silent {workers} {faults} {number}", workers, faults, silences=True)
+        histories, ended_early = {one: [] for one in range(workers)}, {}
+
+        def program(mailbox, histories=histories, ended_early=ended_early):
+            me, collectives = mailbox.me, collectives_over(mailbox)
+            try:
+                for round in range(LONG):
+                    x = given(me, round)
+                    collectives.all_reduce_mean(x, weight=1.0)
+                    histories[me].append((tuple(collectives.members), x.tolist()))
+            except WorkerLostError as error:
+                ended_early[me] = str(error)
+            else:
+                collectives.leave()
+
+        network.run(program)
+        longest = max(histories.values(), key=len)
+        for one, history in histories.items():
+            assert history == longest[: len(history)], number
+            assert one in network.dead or one in ended_early or len(history) == LONG, number
+        for round, (members, x) in enumerate(longest):
+            expected = sum(given(one, round)[0].item() for one in members) / len(members)
+            assert x == pytest.approx([expected] * SIZE, rel=1e-6), number
+        outcomes[len(longest) == LONG, bool(ended_early)] += 1
+    assert outcomes[True, True] > 2, "the majority trains on to the end"
+
+
 def test_two_members_that_cut_their_vectors(monkeypatch):
     """As they do with large ones."""
     monkeypatch.setattr("paceline.transport.round_vectors._AT_ONCE_BYTES", 0)
@@ -263,18 +353,26 @@ def train_with_newcomers(network, histories, leaves_in=None):
     """As the exchange of `AgreedGradient`: the first member tells in each round who has asked; then all let these in."""
 
     def program(mailbox):
+        try:
+            work(mailbox)
+        except WorkerLostError:
+            network.left.add(mailbox.me)
+
+    def work(mailbox):
         me, incarnation, collectives = mailbox.me, mailbox.incarnation, collectives_over(mailbox)
         newcomers = MessageNewcomers(
-            mailbox, collectives, incarnation, model=dict, deadline_s=1e9, stopped=lambda: False
+            mailbox, collectives, incarnation, model=dict, deadline_s=1e9, stopped=network.has_only_newcomers
         )
         first = 0
         if incarnation:
+            network.waiting.add(me)
             try:
                 state = newcomers.enter(epoch=0)
             except (NotReplacedError, RunStopped):
                 network.left.add(me)
                 collectives.leave()
                 return
+            network.waiting.remove(me)
             collectives.enter(state["collectives"])
             first = state["round"]
         history = histories[me, incarnation] = []
@@ -304,10 +402,19 @@ def train_with_newcomers(network, histories, leaves_in=None):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("faults", [1, 2, 4])
 def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(workers, faults):
+    check_newcomers(workers, faults, runs=60 * faults)
+
+
+@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), (4, 3)])
+def test_newcomers_and_workers_that_cannot_reach_each_other(workers, faults):
+    check_newcomers(workers, faults, runs=60, silences=True)
+
+
+def check_newcomers(workers, faults, runs, *, silences=False):
     """All workers that take part in a round have the same members and result."""
     entered = 0
-    for number in range(60 * faults):
-        network = Network(f"newcomers {workers} {faults} {number}", workers, faults, replaces=True)
+    for number in range(runs):
+        network = Network(f"newcomers {workers} {faults} {number}", workers, faults, replaces=True, silences=silences)
         histories = {}
         train_with_newcomers(network, histories, leaves_in=number % 4 or None)
         results = {}
@@ -356,7 +463,8 @@ def newcomer(events, peers=lambda left: {0, 1}, ended=False):
         peers=lambda: peers(len(queue)),
         receive=lambda timeout_s, **wanted: queue.pop(0) if queue else None,
     )
-    collectives = MessageCollectives(cast(Any, mailbox), 2, 3, has_ended=lambda worker, incarnation: ended)
+    ends = SimpleNamespace(has_ended=lambda worker, incarnation: ended, heard_s=lambda worker: 0.0)
+    collectives = MessageCollectives(cast(Any, mailbox), 2, 3, ends=cast(Any, ends))
     return MessageNewcomers(cast(Any, mailbox), collectives, 1, model=dict, deadline_s=0.2, stopped=lambda: False)
 
 

@@ -180,7 +180,7 @@ def train(network, topology, *, leaver=None, sums=0, own_steps=()):
             found[me].error = str(error)
 
     def work(me, mailbox):
-        views = Views(mailbox, me, network.workers, has_ended=network.has_ended, now_s=network.now_s)
+        views = Views(mailbox, me, network.workers, ends=mailbox, deadline_s=network.deadline_s, now_s=network.now_s)
         views.notes = notes = found[me]
         plan = BatchPlan(num_samples=BATCHES, batch_size=1, num_workers=network.workers, seed=0)
         options = {"lockstep": True, "counter": int, "max_epochs": EPOCHS, "tracks": True, "survivors": views}
@@ -293,6 +293,21 @@ def check_runs(workers, faults, runs=150, own_steps=()):
     assert faults == 0 or (deaths > 0 and losses > 0)
 
 
+@pytest.mark.parametrize("workers", [3, 4])
+def test_the_majority_trains_on_without_workers_that_it_cannot_reach(workers):
+    went_on = 0
+    for number in range(20):
+        topology = list(TOPOLOGIES)[number % len(TOPOLOGIES)]
+        network = Breaking(f"silent views {workers} {number}", workers, faults=3, silences=True)
+        found = train(network, topology, sums=number // 4 % 3)
+        excluded = [one for one in found if one.error]
+        for one in excluded:
+            one.has_left = True
+        check(network, found, topology)
+        went_on += bool(excluded) and any(one.end for one in found)
+    assert went_on > 2
+
+
 def test_a_loop_that_makes_fewer_steps_is_named():
     """By all workers that it leaves waiting, and by itself."""
     found = train(Network("fewer steps", 3, faults=0), "ring", own_steps=(6, 4, 6))
@@ -326,9 +341,19 @@ class Ahead:
         return self.events.pop(0) if self.events else None
 
 
+class Ends:
+    """Worker 2 has ended."""
+
+    def has_ended(self, worker_id, incarnation):
+        return worker_id == 2
+
+    def heard_s(self, worker_id):
+        return 0.0
+
+
 def test_a_dead_worker_was_ahead_of_all_others():
     """It is a member of the round of its last model, whose steps count."""
-    views = MessageViews(Ahead(), 0, 3, has_ended=lambda worker, *_: worker == 2)
+    views = MessageViews(Ahead(), 0, 3, ends=Ends())
     assert list(views.begin(0)) == [0, 1, 2]
     found = views.receive(60.0, kind=("model", "lost"), sender=1, number=0)
     assert isinstance(found, Received)

@@ -69,7 +69,12 @@ def launch(
         Path | None,
         _in_together(help="Key file that encrypts, made by `paceline key`; needed off loopback; default $PACELINE_KEY"),
     ] = None,
-    deadline: Annotated[int | None, _in_together(help="Seconds that workers wait for each other; 600")] = None,
+    deadline: Annotated[
+        int | None,
+        _in_together(
+            help="Seconds that workers wait for each other: 600 to arrive; 40, if that is less, for one that falls silent."
+        ),
+    ] = None,
     algorithm: Annotated[str | None, options.in_run(help="Spec; default: what attach names, else all-reduce")] = None,
     restarts: Annotated[int, options.in_run(help="Dead workers of this machine to replace.")] = 0,
     out: options.Out = None,

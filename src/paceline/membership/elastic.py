@@ -31,6 +31,7 @@ from paceline.transport.local_socket import is_endpoint, is_heard
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
 _LOOK_EVERY_S = 2.0
+_SILENCE_S = 40.0
 _joined = False  # places are taken by processes
 
 
@@ -87,6 +88,7 @@ class JoinedRun:
         model_words: the model's size and shapes, which all must agree on.
 
     Attributes:
+        silence_s: how long a worker that cannot be reached is waited for in rounds; `deadline_s`, but 40 s at most.
         spec: of the algorithm.
         worker_id: its place in the run.
         num_workers: places in all.
@@ -109,7 +111,7 @@ class JoinedRun:
             raise UsageError("A process can join only one run: start a new process, with another --join, for each run.")
         _joined = True
         check_joinable(algorithm)
-        self.deadline_s = invitation.deadline_s
+        self.deadline_s, self.silence_s = invitation.deadline_s, min(invitation.deadline_s, _SILENCE_S)
         self._join_point = JoinPoint(invitation.address, invitation.key, self.deadline_s)
         self.spec = registry.spec(algorithm)
         self.own_data = invitation.own_data
@@ -148,6 +150,7 @@ class JoinedRun:
             host=self._join_point.host,
             key=self._join_point.key,
             connect=False,
+            patience_s=self.silence_s / 8,
         )
         self._coming.close()
         try:

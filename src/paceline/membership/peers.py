@@ -81,7 +81,7 @@ class Peers:
             peer_deadline_s=patience_s,
             send_deadline_s=max(_SEND_DEADLINE_S, patience_s),
         )
-        self.connect, self.has_ended, self.incarnation = self._zmq.connect, self._zmq.has_ended, self._zmq.incarnation
+        self.connect, self.ends, self.incarnation = self._zmq.connect, self._zmq.ends, self._zmq.incarnation
         try:
             if worker_id >= num_workers:
                 self.connect(_LOOK_ROUND_S, needs_all=False)  # a successor must be the one who dials

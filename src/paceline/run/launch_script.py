@@ -172,6 +172,8 @@ class Agent:
             note = f"{who} {how_ended(code)}."
             if written.get("state") in ("not let in", "not replaced"):
                 note = f"{who} could not take a dead one's place: {written['reason']}."
+            elif written.get("state") == "excluded":
+                note = f"{who} was cut off from the others in {written['reason']}"
             is_replaced = algorithm is None or _is_replaced(registry.build(algorithm), code, written["state"])
             if self._num_restarted < self.restarts and is_replaced and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1
@@ -254,7 +256,7 @@ class Agent:
 def _is_replaced(algorithm: Algorithm, code: int, state: str) -> bool:
     """Whether another process may take a worker's place: in rounds, not after an error, which ends the others, too."""
     if trains_in_rounds(algorithm):
-        return takes_newcomers(algorithm) and (code < 0 or state == "not let in")
+        return takes_newcomers(algorithm) and (code < 0 or state in ("not let in", "excluded"))
     return True
 
 

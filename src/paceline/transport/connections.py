@@ -44,7 +44,8 @@ class Peer:
     connection: int = -1
     welcomed: bool = False
     met: bool = False  # has been here
-    ended: bool = False  # its incarnation has said bye
+    died: int = -1  # the newest incarnation that has ended for certain
+    heard_s: float = -math.inf  # when it was here for certain, if it is not here now
     why_left: str = ""
     sent: int = 0  # messages on the connection that this worker opened
     taken: int = 0  # how many of those the peer has acknowledged
@@ -55,6 +56,11 @@ class Peer:
     def here(self) -> bool:
         """Whether the peer can be reached."""
         return self.welcomed and bool(self.identity)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended, and no other one has taken its place."""
+        return self.died >= max(self.incarnation, 0)
 
     @property
     def takes_more(self) -> bool:

@@ -19,9 +19,9 @@ from paceline.ports.ports import Counts, Event, Filter, Message, PeerBack, PeerL
 from paceline.transport.connections import WINDOW, Dialler, Peer, hello_vector, read_hello
 from paceline.transport.contexts import end_context, uninterrupted
 from paceline.transport.directory import Directory
+from paceline.transport.ends import EndDetector
 from paceline.transport.inbox import Frames, Inbox, Lost
 from paceline.transport.keys import Keys, load_keys
-from paceline.transport.local_socket import is_refused
 from paceline.transport.wire import MalformedFrameError, Parcel, Sort, pack, unpack
 
 _TICK_S = 0.25  # how often the mailbox maintains its connections while no thread calls it
@@ -55,6 +55,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
             for messages under way.
 
     Attributes:
+        ends: which peers have ended.
         dropped: discarded messages that no worker of this run can have sent.
 
     Raises:
@@ -92,6 +93,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
             raise
         self._dialler = Dialler(self._context, worker_id, incarnation, own_keys, peer_deadline_s)
         self._peers = {other: Peer(other) for other in range(num_workers) if other != worker_id}
+        self.ends = EndDetector(self._peers, peer_deadline_s)
         self._pending = PendingEvents()
         self._changed = threading.Condition(threading.Lock())  # guards everything but the inbox
         self._reading = False  # a thread is in the inbox, without the lock
@@ -193,11 +195,6 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         with self._changed:
             return frozenset(peer.worker_id for peer in self._peers.values() if peer.here)
 
-    def has_ended(self, worker_id: int, incarnation: int) -> bool:
-        """Whether a peer has said bye or has a successor, or its machine says that no process listens at its address."""
-        peer = self._peers[worker_id]
-        return peer.incarnation > incarnation or peer.ended or is_refused(peer.endpoint)
-
     def incarnation(self, worker_id: int) -> int:
         """Of this worker, or the highest known of a peer."""
         return self._incarnation if worker_id == self._worker_id else self._peers[worker_id].incarnation
@@ -269,7 +266,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
             case Sort.WELCOME:
                 self._welcomed(peer, received.message.number)
             case Sort.BYE:
-                peer.ended = True
+                peer.died = peer.incarnation
                 self._leave(peer, "it has ended")
             case Sort.HELLO:
                 self._hello(peer, one, received)
@@ -299,7 +296,8 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         assert told is not None
         if received.incarnation > peer.incarnation:
             self._leave(peer, "a new process has taken its place")
-            peer.incarnation, peer.ended, peer.endpoint = received.incarnation, False, told[1]
+            peer.endpoint = told[1]
+            self.ends.succeed(peer, received.incarnation)
         elif peer.here:
             self._leave(peer, "its connection broke")
         was_here = peer.here
@@ -324,6 +322,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         if peer.here:
             self._pending.add(PeerLeft(peer.worker_id, peer.incarnation, "ended" if peer.ended else why))
             peer.why_left = why
+            self.ends.lose(peer)
         peer.forget_incoming()
         peer.close_outgoing()
         peer.redial_at_s = math.inf if peer.ended else 0.0
@@ -350,9 +349,9 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         with self._changed:
             self._check_open()
             if entry.ended >= max(entry.incarnation, peer.incarnation, 0) and not peer.here:
-                peer.ended, peer.why_left = True, "it has ended"
+                peer.died, peer.why_left = entry.ended, "it has ended"
             elif entry.endpoint and not peer.endpoint and entry.incarnation >= peer.incarnation:
-                peer.incarnation, peer.endpoint, peer.ended = entry.incarnation, entry.endpoint, False
+                peer.incarnation, peer.endpoint = entry.incarnation, entry.endpoint
                 self._dialler.dial(peer)
 
     def _keep(self) -> None:
@@ -366,6 +365,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
                         self._read_or_wait(0.0)
                     if not self._closed.is_set():
                         self._redial()
+                self.ends.look()
         except BaseException as error:  # `_check_open` raises it in the threads that use the mailbox
             with self._changed:
                 self._failure = error

@@ -6,16 +6,16 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from paceline.errors import PeerLostError, RunStopped, WorkerLostError, name_workers
+from paceline.errors import ExcludedError, PeerLostError, RunStopped, WorkerLostError, name_workers
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.packed_vectors import packed
 from paceline.transport.round_header import Purpose, RoundHeader
-from paceline.transport.round_members import Progress, RoundMembers
+from paceline.transport.round_members import Ends, Progress, RoundMembers
 from paceline.transport.round_vectors import Part, RoundVectors
 
 ASK = "round ask"
@@ -23,7 +23,6 @@ _PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "ro
 _KINDS = (*_OWN, ASK)
 _LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told to end
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
-_REMEDY = "Start the workers again, or choose ad-psgd, which continues without a worker that stands still"
 
 
 class JoinRequest(NamedTuple):
@@ -52,7 +51,8 @@ class MessageCollectives(CarriedOutTogether):
     - A worker takes part in a new view only after all its members have proposed it. So results of two views of one round
       cannot mix.
 
-    The others wait for a worker that cannot be reached, but has not ended, at most `deadline_s`.
+    The others wait for a worker that cannot be reached, but has not ended, for `deadline_s`. Then the majority goes on without
+    it, and the minority's rounds raise an error.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
     everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
@@ -61,7 +61,7 @@ class MessageCollectives(CarriedOutTogether):
         mailbox: through which all workers can be reached.
         worker_id: this worker.
         num_workers: of the run; all are members at first.
-        has_ended: whether an incarnation of a worker is known to have ended.
+        ends: which workers have ended.
         incarnations: of the workers; empty: 0.
         deadline_s: how long to wait for a worker that cannot be reached, but has not ended.
         stopped: whether this worker has been told to end.
@@ -79,7 +79,7 @@ class MessageCollectives(CarriedOutTogether):
         worker_id: int,
         num_workers: int,
         *,
-        has_ended: Callable[[int, int], bool],
+        ends: Ends,
         incarnations: Sequence[int] = (),
         deadline_s: float = 600.0,
         stopped: Callable[[], bool] = lambda: False,
@@ -88,7 +88,7 @@ class MessageCollectives(CarriedOutTogether):
         super().__init__()
         self._mailbox, self._worker_id, self._num_workers = mailbox, worker_id, num_workers
         self._deadline_s, self._stopped, self._now_s = deadline_s, stopped, now_s
-        self._next = RoundMembers(worker_id, num_workers, has_ended, incarnations, now_s)
+        self._next = RoundMembers(worker_id, num_workers, ends, incarnations, deadline_s, now_s)
         self.members = self._next.ids
         self.requests: dict[int, JoinRequest] = {}
         self._round, self._prepared = 0, -1  # the view in which this worker has the round's result; -1: none
@@ -107,7 +107,8 @@ class MessageCollectives(CarriedOutTogether):
         """As in `Collectives`.
 
         Raises:
-            WorkerLostError: a worker's program has ended early, or cannot be reached for longer than the deadline.
+            WorkerLostError: a worker's program has ended early.
+            ExcludedError: this worker could not reach the others for longer than the deadline.
             RunStopped: this worker has been told to end, and waits for another one.
         """
         self.finish(self._num_started)
@@ -132,8 +133,9 @@ class MessageCollectives(CarriedOutTogether):
 
         Call it again before the mailbox is closed, for those whose connection has broken meanwhile.
         """
-        for other in self._mailbox.peers():
-            self._send(other, Message(_BYE))  # also to newcomers that the others are letting in
+        for other in self._mailbox.peers():  # also newcomers that the others are letting in
+            self._tell_if_excluded(other, self.incarnation(other))
+            self._send(other, Message(_BYE))
         self._has_left = True
 
     # Newcomers
@@ -206,23 +208,35 @@ class MessageCollectives(CarriedOutTogether):
                 return False
             self._results = vectors.join(self._results, self._messages(_MEANS))
         self._prepared = self._next.view
+        self._next.note_begun()
         for other in self._next.others:
             self._say(_VOTE, other)
         return self._have_all(_VOTE)
 
     def _ends_by_change(self) -> bool:
         """Agrees with all living members on the next view, and on whether the round is over."""
-        said: Progress | None = None
+        said = None
         while True:
             progress = Progress(self._next.proposed, self._round, self._prepared)
-            if progress != said:
-                said, x = progress, self._next.proposal(progress)
-                for other in self._next.living:
-                    if other != self._worker_id:
-                        self._send(other, Message(_VIEW, self._round, x=x, version=progress.view))
-            if (found := self._next.agreed()) is not None:
-                return self._is_over(found)
+            if said != (said := (progress, self._next.knowledge)):
+                for other in self._next.listeners:
+                    self._send(other, self._proposal())
+            if self._next.is_agreed(progress):
+                if missing := self._next.missing():
+                    self._exclude_itself(
+                        f"{name_workers(missing)} could not be reached for {self._deadline_s:g} s, and without them this"
+                        " worker is in no majority, which would train on."
+                    )
+                return self._is_over(self._next.begin())
             self._hear()
+
+    def _proposal(self) -> Message:
+        progress = Progress(self._next.proposed, self._round, self._prepared)
+        return Message(_VIEW, self._round, x=self._next.proposal(progress), version=progress.view)
+
+    def _tell_if_excluded(self, peer: int, incarnation: int) -> None:
+        if self._next.is_excluded(peer, incarnation):
+            self._send(peer, self._proposal())
 
     def _is_over(self, members: Sequence[Progress]) -> bool:
         """Whether this worker's round is over, given how far all members of the new view are."""
@@ -254,17 +268,17 @@ class MessageCollectives(CarriedOutTogether):
 
     def _hear(self, timeout_s: float = _LOOK_EVERY_S) -> None:
         """Waits a while for a message or an event."""
-        if self._next.lose_ended():
-            return
-        if overdue := self._next.unreachable_for(self._deadline_s):
-            raise self._lost(overdue, f"could not be reached for {self._deadline_s:g} s. {_REMEDY}")
-        match self._mailbox.receive(timeout_s, kind=_KINDS):
+        absent = self._next.absent()
+        match self._mailbox.receive(0.0 if absent else timeout_s, kind=_KINDS):
             case Received(sender=sender, incarnation=incarnation, message=message):
                 self.take(sender, incarnation, message)
             case PeerLeft(peer=peer, incarnation=incarnation, reason=reason):
                 self._next.disconnect(peer, incarnation, has_ended=reason == "ended")
             case PeerBack(peer=peer, incarnation=incarnation):
                 self._next.restore(peer, incarnation)
+                self._tell_if_excluded(peer, incarnation)
+            case None if absent:  # and have said nothing more, for example that this worker is excluded
+                self._next.lose(absent)
             case None:  # another receiver may have had a peer's event, as the run began
                 for one in set(self._next.others) - self._mailbox.peers():
                     self._next.miss(one)
@@ -284,19 +298,26 @@ class MessageCollectives(CarriedOutTogether):
             peers = message.x.tolist() if message.x is not None else []
             self.requests[sender] = JoinRequest(incarnation, message.number, frozenset(peers))
         elif message.kind == _VIEW:
-            self._hear_proposal(sender, message)
+            self._hear_proposal(sender, incarnation, message)
         elif (message.number, message.version) >= (self._round, self._next.view):
             self._received[message.number, message.version, message.kind, sender] = message.x
 
-    def _hear_proposal(self, sender: int, message: Message) -> None:
+    def _hear_proposal(self, sender: int, incarnation: int, message: Message) -> None:
         try:
-            is_member = self._next.hear(sender, message.version, message.number, message.x)
+            is_member = self._next.hear(sender, incarnation, message.version, message.number, message.x)
         except ValueError:
             raise self._lost([sender], "sent a message of another version of Paceline") from None
         if not is_member:
-            raise WorkerLostError(
-                f"round {self._round}: the others have gone on without this worker, which they could not reach. {_REMEDY}"
-            )
+            self._exclude_itself("the others have gone on without this worker, which they could not reach.")
+
+    def _exclude_itself(self, why: str) -> NoReturn:
+        self.leave()
+        raise ExcludedError(f"round {self._named_round}: {why}")
 
     def _lost(self, who: Sequence[int], what_happened: str) -> WorkerLostError:
-        return WorkerLostError(f"round {self._round}: {name_workers(sorted(who))} {what_happened}.")
+        return WorkerLostError(f"round {self._named_round}: {name_workers(sorted(who))} {what_happened}.")
+
+    @property
+    def _named_round(self) -> int:
+        """The round in messages of errors."""
+        return self._round

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Unpack
 
 import torch
 
-from paceline.errors import WorkerLostError, name_workers
 from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
 from paceline.ports.started import Operation
 from paceline.ports.views import LOST, MODEL
@@ -176,8 +175,9 @@ class MessageViews(MessageCollectives):
                     why = RoundHeader(purpose=Purpose(report.place - 1)).why_unlike(own, other)
                     raise self._lost([one], why or f"has made fewer steps than worker {other}")
 
-    def _lost(self, who: Sequence[int], what_happened: str) -> WorkerLostError:
-        return WorkerLostError(f"round {self._begun}: {name_workers(sorted(who))} {what_happened}.")
+    @property
+    def _named_round(self) -> int:
+        return self._begun
 
 
 class _Models:

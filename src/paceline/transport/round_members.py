@@ -6,24 +6,49 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.transport.quorum import Quorum
+
 _PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
+_LOOK_AGAIN_FOR = 0.25  # the part of the deadline for which a worker waits at least before it excludes another one
 
 
-class _Status(IntEnum):
+class Status(IntEnum):
+    """Whether a worker takes part."""
+
     MEMBER = 0
-    GONE = 1  # has died, or has left the run in order
-    FAILED = 2  # its program has ended early
+    EXCLUDED = 1  # could not be reached for too long; it may be alive
+    GONE = 2  # has died, or has left the run in order
+    FAILED = 3  # its program has ended early
 
 
 class _Standing(NamedTuple):
     """What is known about a worker; newer knowledge compares greater."""
 
     incarnation: int = 0
-    status: _Status = _Status.MEMBER
+    status: Status = Status.MEMBER
+
+
+class _Absence(NamedTuple):
+    """Since when a member cannot be reached, as the time."""
+
+    heard_s: float  # until when it was reachable for certain
+    noticed_s: float
+
+
+class Ends(Protocol):
+    """What is known about the processes of other workers (`EndDetector`)."""
+
+    def has_ended(self, worker_id: int, incarnation: int) -> bool:
+        """Whether an incarnation has ended for certain."""
+        ...
+
+    def heard_s(self, worker_id: int) -> float:
+        """Until when a worker was reachable for certain."""
+        ...
 
 
 class Progress(NamedTuple):
@@ -42,13 +67,14 @@ class RoundMembers:
     members have proposed the same number.
 
     A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its
-    address. A silent worker is not gone.
+    address. A silent worker is excluded after a deadline. It may be alive, so a view without it needs a `Quorum`.
 
     Args:
         worker_id: this worker.
         num_workers: of the run; all are members at first.
-        has_ended: whether an incarnation of a worker is known to have ended.
+        ends: which workers have ended.
         incarnations: of the workers; empty: 0.
+        deadline_s: after which a silent member is excluded.
         now_s: the time.
 
     Attributes:
@@ -61,16 +87,19 @@ class RoundMembers:
         self,
         worker_id: int,
         num_workers: int,
-        has_ended: Callable[[int, int], bool],
+        ends: Ends,
         incarnations: Sequence[int],
+        deadline_s: float,
         now_s: Callable[[], float],
     ) -> None:
-        self._worker_id, self._workers, self._has_ended, self._now_s = worker_id, range(num_workers), has_ended, now_s
+        self._worker_id, self._workers, self._ends = worker_id, range(num_workers), ends
+        self._deadline_s, self._now_s = deadline_s, now_s
         self.ids: Sequence[int] = tuple(self._workers)
+        self._quorum = Quorum([self.ids])
         self.view = self.proposed = 0
         self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
         self._told: dict[int, Progress] = {}  # what each worker has said last
-        self._unreachable: dict[int, float] = {}  # worker -> since when
+        self._unreachable: dict[int, _Absence] = {}
         self._probe_at_s = -math.inf
 
     @property
@@ -84,11 +113,20 @@ class RoundMembers:
 
     @property
     def failed(self) -> list[int]:
-        return [one for one in self._workers if self._standings[one].status is _Status.FAILED]
+        return [one for one in self._workers if self._standings[one].status is Status.FAILED]
 
     @property
     def living(self) -> list[int]:
         return [one for one in self.ids if self._is_member(one)]
+
+    @property
+    def listeners(self) -> list[int]:
+        """Other members of the present view that may be alive: excluded ones must hear of it."""
+        return [one for one in self.others if self._may_live(one)]
+
+    def is_excluded(self, worker: int, incarnation: int) -> bool:
+        """Whether a worker takes no part any more, although it may be alive."""
+        return self._standings[worker] == (incarnation, Status.EXCLUDED)
 
     def incarnation(self, worker: int) -> int:
         """The newest incarnation of a worker that is or was a member."""
@@ -96,31 +134,36 @@ class RoundMembers:
 
     def _is_member(self, worker: int, incarnation: int | None = None) -> bool:
         standing = self._standings[worker]
-        return standing.status is _Status.MEMBER and incarnation in (None, standing.incarnation)
+        return standing.status is Status.MEMBER and incarnation in (None, standing.incarnation)
+
+    def _may_live(self, worker: int) -> bool:
+        return self._standings[worker].status <= Status.EXCLUDED
 
     def _propose(self) -> None:
         self.proposed = max(self.proposed, self.view) + 1
 
     # What this worker finds out
 
-    def lose(self, worker: int, *, has_failed: bool = False) -> None:
-        """A member takes part in no further round."""
-        self._unreachable.pop(worker, None)
-        if self._is_member(worker):
-            status = _Status.FAILED if has_failed else _Status.GONE
-            self._standings[worker] = self._standings[worker]._replace(status=status)
-            self._propose()
+    def lose(self, workers: Mapping[int, Status]) -> None:
+        """Members take part in no further round."""
+        for worker, status in workers.items():
+            self._unreachable.pop(worker, None)
+            if self._is_member(worker):
+                self._standings[worker] = self._standings[worker]._replace(status=status)
+                self._propose()
 
     def leave(self, worker: int, incarnation: int) -> None:
         """A worker says that it takes part in no further round; it may not have been let in yet."""
-        self.lose(worker)
-        self._standings[worker] = max(self._standings[worker], _Standing(incarnation, _Status.GONE))
+        is_excluded = self._standings[worker].status is Status.EXCLUDED  # so it may have gone on without this worker
+        status = Status.EXCLUDED if is_excluded else Status.GONE
+        self.lose({worker: status})
+        self._standings[worker] = max(self._standings[worker], _Standing(incarnation, status))
 
     def disconnect(self, worker: int, incarnation: int, *, has_ended: bool) -> None:
         """A worker's connection has ended; `has_ended`: its program has, and without leaving the rounds first."""
         if self._is_member(worker, incarnation):
             if has_ended:
-                self.lose(worker, has_failed=True)
+                self.lose({worker: Status.FAILED})
             else:
                 self.miss(worker)
 
@@ -133,51 +176,57 @@ class RoundMembers:
     def miss(self, worker: int) -> None:
         """A member cannot be reached."""
         if worker not in self._unreachable and self._is_member(worker):
-            self._unreachable[worker], self._probe_at_s = self._now_s(), -math.inf
+            self._unreachable[worker] = _Absence(self._ends.heard_s(worker), self._now_s())
+            self._probe_at_s = -math.inf
 
-    def lose_ended(self) -> bool:
-        """Loses unreachable members whose processes have ended; returns whether there were any."""
+    def absent(self) -> dict[int, Status]:
+        """Unreachable members whose processes have ended, or that are to be excluded; empty if it has just been asked."""
         if not self._unreachable or self._now_s() < self._probe_at_s:
-            return False
-        ended = [one for one in self._unreachable if self._has_ended(one, self.incarnation(one))]
-        for one in ended:
-            self.lose(one)
+            return {}
         self._probe_at_s = self._now_s() + _PROBE_EVERY_S
-        return bool(ended)
+        ended = {one for one in self._unreachable if self._ends.has_ended(one, self.incarnation(one))}
+        silent = {one for one, absence in self._unreachable.items() if self._is_overdue(absence)} - ended
+        return dict.fromkeys(ended, Status.GONE) | dict.fromkeys(silent, Status.EXCLUDED)
 
-    def unreachable_for(self, deadline_s: float) -> list[int]:
-        """Members that could not be reached for longer than this."""
-        return [one for one, since_s in self._unreachable.items() if self._now_s() - since_s > deadline_s]
+    def _is_overdue(self, absence: _Absence) -> bool:
+        """Whether a member is to be excluded; a worker that has computed for long, or was stopped, waits for it a while."""
+        since_s = max(absence.heard_s, absence.noticed_s - (1 - _LOOK_AGAIN_FOR) * self._deadline_s)
+        return self._now_s() - since_s > self._deadline_s
 
     def have_ended(self, workers: Sequence[int]) -> bool:
         """Whether these workers have ended, as far as they have ever been reached."""
-        return all(self.incarnation(one) < 0 or self._has_ended(one, self.incarnation(one)) for one in workers)
+        return all(self.incarnation(one) < 0 or self._ends.has_ended(one, self.incarnation(one)) for one in workers)
 
     # Newcomers
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
         """Takes newcomers, with their incarnations, into the next view; returns what they need for `enter`."""
         for worker, incarnation in newcomers.items():
-            status = _Status.GONE if self._has_ended(worker, incarnation) else _Status.MEMBER
+            status = Status.GONE if self._ends.has_ended(worker, incarnation) else Status.MEMBER
             self._standings[worker] = max(self._standings[worker], _Standing(incarnation, status))
         self.ids = tuple(sorted({*self.ids, *newcomers}))
         self._propose()
-        return {"view": self.view, "members": self.ids, "standings": [tuple(map(int, one)) for one in self._standings]}
+        standings = [tuple(map(int, one)) for one in self._standings]
+        return {"view": self.view, "members": self.ids, "standings": standings, "quorum": self._quorum.views}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part from the next view on, with what `let_in` returned to a member."""
-        self.view, self.ids = given["view"], given["members"]
-        self._standings = [_Standing(incarnation, _Status(status)) for incarnation, status in given["standings"]]
+        self.view, self.ids, self._quorum = given["view"], given["members"], Quorum(given["quorum"])
+        self._standings = [_Standing(incarnation, Status(status)) for incarnation, status in given["standings"]]
         self._propose()
 
     # Proposals
 
+    @property
+    def knowledge(self) -> tuple[tuple[int, int], ...]:
+        """What a proposal says about all workers."""
+        return tuple(self._standings)
+
     def proposal(self, progress: Progress) -> torch.Tensor:
         """What this worker says about itself and all workers, (1 + 2 n,) int64."""
-        self._told[self._worker_id] = progress
         return torch.tensor([progress.prepared, *chain.from_iterable(self._standings)])
 
-    def hear(self, sender: int, view: int, round: int, x: torch.Tensor | None) -> bool:
+    def hear(self, sender: int, incarnation: int, view: int, round: int, x: torch.Tensor | None) -> bool:
         """Takes over what another worker's proposal says; returns whether this worker is still a member.
 
         Raises:
@@ -185,21 +234,45 @@ class RoundMembers:
         """
         if x is None or x.dtype != torch.int64 or len(x) != 1 + 2 * len(self._workers):
             raise ValueError("no proposal")
-        if view <= self.view:
+        if view <= self.view or self.is_excluded(sender, incarnation):
             return True
         prepared, *told = x.tolist()
-        standings = [_Standing(n, _Status(status)) for n, status in zip(told[::2], told[1::2], strict=True)]
-        self._told[sender] = Progress(view, round, prepared)
+        standings = [_Standing(n, Status(status)) for n, status in zip(told[::2], told[1::2], strict=True)]
         if standings[self._worker_id] > self._standings[self._worker_id]:
             return False
+        if self._is_accused_wrongly(standings, sender):
+            self.lose({sender: Status.EXCLUDED})
+            return True
+        self._told[sender] = Progress(view, round, prepared)
         self._standings = [max(one) for one in zip(standings, self._standings, strict=True)]
         self.proposed = max(self.proposed, view)
         return True
 
-    def agreed(self) -> list[Progress] | None:
-        """Begins the proposed view if all its living members have proposed it; returns how far each is, else None."""
-        living = self.living
-        if not all(one in self._told and self._told[one].view == self.proposed for one in living):
-            return None
-        self.view, self.ids = self.proposed, tuple(living)
-        return [self._told[one] for one in living]
+    def _is_accused_wrongly(self, standings: Sequence[_Standing], accuser: int) -> bool:
+        """Whether a member excludes one that this worker reaches: of two that cannot reach each other, the first stays."""
+        return any(
+            standings[one].status is Status.EXCLUDED
+            and self._is_member(one, standings[one].incarnation)
+            and one not in self._unreachable
+            for one in self.others
+            if one < accuser
+        )
+
+    def is_agreed(self, own: Progress) -> bool:
+        """Whether all living members have proposed the same view, as this worker has."""
+        self._told[self._worker_id] = own
+        return all(one in self._told and self._told[one].view == self.proposed for one in self.living)
+
+    def missing(self) -> list[int]:
+        """The excluded workers without which the living members must not go on; empty if these have a quorum."""
+        return self._quorum.missing(self.living, [one for one in self._workers if self._may_live(one)])
+
+    def begin(self) -> list[Progress]:
+        """Begins the view that is agreed on; returns how far its members are."""
+        self.view, self.ids = self.proposed, tuple(self.living)
+        self._quorum.begin(self.ids)
+        return [self._told[one] for one in self.ids]
+
+    def note_begun(self) -> None:
+        """All members have begun the present view."""
+        self._quorum.has_begun(self.ids)

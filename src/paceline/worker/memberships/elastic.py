@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, NotReplacedError, UsageError, WorkerLostError
+from paceline.errors import DivergedError, ExcludedError, NotReplacedError, UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun, takes_newcomers, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
@@ -123,9 +123,9 @@ class ElasticMembership(Membership):
             peers.mailbox,
             run.worker_id,
             run.num_workers,
-            has_ended=peers.has_ended,
+            ends=peers.ends,
             incarnations=[peers.incarnation(one) for one in range(run.num_workers)],
-            deadline_s=run.deadline_s,
+            deadline_s=run.silence_s,
             stopped=lambda: run.leaves,
         )
 
@@ -228,6 +228,8 @@ class ElasticMembership(Membership):
         if failed and isinstance(error, DivergedError) and self._folder is not None:
             write_end(self._folder, self.worker_id, self._records.array(), None)
             report(self._run, self._folder, "diverged", reason=str(error))
+        if isinstance(error, ExcludedError):
+            report(self._run, self._folder, "excluded", reason=error.why)
         if isinstance(error, NotReplacedError):
             report(self._run, self._folder, "not let in" if error.can_try_again else "not replaced", reason=error.why)
         if self._collectives is not None and (

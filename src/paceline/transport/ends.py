@@ -1,0 +1,68 @@
+"""Which peers of a mailbox have ended for certain, and until when the others were reachable for certain."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from paceline.transport.connections import Peer
+from paceline.transport.local_socket import is_refused
+
+_CERTAIN_FOR = (
+    4  # in peer deadlines: how long after the last sign of life a refused connection shows that a peer has ended
+)
+
+
+class EndDetector:
+    """Tells peers that have ended from peers that cannot be reached.
+
+    A peer has ended if it has said bye, or if its machine refuses connections to its address soon after its last sign of life.
+    A refusal much later shows nothing: the others may have gone on without this worker, and ended.
+
+    Args:
+        peers: of the mailbox, by worker.
+        peer_deadline_s: how long a peer may be silent until the mailbox loses it.
+    """
+
+    def __init__(self, peers: Mapping[int, Peer], peer_deadline_s: float) -> None:
+        self._peers, self._peer_deadline_s = peers, peer_deadline_s
+        self._ticks_s = deque([time.monotonic()], maxlen=3)  # of `look`; a gap: this process was stopped
+
+    def has_ended(self, worker_id: int, incarnation: int) -> bool:
+        """Whether an incarnation of a peer has ended for certain."""
+        peer = self._peers[worker_id]
+        self._look_at(peer)
+        return peer.died >= incarnation
+
+    def heard_s(self, worker_id: int) -> float:
+        """Until when a peer was reachable for certain, in seconds of `time.monotonic`."""
+        peer = self._peers[worker_id]
+        return time.monotonic() if peer.here else peer.heard_s
+
+    # Called by the mailbox
+
+    def look(self) -> None:
+        """Looks at lost peers; the mailbox calls it regularly, so that an end is noticed soon after it."""
+        for peer in self._peers.values():
+            if peer.met:
+                self._look_at(peer)
+        self._ticks_s.append(time.monotonic())
+
+    def lose(self, peer: Peer) -> None:
+        """Notes that a peer's connection has ended."""
+        peer.heard_s = self._ticks_s[0] - self._peer_deadline_s
+
+    def succeed(self, peer: Peer, incarnation: int) -> None:
+        """Notes that a new process has taken a peer's place."""
+        if self._is_certain(peer):
+            peer.died = incarnation - 1
+        peer.incarnation = incarnation
+
+    def _look_at(self, peer: Peer) -> None:
+        incarnation = peer.incarnation
+        if peer.endpoint and not peer.here and not peer.ended and self._is_certain(peer) and is_refused(peer.endpoint):
+            peer.died = max(peer.died, incarnation)
+
+    def _is_certain(self, peer: Peer) -> bool:
+        return not peer.met or time.monotonic() - peer.heard_s < _CERTAIN_FOR * self._peer_deadline_s

@@ -1,0 +1,46 @@
+"""Which workers may go on without others that may be alive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+class Quorum:
+    """The views in which workers that go on without others need a majority, so that only one side of a cut network does.
+
+    A majority is more than half of the workers of a view that have not ended, or half of them with the lowest id. It is needed
+    in the last view that all its members are known to have begun, and in every later one that this worker has begun.
+
+    >>> quorum = Quorum([(0, 1, 2, 3)])
+    >>> quorum.missing({0, 1}, alive={0, 1, 2, 3}), quorum.missing({2, 3}, alive={0, 1, 2, 3})
+    ([], [0, 1])
+    >>> quorum.missing({3}, alive={3})
+    []
+
+    Reference: dynamic linear voting; Yeger Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.
+    """
+
+    def __init__(self, views: Collection[Sequence[int]]) -> None:
+        self.views = list(views)
+
+    def begin(self, members: Sequence[int]) -> None:
+        """Notes that this worker has begun a view."""
+        self.views.append(members)
+
+    def has_begun(self, members: Sequence[int]) -> None:
+        """Notes that all members have begun a view."""
+        self.views = [members]
+
+    def missing(self, members: Collection[int], alive: Collection[int]) -> list[int]:
+        """Workers without which the members must not go on; empty: they are a majority.
+
+        Args:
+            members: those that would go on.
+            alive: all workers that have not ended for certain.
+        """
+        for view in self.views:
+            voters = [one for one in view if one in alive]
+            votes = [one for one in voters if one in members]
+            if 2 * len(votes) < len(voters) or (2 * len(votes) == len(voters) and votes[:1] != voters[:1]):
+                return [one for one in voters if one not in members]
+        return []
