@@ -56,6 +56,7 @@ class Loop:
     width: int = 256
     num_batches: int = STEPS * 4
     is_replaced: bool = False
+    signal: int = signal.SIGKILL
 
     def __call__(self) -> None:
         """Runs in a worker."""
@@ -74,7 +75,7 @@ class Loop:
                 loss = net(x).square().mean()
                 if (worker.worker_id, step, is_replacement) == (self.victim, self.at, False):
                     times.write(struct.pack("d", time.monotonic()))
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), self.signal)
                 loss.backward()
                 optimizer.step()
                 times.write(struct.pack("d", time.monotonic()))
@@ -104,6 +105,10 @@ def run_processes(loop: Loop, workers: int, *, joined: bool) -> None:
         for one in processes[workers:]:
             multiprocessing.connection.wait([first.sentinel for first in processes[:workers]])
             one.start()
+        if loop.signal == signal.SIGSTOP:
+            while sum(one.exitcode == 0 for one in processes) < workers - 1:
+                multiprocessing.connection.wait([one.sentinel for one in processes if one.exitcode is None])
+            processes[[one.exitcode for one in processes].index(None)].kill()
         for one in processes:
             one.join()
     if [one.exitcode for one in processes].count(0) < len(processes) - (loop.victim >= 0):
@@ -130,11 +135,13 @@ def steps_ms(method: str, workers: int, width: int, *, joined: bool) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(own)) * 1e3
 
 
-def trial(method: str, workers: int, draws: random.Random, *, joined: bool) -> dict[str, float]:
-    """One run with a death, in seconds."""
+def trial(
+    method: str, workers: int, draws: random.Random, *, joined: bool, number: int = signal.SIGKILL
+) -> dict[str, float]:
+    """One run with a death, or a worker that is stopped for ever, in seconds."""
     victim, at = draws.randrange(workers), draws.randrange(WARM_UP + 10, STEPS - 10)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(Path(folder), method, victim, at)
+        loop = Loop(Path(folder), method, victim, at, signal=number)
         if joined:
             run_processes(loop, workers, joined=True)
         else:
@@ -197,6 +204,13 @@ def row(method: str, workers: int, trials: int, seed: int, *, joined: bool) -> s
     step, longest = statistics.median(one["median"] for one in found) * 1e3, max(one["longest"] for one in found) * 1e3
     deaths = f"{statistics.median(recovery):.0f} | {percentile:.0f} | {recovery[-1]:.0f}"
     return f"| {_KINDS[joined]} | `{method}` | {deaths} | {step:.1f} | {longest:.0f} |"
+
+
+def row_of_stopped(method: str, workers: int, trials: int, seed: int) -> str:
+    """A row of the table of workers that stand still; `PACELINE_DEADLINE_S` is set."""
+    draws = random.Random(f"{method} {seed}")
+    found = [trial(method, workers, draws, joined=True, number=signal.SIGSTOP)["recovery"] for _ in range(trials)]
+    return f"| `{method}` | {statistics.median(found):.2f} | {min(found):.2f} | {max(found):.2f} |"
 
 
 def row_of_steps(workers: int, width: int, pairs: int) -> str:

@@ -1,5 +1,6 @@
 """`attach` in workers that another launcher started."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import forked
 import paceline as pl
 from free_ports import free_port
 from paceline.membership.environment import LaunchedEnvironment, current_environment
+from paceline.membership.join_point import JoinPoint
 from processes import torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
@@ -274,6 +276,19 @@ def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, dev
     assert [one["steps"] for one in undisturbed] == [36, 36]
     assert [one["steps"] for one in resumed] == [3 if algorithm == "all-reduce" else 12] * 2
     assert [one["bits"] for one in resumed] == [one["bits"] for one in undisturbed]
+
+
+def test_workers_that_have_a_torchrun_each_outlive_each_other():
+    """With PACELINE_JOIN they join a run; the torchrun of the one that dies starts its replacement."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=1", PROGRAMS, "replaced"]
+    address = f"127.0.0.1:{free_port()}"
+    environment = {"PACELINE_JOIN": address, "PACELINE_OF": "2", "OMP_NUM_THREADS": "1"}
+    with contextlib.closing(JoinPoint(address, None, 10)), forked.running(words, [environment] * 2) as agents:
+        results = [ended(one) for one in agents]
+    assert [code for code, *_ in results] == [0, 0], results
+    first, second = (reports(output)[0] for _, output, _ in results)
+    assert first["x"] == second["x"]
+    assert min(first["steps"], second["steps"]) > 0
 
 
 def test_checkpoints_of_an_algorithm_without_rounds_are_refused(tmp_path):

@@ -329,6 +329,22 @@ def restarted():
     tell({"rank": RANK, "steps": steps, "bits": hashlib.sha256(b"".join(bits)).hexdigest()})
 
 
+def replaced():
+    """Worker 1's first process dies after 20 steps. All train until its second one has taken part."""
+    model, optimizer = make()
+    is_second, steps = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", 0
+    with pl.attach(model, optimizer) as worker:
+        while not worker.sum(int(is_second and steps > 0)):
+            for x, y in worker.batches(list(data())[:24]):
+                if (worker.worker_id, is_second, steps) == (1, False, 20):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                steps += 1
+    report(model, steps=steps)
+
+
 def large_and_small(worker, n):
     """Sums of bfloat16 in which ones are lost if they come after what is large; each worker has that at some places."""
     return torch.where(torch.arange(18) % n == worker, 256.0, 1.0).bfloat16()
