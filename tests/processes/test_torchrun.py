@@ -1,6 +1,5 @@
 """`attach` in workers that another launcher started."""
 
-import contextlib
 import json
 import os
 import signal
@@ -13,10 +12,11 @@ import pytest
 import torch
 
 import forked
+import leftovers
 import paceline as pl
 from free_ports import free_port
 from paceline.membership.environment import LaunchedEnvironment, current_environment
-from paceline.membership.join_point import JoinPoint
+from paceline.transport.local_socket import is_heard
 from processes import torchrun_programs
 
 PROGRAMS = Path(torchrun_programs.__file__)
@@ -279,12 +279,25 @@ def test_a_run_that_torchrun_restarts_goes_on_from_its_checkpoint(algorithm, dev
 
 
 def test_workers_that_have_a_torchrun_each_outlive_each_other():
-    """With PACELINE_JOIN they join a run; the torchrun of the one that dies starts its replacement."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=1", PROGRAMS, "replaced"]
+    """With PACELINE_JOIN they join a run; the torchrun of the one that dies starts its replacement.
+
+    It held the join point, which the other one then does.
+    """
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=1",
+        "--max-restarts=1",
+        PROGRAMS,
+        "replaced",
+    ]
     address = f"127.0.0.1:{free_port()}"
     environment = {"PACELINE_JOIN": address, "PACELINE_OF": "2", "OMP_NUM_THREADS": "1"}
-    with contextlib.closing(JoinPoint(address, None, 10)), forked.running(words, [environment] * 2) as agents:
-        results = [ended(one) for one in agents]
+    with forked.running(words, [environment | {"PACELINE_TEST_KILL": "1"}]) as first:
+        leftovers.wait_until(lambda: is_heard(f"tcp://{address}"), "the join point")
+        with forked.running(words, [environment]) as others:
+            results = [ended(one) for one in (*first, *others)]
     assert [code for code, *_ in results] == [0, 0], results
     first, second = (reports(output)[0] for _, output, _ in results)
     assert first["x"] == second["x"]

@@ -19,6 +19,7 @@ from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.environment import Invitation
 from paceline.membership.final_mean import receive_vector
+from paceline.membership.heir import Heir
 from paceline.membership.join_point import JoinPoint, JoinPointLostError, endpoint
 from paceline.membership.peers import Peers
 from paceline.membership.tables import StoredTables
@@ -111,6 +112,7 @@ class JoinedRun:
             raise UsageError("A process can join only one run: start a new process, with another --join, for each run.")
         _joined = True
         check_joinable(algorithm)
+        self._algorithm = algorithm
         self.deadline_s, self.silence_s = invitation.deadline_s, min(invitation.deadline_s, _SILENCE_S)
         self._join_point = JoinPoint(invitation.address, invitation.key, self.deadline_s)
         self.spec = registry.spec(algorithm)
@@ -166,6 +168,8 @@ class JoinedRun:
         except BaseException:
             peers.close()
             raise
+        if takes_newcomers(self._algorithm) and trains_in_rounds(self._algorithm):
+            self._coming.enter_context(contextlib.closing(Heir(self._join_point, peers.ends.addresses)))
         return peers
 
     def claims(self, mailbox: Mailbox) -> JoinedClaims:
@@ -193,6 +197,7 @@ class JoinedRun:
         """
         if self.num_workers > 1 and not has_taken_part:
             raise WorkerLostError(f"Worker {self.worker_id} joined too late to take part: the others had ended.")
+        self._coming.close()
         with contextlib.suppress(JoinPointLostError):
             self._join_point.set("ending", "1")
 

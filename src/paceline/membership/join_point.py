@@ -1,4 +1,4 @@
-"""The join point: one address at which the workers of a run meet. The first to come holds it; later it may be gone."""
+"""The join point: one address at which the workers of a run meet. The first to come holds it, and may die."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_NUMBER = 1 << 53
 _MOST_COUNTS = 1 << 16
 _MOST_ADDED = 64
 _WAITING_CONNECTIONS = 1024
-_T = TypeVar("_T", int, str, bool, None)
+_T = TypeVar("_T", int, str, bool, dict, None)
 
 
 class JoinPointLostError(WorkerLostError):
@@ -62,7 +62,7 @@ class JoinPoint:
             (`holder`); or another process holds it (`guest`).
 
     Attributes:
-        address: HOST:PORT, where the others find it.
+        address: HOST:PORT, where the others find it; `where`: as Python's sockets take it.
         host: the address of this machine by which the others reach it; None: all are on this machine.
         key: encrypts the workers' messages; needed with `host`.
         holds: whether this process holds the store.
@@ -82,18 +82,17 @@ class JoinPoint:
         role: Literal["either", "holder", "guest"] = "either",
     ) -> None:
         self.address = address
-        self._where = _resolve(address, any_port=role == "holder")
-        is_local = ipaddress.ip_address(self._where[0]).is_loopback
+        self.where = _resolve(address, any_port=role == "holder")
+        is_local = ipaddress.ip_address(self.where[0]).is_loopback
         if key is None and not is_local:
             raise UsageError(
                 f"Other machines can reach {address}, so traffic between workers must be encrypted: make a key with "
                 "`paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
             )
-        keys = own_keys() if key is None else load_keys(key)
-        self.host: str | None = self._where[0]
+        self._keys = keys = own_keys() if key is None else load_keys(key)
+        self.host: str | None = self.where[0]
         self.key = key
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._dial(keys, deadline_s, role)
         try:
             answers = self._answers()
@@ -115,17 +114,17 @@ class JoinPoint:
         self._point = self._hold_or_probe(keys, deadline_s, role)
         self.holds = self._point is not None
         if role == "holder" and self._point is not None:
-            self._where = (self._where[0], self._point.port)
-            self.address = endpoint(self._where).removeprefix("tcp://")
+            self.where = (self.where[0], self._point.port)
+            self.address = endpoint(self.where).removeprefix("tcp://")
         self._context = zmq.Context()
         self._asker = self._context.socket(zmq.DEALER)
-        self._asker.ipv6 = ":" in self._where[0]
+        self._asker.ipv6 = ":" in self.where[0]
         _limit(self._asker)
         self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
         authenticate(self._asker, keys)
         with uninterrupted():
             self._monitor = self._asker.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-            self._asker.connect(endpoint(self._where))
+            self._asker.connect(endpoint(self.where))
         self._poller = zmq.Poller()
         for one in (self._asker, self._monitor):
             self._poller.register(one, zmq.POLLIN)
@@ -144,7 +143,7 @@ class JoinPoint:
 
     def _unanswered(self) -> UsageError:
         try:
-            socket.create_connection(self._where[:2], timeout=_CONNECT_S).close()
+            socket.create_connection(self.where[:2], timeout=_CONNECT_S).close()
         except OSError as error:
             return UsageError(
                 f"{self.address} cannot be reached ({error.strerror or error}): start the network interface that has this"
@@ -199,6 +198,16 @@ class JoinPoint:
         """Sets a key if it holds `expected` ("": nothing); returns what it holds then."""
         return self._ask(str, "compare_set", key, expected, desired).encode()
 
+    def values(self) -> dict[str, str]:
+        """All values of the store."""
+        return self._ask(dict, "values")
+
+    def hold(self, values: dict[str, str]) -> None:
+        """Holds the address from now on, with these values, unless another process does."""
+        with self._lock, contextlib.suppress(zmq.ZMQError):
+            if not self._context.closed:
+                self._point, self.holds = _Point(endpoint(self.where), self._keys, values), True
+
     def listen(self) -> socket.socket:
         """A socket at the address by which the others reach this machine, at a port that the system chooses."""
         host = self.host or "127.0.0.1"
@@ -250,14 +259,14 @@ class JoinPoint:
         while True:
             try:
                 if role != "guest":
-                    return _Point(endpoint(self._where), keys)
+                    return _Point(endpoint(self.where), keys)
             except zmq.ZMQError as error:
                 if role == "holder" or error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise UsageError(
                         f"Cannot listen at {self.address}: {error.strerror}. Choose another port."
                     ) from None
             try:
-                with socket.create_connection(self._where[:2], timeout=_CONNECT_S) as probe:
+                with socket.create_connection(self.where[:2], timeout=_CONNECT_S) as probe:
                     self.host = probe.getsockname()[0]
                     return None
             except OSError as error:
@@ -279,9 +288,9 @@ class _Point:
         ZMQError: the address cannot be bound.
     """
 
-    def __init__(self, endpoint: str, keys: Keys) -> None:
-        self._values: dict[str, str] = {}
-        self._num_stored = 0  # characters
+    def __init__(self, endpoint: str, keys: Keys, values: dict[str, str] | None = None) -> None:
+        self._values = dict(values or {})
+        self._num_stored = sum(len(key) + len(value) for key, value in self._values.items())  # characters
         self._counts: dict[str, int] = {}
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -333,6 +342,8 @@ class _Point:
         match verb, question:
             case "check", [list(keys)]:
                 return all(key in self._values for key in keys)
+            case "values", []:
+                return self._values
             case "get", [key]:
                 return self._values[key]
             case "set", [str(key), str(value)]:
@@ -384,4 +395,6 @@ def _resolve(address: str, *, any_port: bool = False) -> tuple[Any, ...]:
 
 
 def _is_plain(answer: Any, kind: type) -> bool:
+    if kind is dict:
+        return type(answer) is dict and all(type(value) is str for value in answer.values())
     return type(answer) is kind and (kind is not int or abs(answer) < _MOST_NUMBER)

@@ -40,6 +40,10 @@ class EndDetector:
         peer = self._peers[worker_id]
         return time.monotonic() if peer.here else peer.heard_s
 
+    def addresses(self) -> dict[int, tuple[int, str]]:
+        """The newest incarnations and addresses of all peers that are known."""
+        return {one: (peer.incarnation, peer.endpoint) for one, peer in self._peers.items() if peer.endpoint}
+
     # Called by the mailbox
 
     def look(self) -> None:
