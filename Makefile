@@ -11,6 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # A file's tests in one process, as they share runs; the longest files first, in the order of tests/conftest.py. Three for two
 # cores, as tests wait for each other's processes a third of their time.
 ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
+# NumPy's threads spin while they wait for each other: beside other processes, tests/algorithms/topology takes 9 s for 2 s of work.
+test quick test-integrations soak: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: help run test quick test-integrations soak soak-integrations lint bench docs clean
 
