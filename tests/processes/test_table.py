@@ -12,6 +12,7 @@ from loops.problem import held_out_loss
 from loops.test_table import SHARE, plainly
 from processes.programs import worker_id
 
+CHOSEN = set(table.on_processes())  # once: every worker imports this file
 OWN_AVERAGES = ["ema_before", "ema_inside"]  # what is judged is of a worker's own steps, and not the run's model
 
 
@@ -45,6 +46,6 @@ def test_two_launched_workers(habit, algorithm, tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("habit", "algorithm"), [one for one in table.cells() if one not in table.on_processes()])
+@pytest.mark.parametrize(("habit", "algorithm"), [one for one in table.cells() if one not in CHOSEN])
 def test_all_other_cells(habit, algorithm, tmp_path):
     check(habit, algorithm, tmp_path)
