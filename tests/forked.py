@@ -30,6 +30,8 @@ from paceline.run.fork_server import fork_server_context
 PRELOAD = (
     "paceline.advice.advise",
     "paceline.worker.attach",
+    "paceline.worker.memberships.elastic",
+    "paceline.worker.memberships.launched",
     "paceline.cli.app",
     "paceline.run.simulate_task",
     "paceline.study.report",
@@ -38,6 +40,7 @@ PRELOAD = (
     "sklearn.datasets",
     "torch.distributed.launcher.api",
     "pytest",  # of workers whose functions are in a file of tests
+    *("loops.test_table", "model_parallel.tensor.model", "processes.survivors"),  # such files, and what they share
     "paceline.run.preload",
 )
 

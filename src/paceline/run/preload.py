@@ -18,7 +18,7 @@ with contextlib.suppress(UsageError):  # the program imports the same modules an
 
     leave_to_supervisor()
     warm_up()
-    # The first optimizer of a process imports half of torch's compiler, which takes a second.
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    # The first optimizer of a process imports half of torch's compiler, which takes a second; its first call the profiler.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
     gc.collect()
     gc.freeze()  # a worker's collections pass over what it has inherited
