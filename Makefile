@@ -13,6 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 # NumPy's threads spin while they wait for each other: beside other processes, tests/algorithms/topology takes 9 s for 2 s of work.
 test quick test-integrations soak: export OPENBLAS_NUM_THREADS := 1
+# PyTorch's threads spin, too, in programs that have one for each core as by default: asleep they wait as well.
+test quick test-integrations soak: export OMP_WAIT_POLICY := passive
 
 .PHONY: help run test quick test-integrations soak soak-integrations lint bench docs clean
 
