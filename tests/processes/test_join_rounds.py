@@ -225,6 +225,14 @@ def test_methods_with_local_steps(method, kills, tmp_path):
     assert set(reference.counted.values()) == {EPOCHS}
 
 
+def test_a_worker_dies_between_a_sum_and_the_end_of_an_average_under_way(tmp_path):
+    crew = Crew(Survivors(tmp_path, {1: 2}, STREAM.spec, sums=True))
+    first = crew.survivors()
+    reference = LocalReference(STREAM, Training.of(crew.program), steps_of(tmp_path, WORKERS), {1: 2})
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):

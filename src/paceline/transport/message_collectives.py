@@ -119,6 +119,10 @@ class MessageCollectives(CarriedOutTogether):
         assert all(one.kind == "all-reduce" for one in operations)
         self._run_round([Part(one.vector) for one in operations])
 
+    def add_up(self, vector: torch.Tensor) -> None:
+        """Replaces `vector` (n,) by the sum over all members; operations that have been started are not carried out."""
+        self._carry_out([Operation("all-reduce", vector, vector)])
+
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
         self._run_round([])

@@ -244,11 +244,11 @@ class CollectiveGatherer:
         own = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)
         sizes = torch.zeros(self._num_workers, dtype=torch.int64)
         sizes[self._worker_id] = len(own)
-        self._collectives.start_all_reduce(sizes).wait()
+        self._collectives.add_up(sizes)
         table = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
         if sizes[self._worker_id]:
             table.split(sizes.tolist())[self._worker_id].copy_(own)
-        self._collectives.start_all_reduce(table).wait()
+        self._collectives.add_up(table)
         self._collectives.purpose = Purpose.STEP
         values = table.split(sizes.tolist())
         return [_unpacked(bytes(values[one].tolist())) for one in self._collectives.members if sizes[one]]
