@@ -10,7 +10,8 @@ from torch import nn
 import paceline as pl
 from algorithms.delayed_reference import Loop, da_sgd, diloco, make_batches, make_model, make_optimizer, run_loop, step
 from contracts.linear_task import LINEAR
-from paceline.algorithms.fragments import Schedule, cut
+from paceline.algorithms.cuts import cut
+from paceline.algorithms.fragments import Schedule
 from paceline.errors import AlgorithmWarning
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
