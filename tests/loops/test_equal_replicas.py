@@ -12,6 +12,7 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.merges import OuterStep
+from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round_messages import Header
 from paceline.algorithms.same_rounds import SameRounds
 
@@ -261,9 +262,13 @@ def test_launched(algorithm):
 
 @pytest.mark.parametrize("num_workers", [2, 3, 16, 100, 255, 256, 1000, 2895, 2896])
 def test_what_all_say_is_exact_in_float32(num_workers):
-    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False)
+    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False, deal=None)
     collectives = SimpleNamespace(members=range(num_workers))
-    rounds = SameRounds(replica, SimpleNamespace(num_workers=num_workers, worker_id=0, collectives=collectives))
+    ports = SimpleNamespace(
+        num_workers=num_workers, worker_id=0, incarnation=0, collectives=collectives, newcomers=None
+    )
+    replacements = Replacements(replica, ports)
+    rounds = SameRounds(replica, ports, replacements)
     rounds.note([torch.arange(8.0)])
     number = rounds.header(changed=True).packed(num_workers)
     total = torch.full((num_workers,), number, dtype=torch.float32).sum().item()
@@ -272,7 +277,8 @@ def test_what_all_say_is_exact_in_float32(num_workers):
     assert header.reports == num_workers
     assert rounds.heard(header)
     assert not rounds._differs
-    others = SameRounds(SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False), rounds._ports)
+    replica = SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False, deal=None)
+    others = SameRounds(replica, ports, replacements)
     others.note([torch.arange(8.0)])
     if num_workers <= 256:  # digests of more have few bits, and may be equal
         rounds.heard(Header.unpacked(total - number + others.header(changed=True).packed(num_workers), num_workers))

@@ -8,6 +8,7 @@ import torch
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
+from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round_messages import Reports
 from paceline.algorithms.same_rounds import SameRounds
 
@@ -188,13 +189,11 @@ class Board:
 def test_all_workers_are_told_the_same():
     board = Board(4)
     places = [(7, 6), (6, 6), (6, 6), (7, 6)]
-    rounds = [
-        SameRounds(
-            SimpleNamespace(round=round_, step=step, rates=0, closure=None),
-            SimpleNamespace(worker_id=worker, num_workers=4, collectives=board),
-        )
-        for worker, (round_, step) in enumerate(places)
-    ]
+    rounds = []
+    for worker, (round_, step) in enumerate(places):
+        replica = SimpleNamespace(round=round_, step=step, rates=0, closure=None)
+        ports = SimpleNamespace(worker_id=worker, num_workers=4, incarnation=0, collectives=board)
+        rounds.append(SameRounds(replica, ports, Replacements(replica, ports)))
     total = Reports(sum(one.own_report().numbers for one in rounds))
     for one in rounds:
         with pytest.raises(pl.UsageError, match="Workers 0 and 3 skipped"):

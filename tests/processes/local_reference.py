@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,26 @@ def steps_of(folder, workers):
     return [[[batch if is_own else [] for batch, is_own in json.loads(one)[1][1]] for one in own] for own in lines]
 
 
+def lives_of(program, workers, ended=()):
+    """By worker: its steps as `steps_of`, where they belong in the run, and the first and the last step of each of its lives.
+
+    Args:
+        program: the `Survivors` loop.
+        workers: how many.
+        ended: those whose last process was killed, too.
+    """
+    steps, lives = [], {}
+    for worker in range(workers):
+        path = program.folder / f"steps-{worker}.jsonl"
+        lines = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+        made = {k: [batch if is_own else [] for batch, is_own in step] for k, (_, step) in lines}
+        begins, newest = [1, *program.entered(worker).values()], max(made, default=0)
+        ends = [max((k for k in made if k < begin), default=0) for begin in begins[1:]]
+        steps.append([made.get(k, []) for k in range(1, 1 + newest)])
+        lives[worker] = list(zip(begins, [*ends, newest if worker in ended else math.inf], strict=True))
+    return steps, lives
+
+
 @dataclass(frozen=True)
 class Training:
     """Makes a model, and an optimizer for its parameters; loads a batch's inputs and targets; the loss of a batch."""
@@ -94,19 +115,20 @@ class LocalReference:
         steps: by worker: its steps, each as a list of batches, which are lists; a worker without a batch has an empty one.
         last: of each dead worker, the last step after which it took part in an average that was due.
         resumed: after so many steps all dead workers have successors, with what the first survivor had; None: never.
+        lives: by worker, the first and last steps of it and its successors, if they are not as `last` and `resumed` say.
     """
 
-    def __init__(self, method, training, steps, last, resumed=None):
-        self.method, self.training, self.last, self.resumed = method, training, last, resumed
+    def __init__(self, method, training, steps, last, resumed=None, lives=None):
+        self.method, self.training = method, training
         self.steps = steps
-        for worker in last:  # a successor's file goes on from that of the dead one
-            if resumed is None:
-                continue
+        self.lives = {worker: [(1, last.get(worker, math.inf))] for worker in range(len(steps))} | (lives or {})
+        for worker in last if resumed is not None else ():  # a successor's file goes on from that of the dead one
             own = self.steps[worker]
             made = len(own) - (max(map(len, self.steps)) - resumed)
             self.steps[worker] = (
                 own[: min(made, last[worker])] + [[]] * (resumed - min(made, last[worker])) + own[made:]
             )
+            self.lives[worker].append((resumed + 1, math.inf))
         self.models = [training.make() for _ in self.steps]
         self.optimizers = [training.optimizer(one.parameters()) for one in self.models]
         self.fragments = [Fragment(places, *self._outer(places)) for places in self._cut()]
@@ -126,12 +148,13 @@ class LocalReference:
         return anchor, [torch.zeros_like(one) for one in anchor]
 
     def members(self, k):
-        back = self.resumed is not None and k > self.resumed
-        return [worker for worker in range(len(self.steps)) if back or self.last.get(worker, k) >= k]
+        return [worker for worker, lives in self.lives.items() if any(first <= k <= last for first, last in lives)]
 
-    def _succeed(self, flights):
-        first = self.members(self.resumed)[0]
-        for worker in self.last:
+    def _succeed(self, k, flights):
+        """Before step `k`, successors get what the first of the others has, also of the averages under way."""
+        new = [worker for worker, lives in self.lives.items() if k in [first for first, _ in lives[1:]]]
+        first = next((one for one in self.members(k) if one not in new), None)
+        for worker in new:
             self.models[worker] = copy.deepcopy(self.models[first])
             self.optimizers[worker] = self.training.optimizer(self.models[worker].parameters())
             self.optimizers[worker].load_state_dict(copy.deepcopy(self.optimizers[first].state_dict()))
@@ -142,6 +165,7 @@ class LocalReference:
         """Returns the mean of the survivors' models."""
         flights, k = [], 0
         for k in range(1, 1 + max(map(len, self.steps))):
+            self._succeed(k, flights)
             if k <= self.method.warmup:
                 self._step_together(k)
                 continue
@@ -158,10 +182,8 @@ class LocalReference:
                         flights.append((k + self.method.delay, index, sent))
                     else:
                         self._merge(index, sent, k, k)
-            if k == self.resumed:
-                self._succeed(flights)
-        alive = self.members(max([k, *(one + 1 for one in self.last.values())]))
-        self._count(alive, min(self.met), max(map(len, self.steps)))
+        alive = self.members(math.inf)
+        self._count(alive, math.inf, min(self.met), max(map(len, self.steps)))
         mean = copy.deepcopy(self.models[0])
         with torch.no_grad():
             for one, *own in zip(
@@ -183,7 +205,7 @@ class LocalReference:
         batches = [batch for worker in members for batch in self.steps[worker][k - 1] if batch]
         data = list(map(self.training.data, batches))
         total = sum(len(y) for _, y in data)
-        self._count(members, k - 1, k)
+        self._count(members, k, k - 1, k)
         self.met = [k] * len(self.fragments)
         for worker in members if total else ():
             self.optimizers[worker].zero_grad()
@@ -199,7 +221,7 @@ class LocalReference:
     def _merge(self, index, sent, k, until):
         members, fragment, before = self.members(k), self.fragments[index], min(self.met)
         self.met[index] = until
-        self._count(members, before, min(self.met))
+        self._count(members, k, before, min(self.met))
         for n, place in enumerate(fragment.places):
             mean = sum(sent[worker][n] for worker in members) / len(members)
             if self.method.rate:
@@ -211,8 +233,9 @@ class LocalReference:
                 own = list(self.models[worker].parameters())[place]
                 own.copy_(self.method.local_weight * own + (1 - self.method.local_weight) * mean)
 
-    def _count(self, members, after, until):
+    def _count(self, members, k, after, until):
+        """Counts the members' steps after the one and until the other, but not those of a member's predecessors."""
         for worker in members:
-            is_successor = self.resumed is not None and worker in self.last and until > self.resumed
-            for step in self.steps[worker][self.resumed if is_successor and after < self.resumed else after : until]:
+            (first,) = (first for first, last in self.lives[worker] if first <= k <= last)
+            for step in self.steps[worker][max(after, first - 1) : until]:
                 self.counted.update(n for batch in step for n in batch)

@@ -97,7 +97,7 @@ def wait_for_newcomer(worker, of, incarnation):
         collectives = worker._membership._collectives
         while not collectives.incarnation(of) >= incarnation:
             ask = collectives.requests.get(of)
-            if ask is not None and ask.incarnation >= incarnation and {*collectives.members} <= ask.peers:
+            if ask is not None and ask.incarnation >= incarnation and {*collectives.members} - {of} <= ask.peers:
                 return
             collectives._hear()
         return
@@ -235,8 +235,16 @@ class Survivors:
         return number >= first and newest is not None and int(newest.name) >= 2 * self.num_batches
 
     def _log(self, worker, step):
+        if worker._membership.incarnation and worker._membership.incarnation not in self.entered(worker.worker_id):
+            with (self.folder / f"entered-{worker.worker_id}.jsonl").open("a") as file:
+                file.write(json.dumps([worker._membership.incarnation, worker._replica.step]) + "\n")
         with (self.folder / f"steps-{worker.worker_id}.jsonl").open("a") as file:
             file.write(json.dumps([worker._replica.step, [worker._optimizer.param_groups[0]["lr"], step]]) + "\n")
+
+    def entered(self, worker):
+        """By incarnation of a worker's replacements: the first step of each."""
+        path = self.folder / f"entered-{worker}.jsonl"
+        return dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
 
     # The reference
 

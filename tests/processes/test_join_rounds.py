@@ -27,7 +27,17 @@ from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.round_header import Purpose
 from paceline.transport.round_members import RoundMembers
 from processes.join_programs import CONTEXT, DEADLINE_S, free_address
-from processes.local_reference import LATE, LOCAL, STREAM, LocalReference, Training, steps_of
+from processes.local_reference import (
+    LATE,
+    LOCAL,
+    OUTER,
+    STREAM,
+    WHOLE,
+    LocalReference,
+    Training,
+    lives_of,
+    steps_of,
+)
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
 
 WORKERS = 3
@@ -261,6 +271,48 @@ def test_a_replacement_with(options, tmp_path):
     program = Survivors(tmp_path, {1: 2}, **options)
     num_missing = 4 if program.data == "stream" else 0  # of the batch with which the worker died
     check(Crew(program, replacements=1), epochs=program.epochs * (1 + program.twice), num_missing=num_missing)
+
+
+def check_local(method, crew, ended=(), **options):
+    """As `check`, for methods with local steps; `ended`: workers whose last process was killed."""
+    first = crew.survivors(**options)
+    steps, lives = lives_of(crew.program, WORKERS, ended)
+    reference = LocalReference(method, Training.of(crew.program), steps, {}, lives=lives)
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+    assert reference.counted == dict.fromkeys(range(len(samples(crew.program.num_batches)[0])), EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("method", "worker"), [(LOCAL, 0), (WHOLE, 1), (OUTER, 2), (STREAM, 0)], ids=lambda one: getattr(one, "spec", one)
+)
+def test_a_replacement_of_a_worker_with_local_steps(method, worker, tmp_path):
+    kills, newcomers = {worker: 2}, {4: {worker: 1}}
+    program = Survivors(tmp_path, kills, method.spec, optimizer="adam", newcomers=newcomers, num_batches=30)
+    check_local(method, Crew(program, replacements=1))
+
+
+def test_replacements_of_replacements_with_local_steps(tmp_path):
+    kills, newcomers = {1: [2, 3], 0: 8}, {4: {1: 1}, 18: {1: 2}, 20: {0: 1}}
+    program = Survivors(tmp_path, kills, STREAM.spec, newcomers=newcomers, num_batches=60, optimizer="adam")
+    check_local(STREAM, Crew(program, replacements=3))
+
+
+@pytest.mark.parametrize("at", ["newcomer yes", "newcomer state"])
+def test_the_giver_dies_between_local_steps(at, tmp_path):
+    kills, newcomers = {1: 2, 0: -1}, {4: {1: 1}, 14: {0: 1, 1: 2}}
+    program = Survivors(tmp_path, kills, WHOLE.spec, newcomers=newcomers, num_batches=60)
+    check_local(WHOLE, Crew(program, fatal={0: at}, replacements=3, num_not_let_in=1))
+
+
+@pytest.mark.parametrize(
+    ("fatal", "kills", "last"),
+    [({2: "newcomer yes"}, {1: 2, 2: -1}, {2: 1}), ({1: "round ask"}, {1: [2, -1]}, {1: 2})],
+    ids=str,
+)
+def test_another_worker_or_a_replacement_dies_between_local_steps(fatal, kills, last, tmp_path):
+    program = Survivors(tmp_path, kills, WHOLE.spec, newcomers={4: {1: 1}, 14: last}, num_batches=60)
+    check_local(WHOLE, Crew(program, fatal=fatal, replacements=2))
 
 
 def test_replacements_of_replacements(tmp_path):

@@ -1,5 +1,6 @@
 """Methods with local steps go on without workers that are killed, on one machine."""
 
+import json
 import random
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import rounds
 import soak_results
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records import checkpoint_files
+from processes.drill import Drill
 from processes.local_reference import (
     EACH,
     LATE,
@@ -23,9 +25,15 @@ from processes.local_reference import (
     LONG,
     LONGEST,
     METHODS,
+    OUTER,
+    PARTS,
+    PLAIN,
     STREAM,
+    WARM,
+    WHOLE,
     LocalReference,
     Training,
+    lives_of,
     steps_in,
     steps_of,
 )
@@ -188,6 +196,141 @@ def test_a_task_goes_on(method, point, last, tmp_path, monkeypatch):
     for one, other in zip(parameters, reference.train().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert reference.counted == dict.fromkeys(range(rounds.EPOCHS * NUM_BATCHES), 1)
+
+
+def check_replaced(method, program, *, deaths=1, restarts=9, ended=(), workers=WORKERS):
+    """As `check`, after so many deaths, each followed by a replacement that took part, except those of the workers `ended`."""
+    program = replace(program, algorithm=method.spec)
+    run = pl.launch(program, workers=workers, restarts=restarts)
+    entered = sum(len(program.entered(worker)) for worker in range(workers))
+    assert (len(run.result["workers_lost"]), entered) == (deaths, deaths - len(ended))
+    assert run.result["records_lost"] == 0
+    check_models(method, program, workers, ended)
+    return run
+
+
+def check_models(method, program, workers=WORKERS, ended=()):
+    """All have the reference's model, except those that have `ended`; each sample counts once an epoch."""
+    first, *others = program.models([one for one in range(workers) if one not in ended])
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    steps, lives = lives_of(program, workers, ended)
+    reference = LocalReference(method, Training.of(program), steps, {}, lives=lives)
+    for name, value in reference.train().items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+    assert reference.counted == dict.fromkeys(range(len(samples(program.num_batches)[0])), program.epochs)
+
+
+@pytest.mark.parametrize(
+    ("method", "worker"),
+    [(LOCAL, 0), (WARM, 1), (LATE, 1), (WHOLE, 0), (OUTER, 2), (PARTS, 1), (STREAM, 0)],
+    ids=lambda one: getattr(one, "spec", one),
+)
+def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
+    """Under `WHOLE` an average is under way whenever it can come in."""
+    program = Survivors(tmp_path, {worker: 2}, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
+    check_replaced(method, program)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (WHOLE, {"clips": True, "sums": True}),
+        (OUTER, {"data": "processes"}),
+        (STREAM, {"net": "normalized"}),
+    ],
+    ids=lambda one: getattr(one, "spec", one),
+)
+def test_a_replacement_with(method, options, tmp_path):
+    options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
+    check_replaced(method, Survivors(tmp_path, {1: 2}, **options))
+
+
+@pytest.mark.parametrize("options", [{"schedule": "follow"}, {"schedule": "epoch"}], ids=str)
+def test_a_replacement_has_the_others_learning_rates(options, tmp_path):
+    number = 12 if options["schedule"] == "epoch" else 4  # in the second epoch
+    program = Survivors(tmp_path, {1: 2}, LATE.spec, newcomers={number: {1: 1}}, num_batches=30, **options)
+    assert pl.launch(program, workers=WORKERS, restarts=1).result["restarts"] == 1
+    lines = [(tmp_path / f"steps-{worker}.jsonl").read_text().splitlines() for worker in range(WORKERS)]
+    first, second, third = ({k: rate for k, (rate, _) in map(json.loads, own)} for own in lines)
+    assert first == third == first | second
+    assert len({*first.values()}) > 1 < len(second) - 2
+
+
+def test_a_replacement_of_a_loop_that_has_fetched_an_epochs_end(tmp_path):
+    """In the epoch's last step: the others have waited for each other already, as they fetched ahead."""
+    program = Survivors(tmp_path, {2: [6]}, newcomers={6: {2: 1}}, num_batches=5, epochs=8, data="list", ahead=True)
+    check_replaced(PLAIN, program)
+    assert program.entered(2)[1] % 3 == 0
+
+
+def test_a_replacement_trains_on_a_batch_of_an_epoch_before_it_came(tmp_path):
+    """Worker 0 dies in the epoch in which worker 1 comes, in the middle of a period that began in the epoch before."""
+    program = Survivors(tmp_path, {1: [1], 0: 12}, newcomers={3: {1: 1}}, num_batches=11, epochs=9, data="drawn")
+    check_replaced(LATEST, program, deaths=2, restarts=1, ended=[0])
+
+
+def test_a_replacement_knows_which_batches_the_average_under_way_contains(tmp_path):
+    """Worker 0 dies after that average has been merged, and before the next one is."""
+    program = Survivors(tmp_path, {1: [2], 0: 12}, newcomers={4: {1: 1}}, num_batches=40)
+    check_replaced(WHOLE, program, deaths=2, restarts=1, ended=[0])
+
+
+def test_replacements_of_replacements(tmp_path):
+    kills, newcomers = {1: [2, 3], 0: 8}, {4: {1: 1}, 14: {1: 2}, 16: {0: 1}}
+    program = Survivors(tmp_path, kills, newcomers=newcomers, num_batches=60, optimizer="adam")
+    check_replaced(STREAM, program, deaths=3)
+
+
+def test_a_replacement_that_dies_in_its_first_step_is_replaced(tmp_path):
+    program = Survivors(tmp_path, {1: [2, 1]}, newcomers={4: {1: 1}, 14: {1: 2}}, num_batches=60)
+    check_replaced(WHOLE, program, deaths=2)
+
+
+def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "newcomers.let_in@0#1")
+    program = Survivors(tmp_path, {1: 2}, WHOLE.spec, newcomers={4: {1: 1}, 14: {0: 1, 1: 2}}, num_batches=60)
+    run = pl.launch(program, workers=WORKERS, restarts=2)
+    assert (sorted(run.result["workers_lost"]), [*program.entered(1)]) == ([0, 1], [2])
+    check_models(WHOLE, program)
+
+
+def test_a_batch_that_is_in_the_mean_of_one_fragment_only_is_dealt_again(tmp_path, monkeypatch):
+    """Worker 1 dies in the mean that contains its model, and its replacement comes before the next mean."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "lockstep.arrived@1#5")
+    program = Survivors(tmp_path, {1: [-1]}, newcomers={5: {1: 1}}, num_batches=30)
+    check_replaced(PARTS, program)
+
+
+@pytest.mark.parametrize(
+    ("spec", "number"),
+    [("diloco(period=3, delay=auto)", 1), ("da-sgd(period=3, delay=auto)", 12)],
+    ids=["before", "after"],
+)
+def test_a_replacement_has_the_delay_that_the_others_choose(spec, number, tmp_path):
+    """The choice is made after the sixth step."""
+    program = Survivors(tmp_path, {1: number}, spec, newcomers={number + 1: {1: 1}}, num_batches=60)
+    assert pl.launch(program, workers=WORKERS, restarts=1).result["restarts"] == len(program.entered(1)) == 1
+    first, *others = program.models(range(WORKERS))
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"scales": True}, "GradScaler"), ({"schedule": "own"}, "own count of steps")]
+)
+def test_the_others_go_on_without_a_replacement_that_cannot_take_part(options, why, tmp_path):
+    program = Survivors(tmp_path, {1: 2}, LOCAL.spec, newcomers={9: {1: 1}}, num_batches=40, **options)
+    run = pl.launch(program, workers=WORKERS, restarts=1)
+    assert any("Worker 1 is not replaced" in note and why in note for note in run.result["notes"])
+    first, other = program.models([0, 2])
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", ["local-sgd(period=3)", "diloco(period=4, fragments=2, delay=1)"])
+def test_a_replacement_in_a_task(method):
+    drill = Drill(method, kill={1: 20}, restarts=1)
+    drill.until = lambda progress: drill.is_back(1)
+    assert (drill.run().result["workers_lost"], drill.supervisor.outcome.restarts) == ([1], 1)
 
 
 @pytest.mark.parametrize(

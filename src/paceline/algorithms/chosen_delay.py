@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
 
 import torch
@@ -18,25 +17,31 @@ _SHORTEST_S = 1e-9
 
 
 class ChosenDelay:
-    """The smallest delay that hides an average, measured once; the same on all workers."""
+    """The smallest delay that hides an average, measured once; the same on all workers.
+
+    Attributes:
+        steps_s: how long each step has taken.
+    """
 
     def __init__(self, ports: Ports[ReplicatedParameters], most: int) -> None:
         self._ports = ports
         self._most = most
-        self._ends_s: list[float] = [ports.clock.now_s()]
+        self.steps_s: list[float] = []
+        self._last_s = ports.clock.now_s()
 
     def count_step(self) -> None:
-        self._ends_s.append(self._ports.clock.now_s())
+        before, self._last_s = self._last_s, self._ports.clock.now_s()
+        self.steps_s.append(self._last_s - before)
 
     def is_ready(self) -> bool:
         """Whether a step's time is known: the first steps take longer, as libraries initialize."""
-        return len(self._ends_s) > _MEASURED_STEPS
+        return len(self.steps_s) >= _MEASURED_STEPS
 
     def take(self, start: Callable[[], MeanUnderWay]) -> int:
         """Returns the delay after two discarded averages, started by `start`: the first may open connections."""
         ports, collectives = self._ports, self._ports.collectives
         assert collectives is not None
-        step_s = median(after - before for before, after in pairwise(self._ends_s))
+        step_s = median(self.steps_s)
         average_s = 0.0
         for _ in range(2):
             collectives.start_all_reduce(torch.zeros(1, dtype=torch.float64)).wait()  # a barrier: times no straggler

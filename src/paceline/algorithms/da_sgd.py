@@ -34,7 +34,8 @@ class DaSGD(Algorithm):
     1 - (1 - local_weight) delay / period of its steps count, 0.81 by default: the result's `progress_factor`. The learning
     rate is divided by it to compensate, unless `compensate=false`. The other merges drop nothing.
 
-    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches. A
+    replacement starts as a copy of the first of them.
 
     Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation of `delay` steps; two more copies
     of the parameters while it runs. Shared memory hides nothing: the cores that compute also add up.

@@ -26,7 +26,8 @@ class DiLoCo(Algorithm):
     fragment's outer step is merged `delay` steps after its departure. A merge keeps `local_weight` of a worker's progress
     meanwhile and drops the rest, which leaves 1 - (1 - local_weight) delay / period of it: the result's `progress_factor`.
 
-    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches. A
+    replacement starts as a copy of the first of them.
 
     Costs per step: 1/H of an all-reduce of the parameters, overlapped with the computation if there is a delay; on every
     worker the outer parameters and their momentum, and two copies of each fragment under way.

@@ -63,7 +63,6 @@ class Flight(NamedTuple):
     sent: torch.Tensor  # (n,), this worker's contribution
     due: int  # the step after which it is merged
     mean: MeanUnderWay
-    rounds: int = 0  # of batches, whose steps it contains; 0: those of a checkpoint
 
 
 class Averages:
@@ -78,6 +77,9 @@ class Averages:
         codec: compresses fragments; the rule should send vectors that shrink.
         of_changes: whether to average changes, for an outer optimizer, which also steps for a lone worker; else models.
         caution: makes the warning for a delay chosen by "auto", from the number of workers and the delay.
+
+    Attributes:
+        gradient: averages gradients, and lets newcomers in.
     """
 
     def __init__(
@@ -98,12 +100,17 @@ class Averages:
         x = ports.shared.x
         self._only_time, self._caution = not x.numel(), caution
         self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
-        self._rounds = [SameRounds(replica, ports) for _ in range(schedule.num_fragments)]
+        self.gradient = AgreedGradient(replica, ports)
+        replacements = self.gradient.replacements
+        replacements.parts.append(self)
+        self._rounds = [SameRounds(replica, ports, replacements) for _ in range(schedule.num_fragments)]
         self._flights: list[Flight] = []
-        self._rounds_in = [0] * schedule.num_fragments  # of batches, whose steps each fragment's last mean contains
+        # Rounds of batches whose steps each fragment's last mean contains, and the one sent; 0: those of a checkpoint.
+        self._rounds_in, self._rounds_sent = ([0] * schedule.num_fragments for _ in range(2))
         self._of_changes = of_changes or not isinstance(self._codec, NoCodec)
         self._is_on = of_changes or ports.num_workers > 1
-        kept = ports.storage.restore() if ports.storage is not None and self._is_on else None
+        restores = self._is_on and not ports.incarnation
+        kept = ports.storage.restore() if ports.storage is not None and restores else None
         self._kept = kept if kept is not None and self._is_as_kept(kept) else None
         if self._kept is not None:
             self._schedule = schedule = Schedule(*self._kept["schedule"])
@@ -147,9 +154,13 @@ class Averages:
         return [fragment.of(x) for fragment in self._fragments]
 
     def _common(self) -> list[torch.Tensor]:
-        """The fragments common to all workers: initially their own; if another method began the run, their mean."""
+        """The fragments common to all workers: initially their own; if another method began the run, their mean.
+
+        A newcomer's do not matter.
+        """
         x, collectives = self._ports.shared.x, self._ports.collectives
-        if self._kept is None and self._ports.shared.version and not self._only_time:
+        takes_over = self._kept is None and self._ports.shared.version and not self._ports.incarnation
+        if takes_over and not self._only_time:
             assert collectives is not None
             x = x.clone()
             collectives.all_reduce_mean(x, 1.0)
@@ -199,7 +210,8 @@ class Averages:
             mean, total = self._means.start(index, vector, number).wait()
             self._means.landed(index)
             ports.moved(2, of=x)
-        self._contains(index, replica.rounds_begun)
+        self._rounds_sent[index] = replica.rounds_begun
+        self._contains(index)
         self._rounds[index].meet_after(total)
         self._write(index, x, vector, mean)
 
@@ -213,21 +225,22 @@ class Averages:
             sent = self._rule.outgoing(index, x)
             sent = sent.clone() if self._rule.sends_a_copy else sent
         mean = self._means.start(index, sent, number)
-        self._flights.append(Flight(index, sent, due, mean, self._replica.rounds_begun))
+        self._flights.append(Flight(index, sent, due, mean))
+        self._rounds_sent[index] = self._replica.rounds_begun
 
     def _land(self, flight: Flight) -> None:
         mean, total = flight.mean.wait()
         self._means.landed(flight.fragment)
-        self._contains(flight.fragment, flight.rounds)
+        self._contains(flight.fragment)
         self._rounds[flight.fragment].tell_if(total)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
 
-    def _contains(self, index: int, rounds: int) -> None:
-        """A fragment's mean contains these rounds' steps of its members; a batch counts once it is in all fragments' means."""
+    def _contains(self, index: int) -> None:
+        """A fragment's mean contains its members' steps; a batch counts once it is in all fragments' means."""
         assert self._ports.collectives is not None
-        self._rounds_in[index] = rounds
+        self._rounds_in[index] = self._rounds_sent[index]
         self._replica.meet(self._ports.collectives.members, min(self._rounds_in))
 
     def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
@@ -281,6 +294,31 @@ class Averages:
                 check_fits(sent, x.to(sum_type(x.dtype)), _WHAT)
             self._flights.append(Flight(index, sent, due, self._means.start(index, sent, 0.0)))
 
+    def for_newcomers(self) -> dict[str, Any]:
+        """As of `Part`. Averages under way end, and start again: a newcomer contributes the same as the first worker."""
+        for index, _, _, mean in self._flights:
+            self._rounds[index].tell_if(mean.wait()[1])
+        self._flights = [one._replace(mean=self._means.start(one.fragment, one.sent, 0.0)) for one in self._flights]
+        return self._state() | {
+            "rounds": [one.for_newcomers(self._rule.common(index)) for index, one in enumerate(self._rounds)],
+            "rounds_in": self._rounds_in,
+            "rounds_sent": self._rounds_sent,
+            "steps_s": self._choice.steps_s if self._choice is not None else [],
+        }
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """As of `Part`."""
+        self._load(given)
+        self._rounds_in, self._rounds_sent = given["rounds_in"], given["rounds_sent"]
+        for index, rounds in enumerate(self._rounds):
+            rounds.enter(given["rounds"][index], self._rule.common(index))
+        period, delay, num_fragments = given["schedule"]
+        if self._choice is not None and delay == "auto":
+            self._choice.steps_s = given["steps_s"]
+        else:
+            self._schedule, self._choice = Schedule(period, delay, num_fragments), None
+            self._ports.counts.delay = delay
+
 
 _WHAT = "averages under way"
 
@@ -298,9 +336,9 @@ def train(
     The first `warmup_steps` average every gradient instead. `rate_factor` maps a delay to a factor on the learning rate.
     """
     shared = ports.shared
-    gradient = AgreedGradient(replica, ports)
+    gradient = averages.gradient
     try:
-        for _ in replica.steps():
+        for _ in gradient.replacements.steps():
             k = shared.version
             warms_up = k < warmup_steps
             replica.gradient(at=shared.x, version=k)

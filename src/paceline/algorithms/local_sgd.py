@@ -20,7 +20,8 @@ from paceline.specs.bounds import COUNT, COUNT_FROM_0
 class LocalSGD(Algorithm):
     """Local SGD: each worker takes H steps on its own model, then all average their models, in lockstep.
 
-    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches.
+    If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches. A
+    replacement starts as a copy of the first of them.
 
     Costs per step: 1/H of an all-reduce of the parameters. Every H steps all wait for the slowest.
     Clipping acts on the worker's own gradient, before its local step; during warm-up, before the mean.

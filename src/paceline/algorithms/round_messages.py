@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,6 +45,7 @@ class Report(NamedTuple):
     digest: float  # of the vectors
     rates: float  # a digest of the learning rates; 0: they may differ
     closure: float  # 0: unknown; 1: its loop passed none to `step`; 2: it passed one
+    comes: float = 0.0  # the incarnation of its replacement, if the first worker accepts one
 
     def is_like(self, other: Report) -> bool:
         """Whether both workers have the same vectors and learning rates."""
@@ -68,6 +69,16 @@ class Reports:
         reports = cls(torch.zeros(len(Report._fields) * num_workers, dtype=torch.float64))
         reports[worker] = report
         return reports
+
+    @property
+    def accepted(self) -> dict[int, int]:
+        """The newcomers that the first worker accepts; worker id: incarnation."""
+        return {worker: int(n) for worker, n in enumerate(self._rows[-1].tolist()) if n}
+
+    def accept(self, newcomers: Mapping[int, int]) -> None:
+        """Reports, as the first worker, whom it accepts."""
+        for worker, incarnation in newcomers.items():
+            self._rows[-1, worker] = incarnation
 
     def rows(self, members: Sequence[int]) -> list[list[float]]:
         """The members' numbers, by field."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round_messages import Header, Report, Reports
 from paceline.errors import AlgorithmWarning, UsageError, name_workers
 from paceline.optim.flat import Ranges
@@ -72,9 +73,10 @@ class SameRounds:
         is_evaluating: the workers meet within a step to evaluate closures.
     """
 
-    def __init__(self, replica: Replica, ports: Ports[SharedParameters]) -> None:
+    def __init__(self, replica: Replica, ports: Ports[SharedParameters], replacements: Replacements) -> None:
         self._replica = replica
         self._ports = ports
+        self._replacements = replacements
         self._round = self._step = 0  # when they met last
         self._earlier = 0  # step of the meeting before
         self._since = (0, 0)  # rounds and steps from there to the present meeting
@@ -87,22 +89,25 @@ class SameRounds:
         self._takes_first = self._has_warned = False
         self.has_closure = self.is_evaluating = False
 
-    def compare_anew(self) -> None:
-        """Compares replicas as often as in the first rounds: workers have come."""
-        self._num_notes = self._equal_at = 0
-
     @property
-    def compares(self) -> bool:
+    def _compares(self) -> bool:
         """Whether replicas have been compared in one of the last two rounds, as in the first ones."""
-        return self._num_notes <= _FIRST + 1
+        return self._replica.round is not None and self._num_notes <= _FIRST + 1
 
-    def state(self) -> dict[str, Any]:
-        """What a newcomer needs to be in the same round."""
+    def for_newcomers(self, vectors: Sequence[torch.Tensor] = ()) -> dict[str, Any]:
+        """What a newcomer needs to be in the same round; from now on, compares replicas as often as in the first rounds.
+
+        Args:
+            vectors: which all workers have the same; () if they `note` them before the next mean.
+        """
+        self._num_notes = self._equal_at = 0
+        self._vectors = vectors
         return {name: getattr(self, name) for name in _STATE}
 
-    def enter(self, state: dict[str, Any]) -> None:
-        """Is in the round of the worker that gave this `state`."""
-        vars(self).update(state)
+    def enter(self, given: dict[str, Any], vectors: Sequence[torch.Tensor] = ()) -> None:
+        """Is in the round of the worker that has `given` this, and has the same `vectors`."""
+        vars(self).update(given)
+        self._vectors = vectors
 
     def note(self, vectors: Sequence[torch.Tensor], ranges: Ranges | None = None) -> None:
         """From now on all workers should have the same `vectors`, which are views, and the same learning rates.
@@ -129,6 +134,7 @@ class SameRounds:
         Args:
             changed: whether this worker has something else to report.
         """
+        changed |= self._replacements.has_reports(has_closure=self.has_closure, compares=self._compares)
         return Header(int(self._surprised() or self._differs or changed), self._digest)
 
     def heard(self, total: Header) -> bool:
@@ -153,7 +159,9 @@ class SameRounds:
 
     def own_report(self) -> Reports:
         """Where this worker is; the sum over all workers is for `check`."""
-        return self._report(self._replica.step, self._digests())
+        reports = self._report(self._replica.step, self._digests())
+        reports.accept(self._replacements.accepted)
+        return reports
 
     def _report(self, step: float, digests: tuple[float, float] = (0.0, 0.0)) -> Reports:
         closure = 0 if self._replica.closure is None else 1 + self._replica.closure
@@ -171,9 +179,11 @@ class SameRounds:
         Raises:
             UsageError: the workers are at different places (names the workers and the steps they left out), or replicas differ
                 by more than rounding.
+            NotReplacedError: this worker is a newcomer that differs from the others.
         """
         members = list(self._collectives.members)
-        rounds, steps, digests, rates, closures = reports.rows(members)
+        self._replacements.hear(reports, compares=self._compares)
+        rounds, steps, digests, rates, closures, _ = reports.rows(members)
         behind = [round_ - step for round_, step in zip(rounds, steps, strict=True)]
         if min(behind) != max(behind) or min(rounds) != max(rounds):
             who = [worker for worker, by in zip(members, behind, strict=True) if by == max(behind)]

@@ -86,12 +86,14 @@ class WorkerClaims:
             numbers = self.batches.epoch_numbers
             self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
             self.deal.begin(self.taken, self._epoch, numbers, can_repeat=self.batches.can_repeat)
+            self.deal.earlier = self.batches.earlier
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part in an epoch's rounds with what the deal of a worker that has let this one in gave."""
         assert self.deal is not None
         self.deal.enter(given)
-        self.taken = self._round = self.deal.met
+        self.taken = self._round = self.deal.begun - 1
+        self.batches.earlier = self.deal.earlier
 
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""

@@ -48,7 +48,7 @@ class DrawnBatches:
         self._is_batched = loader.batch_sampler is not None
         self._fetch = fetcher(loader)
         self._drawn: list[Any] = []
-        self._earlier: dict[int, Any] = {}  # of earlier epochs, by negative places
+        self.earlier: dict[int, Any] = {}
         self._epoch = 0
         self._order: Iterator[Any] | None = None
         self._randomness = SeparateRandomness(0)
@@ -57,7 +57,7 @@ class DrawnBatches:
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
         shift, self._epoch = (epoch - self._epoch) * DRAWN_EPOCH, epoch
-        self._earlier = {place - shift: self._at(place) for place in unmet}
+        self.earlier = {place - shift: self._at(place) for place in unmet}
         self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
         self._drawn, self._order = [], None
         self._draw()
@@ -85,7 +85,7 @@ class DrawnBatches:
         return True
 
     def _at(self, place: int) -> Any:
-        return self._drawn[place] if place >= 0 else self._earlier[place]
+        return self._drawn[place] if place >= 0 else self.earlier[place]
 
     def indices(self, place: int) -> Any:
         return self._at(place)

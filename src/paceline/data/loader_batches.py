@@ -44,6 +44,7 @@ class LoaderBatches(Protocol):
         device: to which batches are moved; None: they are not moved.
         can_repeat: whether a batch can be fetched later than in its turn.
         shares: sizes of the batches, if rounds are divided by speed; None: the loader's sizes.
+        earlier: drawn batches of earlier epochs that may still be asked for, by their places, which are negative.
     """
 
     loader: Any
@@ -53,6 +54,7 @@ class LoaderBatches(Protocol):
     device: torch.device | None = None
     can_repeat: bool = True
     shares: RoundShares | None = None
+    earlier: dict[int, Any] = {}  # noqa: RUF012  (never changed)
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
         """Begins an epoch and draws its order; returns its number, or an earlier one if that epoch continues.

@@ -53,6 +53,7 @@ class RoundDeal:
         begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
         met: rounds whose gradients are in a mean.
         epoch: the present one.
+        earlier: what a loader needs for batches of earlier epochs that are in no mean yet, by their places.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class RoundDeal:
         self._again: list[int] = []  # places that come before all others
         self._place = 0
         self._can_repeat = True
+        self._is_settled = False
+        self.earlier: dict[int, Any] = {}
 
     def begin(self, round: int, epoch: int, numbers: int, *, can_repeat: bool = True) -> None:
         """Begins an epoch.
@@ -88,7 +91,7 @@ class RoundDeal:
         for places in self._unmet.values():
             places.update((worker, place - shift) for worker, place in places.items())
         self.begun = self.met = self._handed = self._first_round = round
-        self.epoch, self._numbers, self._can_repeat = epoch, numbers, can_repeat
+        self.epoch, self._numbers, self._can_repeat, self._is_settled = epoch, numbers, can_repeat, False
         self._place = max(0, self._left_before.first - self._first)
         self._again = sorted(one - self._first for one in self._left_before.earlier if one // numbers == epoch)
 
@@ -112,7 +115,8 @@ class RoundDeal:
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
-        self._handed = max(self._handed, round + 1)
+        if round >= self._handed:
+            self._handed, self._is_settled = round + 1, False
 
     def unmet(self, has: Callable[[int], bool]) -> list[int]:
         """The places of batches that are in no mean yet; call it before the next epoch begins.
@@ -130,7 +134,8 @@ class RoundDeal:
 
     def settle(self) -> None:
         """The epoch has no further round: if batches are in no mean yet, waits for the others and deals those of the dead."""
-        if self._survivors is not None and (self._unmet or self.met < self._handed):
+        if self._survivors is not None and not self._is_settled and (self._unmet or self.met < self._handed):
+            self._is_settled = True  # also for a newcomer whose loop comes here later, as it fetches ahead
             members = self._survivors.living()
             self.meet(members, rounds=min(map(self._survivors.kept, members)))
 

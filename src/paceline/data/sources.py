@@ -95,7 +95,7 @@ class BatchClaims:
         """Takes part in rounds with what the deal of a worker that has let this one in gave."""
         assert self.deal is not None
         self.deal.enter(given)
-        self.taken, self._epoch = self.deal.met, self.deal.epoch
+        self.taken, self._epoch = self.deal.begun - 1, self.deal.epoch
 
     def next(self) -> int:
         """The next batch number, ABSENT, or END."""

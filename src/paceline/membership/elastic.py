@@ -43,7 +43,7 @@ def trains_in_rounds(algorithm: Algorithm) -> bool:
 
 def takes_newcomers(algorithm: Algorithm) -> bool:
     """Whether a worker that joins later can take a dead one's place."""
-    return algorithm.together or not trains_in_rounds(algorithm)
+    return not algorithm.needs.views
 
 
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
@@ -130,7 +130,7 @@ class JoinedRun:
             if not takes_newcomers(algorithm) and self._join_point.check(["started"]):
                 raise UsageError(
                     f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
-                    " on a dead worker's batches. Under lockstep, all-reduce and ad-psgd, workers can join later."
+                    " on a dead worker's batches. Choose another algorithm to let workers join later."
                 )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:

@@ -123,7 +123,7 @@ def plan_arena(
     )
     views = SharedViews.reserve(layout, own_elements, num_workers) if needs.views else None
     newcomers = None
-    if needs.collectives and not needs.own_models and sharding is None:
+    if needs.collectives and sharding is None:
         newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
     axes = None
     if sharding is not None:

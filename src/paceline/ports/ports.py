@@ -18,7 +18,7 @@ import torch
 
 from paceline.ports.newcomers import Newcomers
 from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
-from paceline.ports.views import Views
+from paceline.ports.views import Survivors, Views
 
 S_co = TypeVar("S_co", bound=SharedParameters, covariant=True)
 
@@ -80,7 +80,7 @@ class Collectives(Protocol):
         ...
 
 
-class GrowingCollectives(Collectives, Protocol):
+class GrowingCollectives(Collectives, Survivors, Protocol):
     """Collectives that replacements of dead workers can come to."""
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""How replacements of dead workers come into programs whose workers meet in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+from paceline.algorithms.round_messages import Reports
+from paceline.errors import NotReplacedError
+from paceline.ports.newcomers import Refusal
+from paceline.ports.ports import GrowingCollectives, Ports
+from paceline.ports.replica import Replica
+
+
+class Part(Protocol):
+    """A part of a program, of which newcomers get a copy."""
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """What a newcomer needs; all workers call it as the same step begins, and may wait for each other."""
+        ...
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Goes on as the part of the worker that has `given` this."""
+        ...
+
+
+class Replacements:
+    """Lets newcomers in, on all workers as the same step begins; on a newcomer, enters.
+
+    The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows. They
+    take part from the next step on that begins with a batch, and have none in it. Until the others have made ten means more,
+    newcomers are compared with them.
+
+    Costs: nothing while no newcomer waits; then one exchange, the first worker's state, for which all wait, and one exchange
+    with each of the ten means.
+
+    Args:
+        replica: this worker's.
+        ports: of its program.
+
+    Attributes:
+        parts: of the program, in the same order on all workers.
+        accepted: the newcomers that this worker, if it is the first, has accepted; worker id: incarnation.
+        num_members: of the last round that the program has looked at, with newcomers that have come since.
+    """
+
+    def __init__(self, replica: Replica, ports: Ports[Any]) -> None:
+        self._replica, self._ports = replica, ports
+        self.parts: list[Part] = []
+        self.accepted: dict[int, int] = {}
+        self.num_members = ports.num_workers
+        self._coming: dict[int, int] = {}  # let in before the next step
+        self._compared: dict[int, int] = {}  # let in some steps ago
+        self._scales = False
+        self._is_new = ports.incarnation > 0
+        self._begun = 0  # rounds of batches, when the last step began
+
+    @property
+    def _collectives(self) -> GrowingCollectives:
+        return cast(GrowingCollectives, self._ports.collectives)
+
+    def steps(self) -> Iterator[int]:
+        """The replica's steps."""
+        for step in self._replica.steps():
+            if self._is_new:
+                self._enter()
+            begun = self._replica.rounds_begun
+            if self._coming and begun > self._begun:  # a loop may make several steps with one batch
+                self._let_in()
+            self._begun = begun
+            yield step
+            self._scales |= self._replica.scaled
+
+    def has_reports(self, *, has_closure: bool, compares: bool) -> bool:
+        """Whether this worker has something to report with the next mean: it accepts newcomers, or is compared as one."""
+        is_first = self._ports.worker_id == self._collectives.members[0]
+        self.accepted = self._accept(has_closure) if is_first else {}
+        return bool(self.accepted) or (compares and self._ports.worker_id in self._compared)
+
+    def _accept(self, has_closure: bool) -> dict[int, int]:
+        port, deal = self._ports.newcomers, self._replica.deal
+        accepted = port.accepted(deal.epoch if deal is not None else -1) if port is not None else {}
+        if port is None or not accepted or not (why := self._why_not(has_closure)):
+            return accepted
+        port.refuse(accepted, why)
+        return {}
+
+    def _why_not(self, has_closure: bool) -> Refusal | None:
+        if self._replica.deal is None:
+            return Refusal.OWN_BATCHES
+        if self._scales:
+            return Refusal.SCALED
+        if has_closure:
+            return Refusal.CLOSURES
+        return None if self._replica.carries_all() else Refusal.SCHEDULES
+
+    def hear(self, reports: Reports, *, compares: bool) -> None:
+        """Notes who comes, and leaves out newcomers that do not make the same updates.
+
+        Raises:
+            NotReplacedError: this worker is one of them.
+        """
+        self._coming |= reports.accepted
+        members = self._collectives.members if self._compared else ()
+        others = [reports[one] for one in members if one not in self._compared]
+        for one in [*self._compared] if others else ():  # else all who could differ from them have died
+            if any(reports[one].is_like(other) for other in others):
+                continue
+            if one == self._ports.worker_id:
+                raise NotReplacedError(Refusal.UNLIKE.why)
+            del self._compared[one]
+            reports[one] = reports[self._ports.worker_id]
+        if not compares:
+            self._compared = {}
+
+    def _let_in(self) -> None:
+        """From this step on newcomers take part, with what the first worker has; in it, they have no batch."""
+        port, replica, collectives = self._ports.newcomers, self._replica, self._collectives
+        assert port is not None
+        newcomers, self._coming, self.accepted = self._coming, {}, {}
+        program = [part.for_newcomers() for part in self.parts]
+        replica.meet(collectives.members, 0)  # deals batches of those that have died since the last mean
+        first = collectives.members[0]
+        is_first = self._ports.worker_id == first
+        own = replica.for_newcomers() if is_first else {}
+        self._compared |= newcomers
+        port.let_in(newcomers, first)
+        own["collectives"] = collectives.let_in(newcomers)
+        self.num_members = len(collectives.members)
+        own["deal"] = replica.let_in(collectives.members)
+        if is_first:
+            port.give(newcomers, {**own, "giver": first, "program": program})
+        collectives.living()  # the first worker's model must not change until they have it
+
+    def _enter(self) -> None:
+        """Begins a newcomer's first step.
+
+        Raises:
+            NotReplacedError: it has not come in, as it does where its loop asks for a batch.
+        """
+        given, self._replica.given = self._replica.given, None
+        if given is None:
+            raise NotReplacedError(Refusal.OWN_BATCHES.why)
+        self._is_new = False
+        for part, state in zip(self.parts, given["program"], strict=True):
+            part.enter(state)
+        self._compared = {self._ports.worker_id: self._ports.incarnation}
+        self.num_members = len(self._collectives.members)
+        self._collectives.living()
