@@ -1,5 +1,7 @@
 """On one simulated machine, methods with local steps go on without workers that are killed, as real runs do."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,18 @@ from torch import nn
 import paceline as pl
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
-from processes.local_reference import METHODS, LocalReference, Method, Training, steps_in
+from processes.local_reference import (
+    LOCAL,
+    METHODS,
+    OUTER,
+    STREAM,
+    WARM,
+    WHOLE,
+    LocalReference,
+    Method,
+    Training,
+    steps_in,
+)
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, in_order, made, shuffled, task_file
 
 NUM_BATCHES = 7  # three workers have rounds of 3, 3 and 1
@@ -91,6 +104,31 @@ def test_a_loop_goes_on(method, kills):
 def test_a_task_goes_on(method, kills, name):
     run, *_ = found = task_run(method, at_step(kills), Cluster(workers=3, **CLUSTER), name)
     check(method, found, steps_made(run, kills))
+
+
+@pytest.mark.parametrize("method", [LOCAL, WARM, WHOLE, OUTER, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("kills", [{1: 2}, {0: 2}, {0: 1, 2: 3}], ids=str)
+def test_replacements_take_part(method, kills, tmp_path):
+    """A replacement comes some steps later, with what the first of the others has."""
+    name, epochs = task_file(tmp_path, NUM_BATCHES, "made"), 8
+    config = pl.TrainConfig(task=name, algorithm=method.spec, epochs=epochs, restarts=2, **SPECS["momentum"])
+    cluster = Cluster(workers=3, restart_s=0.1, **CLUSTER)
+    simulation = TaskSimulation(config, cluster, faults=at_step(kills))
+    run, x = simulation.run(), torch.empty(simulation.binding.num_elements)
+    assert run.result["outcome"] == "stopped"
+    assert (run.result["workers_lost"], run.result["restarts"]) == (sorted(kills), len(kills))
+    simulation.machine.shared.snapshot(x)
+    steps, lives = steps_in(run.records), {}
+    for worker in kills:
+        rows = run.records[worker]
+        came = rows["step"][rows["incarnation"] == 1].tolist()
+        made = int((rows["incarnation"] == 0).sum())
+        steps[worker] = steps[worker][:made] + [[[]]] * (came[0] - 1 - made) + steps[worker][made:]
+        lives[worker] = [(1, made), (came[0], math.inf)]
+    reference = LocalReference(method, training_on(shuffled(NUM_BATCHES, epochs)), steps, {}, lives=lives)
+    for one, other in zip(simulation.binding.views(x), reference.train().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert reference.counted == dict.fromkeys(range(epochs * NUM_BATCHES), 1)
 
 
 @settings(max_examples=60, deadline=None)

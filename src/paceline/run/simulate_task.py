@@ -208,8 +208,8 @@ class TaskSimulation:
         return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
 
     def _restarts(self) -> int:
-        """Where all workers make the same updates without the dead, replacements need the exchanges of real values."""
-        in_rounds = self.algorithm.survivors_continue and self.algorithm.together
+        """Where the others go on in rounds, replacements need the exchanges of real values."""
+        in_rounds = self.algorithm.survivors_continue and self.algorithm.needs.collectives
         replaces = "kill" in self.algorithm.tolerates or (in_rounds and not self.timing_only)
         return self.config.restarts if replaces else 0
 

@@ -163,7 +163,7 @@ class SimulatedCollectives(CarriedOutTogether):
         self._barrier()
         core.move(COPY_VECTORS * num_vectors)
         num_dead = len(self.members) - len(state.members)
-        if num_dead:
+        if num_dead > 0:  # fewer than 0: another worker has let newcomers in meanwhile
             core.move(part * num_dead)
             self._barrier()
 

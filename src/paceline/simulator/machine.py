@@ -117,7 +117,7 @@ class SimulatedMachine:
         elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        replaces = survivors_continue and self._collective == "memory" and not needs.own_models
+        replaces = survivors_continue and needs.collectives and self._collective == "memory"
         self.views = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
         self._rounds: list[Any] = [one for one in (self.views, self._all_reduce) if one is not None]
         self.newcomers = SimulatedNewcomers(self.scheduler) if replaces else None
