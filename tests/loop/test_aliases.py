@@ -147,7 +147,7 @@ def without_elements(model):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("own", [False, True], ids=["batches", "own batches"])
 @pytest.mark.parametrize(
     "algorithm", ["hogwild", "all-reduce", "all-reduce(sharded=true)", "parameter-server(mode=async)"]

@@ -72,7 +72,8 @@ def test_state_that_has_been_loaded_before_is_accepted(kind, dtype):
         parameter.grad = torch.ones_like(parameter)
         optimizer = kind([parameter], lr=0.01)
         check_state(state, [optimizer])
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        if state:  # without one, Adagrad in PyTorch 2.8 cannot step
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         optimizer.step(*[lambda: parameter.abs().sum()] * (kind is torch.optim.LBFGS))
         return copy.deepcopy(optimizer.state_dict()["state"])
 

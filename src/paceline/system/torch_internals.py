@@ -1,4 +1,4 @@
-"""PyTorch's private functions and attributes that Paceline uses, each with its reason; PyTorch 2.6 and later have them.
+"""PyTorch's private functions and attributes that Paceline uses, each with its reason; PyTorch 2.8 and later have them.
 
 `tests/system/test_torch_internals.py` names what a release lacks, and what breaks without it. Only `Tensor._version`,
 `Tensor._base`, `Module._parameters` and `Module._buffers` are read where they are needed, since much other code does so.
@@ -70,8 +70,13 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 def num_storage_users(storage: int) -> int:
-    """How many tensors refer to a storage, plus one for Python's object: more than the model has are aliases outside of it."""
-    return _C._storage_Use_Count(storage)
+    """How many tensors refer to a storage: more than the model has are aliases outside of it."""
+    return _C._storage_Use_Count(storage) - _NUM_OTHER_USERS
+
+
+# Python's object of a storage counts, too, but not in PyTorch 2.8 and 2.9.
+_TENSOR = torch.empty(1)
+_NUM_OTHER_USERS: int = _C._storage_Use_Count(storage_id(_TENSOR)) - 1
 
 
 def is_assert(function: Any) -> bool:

@@ -21,8 +21,8 @@ def run(*words, workers=None):
 def loss(*words, workers=None):
     code, printed, errors = run(*words, workers=workers)
     assert code == 0, errors
-    (line,) = printed.splitlines()
-    return float(re.search(r"loss ([\d.]+) after", line)[1])
+    (found,) = re.findall(r"loss ([\d.]+) after", printed)  # Gloo's own lines in PyTorch 2.8 can run into each other
+    return float(found)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
                         f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and attach would separate"
                         " them: tie the parameters themselves, as in `b.weight = a.weight`, and make views in forward."
                     )
-        is_shared |= bool(trained) and num_storage_users(storage) > len(held) + 1
+        is_shared |= bool(trained) and num_storage_users(storage) > len(held)
     if is_shared and warns:
         warnings.warn(
             "Something outside the model shares its parameters' memory, such as a state_dict(), detach() or a NumPy array from"
