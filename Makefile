@@ -16,13 +16,14 @@ test quick test-integrations soak: export OPENBLAS_NUM_THREADS := 1
 # PyTorch's threads spin, too, in programs that have one for each core as by default: asleep they wait as well.
 test quick test-integrations soak: export OMP_WAIT_POLICY := passive
 
-.PHONY: help run test quick test-integrations soak soak-integrations lint bench docs clean
+.PHONY: help run test quick test-integrations test-versions soak soak-integrations lint bench docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in some fifteen minutes on two cores"
 	@echo "make quick  all but contracts, docs and tests in processes: some nine minutes"
 	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
+	@echo "make test-versions      with the oldest and the newest PyTorch; adds lines to docs/tested_versions.md"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
@@ -53,6 +54,9 @@ $(VENV)-integrations/installed: pyproject.toml constraints.txt $(VENV)/installed
 	$(VENV)-integrations/bin/python -m pip install --constraint constraints.txt --editable ".[lightning,notebook,spark,tensorboard]" \
 	  "ray[train]" "pyspark[connect]" accelerate nbclient ipykernel
 	touch $@
+
+test-versions:
+	$(PYTHON) .ci/test_versions.py
 
 soak: $(VENV)/installed
 	PACELINE_SOAK_RESULTS=$(abspath benchmarks/results) $(BIN)/python -m pytest -m soak --timeout 3600 -v
