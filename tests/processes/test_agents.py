@@ -160,6 +160,35 @@ def test_a_worker_that_was_cut_off_is_replaced(machines):
     assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1, 2], 3)
 
 
+@pytest.mark.parametrize("machines", ["all-reduce"], indirect=True)
+def test_the_first_of_two_workers_trains_on_if_it_wakes_while_the_other_one_ends(machines):
+    """The other one has no majority, and its loop takes a while to end."""
+    slow_end = """
+class SlowEnd:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            (folder / "cut-off").touch()
+            time.sleep(2)
+
+with"""
+    script = SCRIPT.replace("as worker:", "as worker, SlowEnd():").replace("\nwith", slow_end)
+    (machines.folder / "script.py").write_text(script)
+    agent = machines.launch("run", "--workers", "2", "--deadline", "10")
+    machines.wait_for("steps-*-50", 2)
+    first = machines.workers()[0]
+    os.kill(first, signal.SIGSTOP)
+    machines.wait_for("cut-off")
+    os.kill(first, signal.SIGCONT)
+    machines.wait_for(f"steps-{first}-{machines.steps(first) + 100}")
+    machines.finish()
+    output, errors = agent.communicate(forked.AGAINST_HANGS_S)
+    assert agent.returncode == 0, errors
+    assert json.loads(output.splitlines()[-1])["models_in_mean"] == 1
+
+
 def test_a_run_whose_batches_somebody_else_claimed_has_crashed(machines):
     """A holder of the key: it claimed 30 epochs, and the workers passed them over as if others had had them.
 

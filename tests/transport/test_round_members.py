@@ -117,6 +117,20 @@ def test_a_worker_hears_that_it_is_excluded():
     assert not members_of(1, 3, World()).hear(0, 0, 1, 1, said([0, Status.EXCLUDED, 0]))
 
 
+def test_the_first_of_two_workers_goes_on_without_one_that_excludes_it():
+    """The other one has no quorum: it ends, just as this one can be reached again."""
+    members = members_of(0, 2, World())
+    assert members.hear(1, 0, 1, 1, said([Status.EXCLUDED, 0]))
+    assert (members.living, members.missing()) == ([0], [])
+    members.leave(1, 0)
+    members.disconnect(1, 0, has_ended=True)
+    assert members.failed == []
+
+
+def test_the_second_of_two_workers_does_not_go_on_without_the_first():
+    assert not members_of(1, 2, World()).hear(0, 0, 1, 1, said([0, Status.EXCLUDED]))
+
+
 def collectives_of(worker_id, num_workers, events, peers, ended=()):
     """Whose mailbox has these events; with what it sends."""
     sent, queue = [], list(events)

@@ -70,6 +70,7 @@ class MessageCollectives(CarriedOutTogether):
         purpose: of the next rounds, which must be the same on all members.
         members: the workers whose vectors the last result contains; also those that `let_in` has named since.
         requests: of newcomers that wait for the members.
+        has_left: whether this worker takes part in no further round.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
     """
 
@@ -98,7 +99,7 @@ class MessageCollectives(CarriedOutTogether):
         self._total = 0.0  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
         self._stopped_s = math.inf
-        self._has_left = False
+        self.has_left = False
         self.waited_s, self.purpose = 0.0, Purpose.STEP
 
     # Operations
@@ -140,7 +141,7 @@ class MessageCollectives(CarriedOutTogether):
         for other in self._mailbox.peers():  # also newcomers that the others are letting in
             self._tell_if_excluded(other, self.incarnation(other))
             self._send(other, Message(_BYE))
-        self._has_left = True
+        self.has_left = True
 
     # Newcomers
 
@@ -174,7 +175,7 @@ class MessageCollectives(CarriedOutTogether):
         if self._num_workers == 1:
             self._total = number
             return
-        if self._has_left:
+        if self.has_left:
             raise RunStopped
         began_s = self._now_s()
         if not self._next.others:  # it waits for no message, but must read newcomers' requests

@@ -139,6 +139,10 @@ class RoundMembers:
     def _may_live(self, worker: int) -> bool:
         return self._standings[worker].status <= Status.EXCLUDED
 
+    @property
+    def _alive(self) -> list[int]:
+        return [one for one in self._workers if self._may_live(one)]
+
     def _propose(self) -> None:
         self.proposed = max(self.proposed, self.view) + 1
 
@@ -229,6 +233,8 @@ class RoundMembers:
     def hear(self, sender: int, incarnation: int, view: int, round: int, x: torch.Tensor | None) -> bool:
         """Takes over what another worker's proposal says; returns whether this worker is still a member.
 
+        A worker that another one excludes goes on without it if it has a quorum, and the other one has none.
+
         Raises:
             ValueError: it is no proposal.
         """
@@ -239,7 +245,7 @@ class RoundMembers:
         prepared, *told = x.tolist()
         standings = [_Standing(n, Status(status)) for n, status in zip(told[::2], told[1::2], strict=True)]
         if standings[self._worker_id] > self._standings[self._worker_id]:
-            return False
+            return self._remains_without(sender, standings)
         if self._is_accused_wrongly(standings, sender):
             self.lose({sender: Status.EXCLUDED})
             return True
@@ -247,6 +253,14 @@ class RoundMembers:
         self._standings = [max(one) for one in zip(standings, self._standings, strict=True)]
         self.proposed = max(self.proposed, view)
         return True
+
+    def _remains_without(self, accuser: int, standings: Sequence[_Standing]) -> bool:
+        """Whether this worker has a quorum without one that excludes it, and that one has none."""
+        members = [one for one in self._workers if standings[one].status is Status.MEMBER]
+        if not self._quorum.missing(members, self._alive):
+            return False
+        self.lose({accuser: Status.EXCLUDED})
+        return not self.missing()
 
     def _is_accused_wrongly(self, standings: Sequence[_Standing], accuser: int) -> bool:
         """Whether a member excludes one that this worker reaches: of two that cannot reach each other, the first stays."""
@@ -265,7 +279,7 @@ class RoundMembers:
 
     def missing(self) -> list[int]:
         """The excluded workers without which the living members must not go on; empty if these have a quorum."""
-        return self._quorum.missing(self.living, [one for one in self._workers if self._may_live(one)])
+        return self._quorum.missing(self.living, self._alive)
 
     def begin(self) -> list[Progress]:
         """Begins the view that is agreed on; returns how far its members are."""

@@ -233,7 +233,10 @@ class ElasticMembership(Membership):
         if isinstance(error, NotReplacedError):
             report(self._run, self._folder, "not let in" if error.can_try_again else "not replaced", reason=error.why)
         if self._collectives is not None and (
-            self._run.leaves or not self._has_entered or isinstance(error, NotReplacedError)
+            self._run.leaves
+            or not self._has_entered
+            or self._collectives.has_left
+            or isinstance(error, NotReplacedError)
         ):
             self._collectives.leave()
         self._memory.close()
