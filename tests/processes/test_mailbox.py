@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -130,6 +131,22 @@ def test_a_killed_peer_has_left_and_others_go_on(mailbox, start):
     for number in range(20):
         answer_of(mailbox, 2, number, torch.ones(100_000))
     assert mailbox.peers() == {2}
+
+
+def test_the_last_sign_of_life_is_not_later_than_a_death_that_is_read_late(lobby):
+    """While many messages wait for a `receive`, the mailbox does not see the end of the connection behind them."""
+    silence_s = 1.0
+    sender = multiprocessing.get_context("forkserver").Process(target=floods, args=(lobby.port, silence_s))
+    sender.start()
+    with ZmqMailbox(lobby.store, 1, 2, peer_deadline_s=silence_s) as mailbox:
+        mailbox.connect(DEADLINE_S)
+        sender.join()
+        died_s = time.monotonic()
+        time.sleep(3 * silence_s)
+        while not isinstance(mailbox.receive(DEADLINE_S), PeerLeft):
+            pass
+        assert mailbox.ends.heard_s(0) < died_s
+    sender.close()
 
 
 def test_a_peer_dies_that_has_sent_more_than_is_read(lobby):

@@ -27,7 +27,9 @@ class EndDetector:
 
     def __init__(self, peers: Mapping[int, Peer], peer_deadline_s: float) -> None:
         self._peers, self._peer_deadline_s = peers, peer_deadline_s
-        self._ticks_s = deque([time.monotonic()], maxlen=3)  # of `look`; a gap: this process was stopped
+        self._ticks_s = deque(
+            [time.monotonic()], maxlen=3
+        )  # of `look`; a gap: this process was stopped, or did not read
 
     def has_ended(self, worker_id: int, incarnation: int) -> bool:
         """Whether an incarnation of a peer has ended for certain."""
@@ -46,12 +48,17 @@ class EndDetector:
 
     # Called by the mailbox
 
-    def look(self) -> None:
-        """Looks at lost peers; the mailbox calls it regularly, so that an end is noticed soon after it."""
+    def look(self, *, has_read_all: bool = True) -> None:
+        """Looks at lost peers; the mailbox calls it regularly, so that an end is noticed soon after it.
+
+        Args:
+            has_read_all: whether `lose` has been called for every connection that had ended.
+        """
         for peer in self._peers.values():
             if peer.met:
                 self._look_at(peer)
-        self._ticks_s.append(time.monotonic())
+        if has_read_all:
+            self._ticks_s.append(time.monotonic())
 
     def lose(self, peer: Peer) -> None:
         """Notes that a peer's connection has ended."""

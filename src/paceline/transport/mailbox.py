@@ -365,7 +365,8 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
                         self._read_or_wait(0.0)
                     if not self._closed.is_set():
                         self._redial()
-                self.ends.look()
+                    has_read_all = len(self._pending) < _MOST_PENDING
+                self.ends.look(has_read_all=has_read_all)
         except BaseException as error:  # `_check_open` raises it in the threads that use the mailbox
             with self._changed:
                 self._failure = error
