@@ -48,7 +48,7 @@ class Heir:
             self._join_point.hold(self._values)
 
     def _is_held(self) -> bool:
-        """Whether a process has the address, or this machine has not."""
+        """Whether a process holds the address, or the address belongs to another machine."""
         where = self._join_point.where
         with socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -229,8 +229,8 @@ class MessageCollectives(CarriedOutTogether):
             if self._next.is_agreed(progress):
                 if missing := self._next.missing():
                     self._exclude_itself(
-                        f"{name_workers(missing)} could not be reached for {self._deadline_s:g} s, and without them this"
-                        " worker is in no majority, which would train on."
+                        f"{name_workers(missing)} could not be reached for {self._deadline_s:g} s, and only a majority"
+                        " of the workers may train on."
                     )
                 return self._is_over(self._next.begin())
             self._hear()

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 
 class Quorum:
-    """The views in which workers that go on without others need a majority, so that only one side of a cut network does.
+    """Decides whether workers may go on without others that may be alive. At most one side of a cut network may.
 
-    A majority is more than half of the workers of a view that have not ended, or half of them with the lowest id. It is needed
-    in the last view that all its members are known to have begun, and in every later one that this worker has begun.
+    They need a majority in the last view that all its members are known to have begun, and in every later one that this worker
+    has begun. A majority is more than half of the workers of a view that have not ended, or half of them with the lowest id.
 
     >>> quorum = Quorum([(0, 1, 2, 3)])
     >>> quorum.missing({0, 1}, alive={0, 1, 2, 3}), quorum.missing({2, 3}, alive={0, 1, 2, 3})

@@ -13,7 +13,7 @@ import torch
 from paceline.transport.quorum import Quorum
 
 _PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
-_LOOK_AGAIN_FOR = 0.25  # the part of the deadline for which a worker waits at least before it excludes another one
+_LOOK_AGAIN_FOR = 0.25  # of the deadline: the least time between noticing an absence and excluding the worker
 
 
 class Status(IntEnum):
@@ -193,7 +193,7 @@ class RoundMembers:
         return dict.fromkeys(ended, Status.GONE) | dict.fromkeys(silent, Status.EXCLUDED)
 
     def _is_overdue(self, absence: _Absence) -> bool:
-        """Whether a member is to be excluded; a worker that has computed for long, or was stopped, waits for it a while."""
+        """Whether to exclude a member; a worker that has just computed for long, or was stopped, first waits a while."""
         since_s = max(absence.heard_s, absence.noticed_s - (1 - _LOOK_AGAIN_FOR) * self._deadline_s)
         return self._now_s() - since_s > self._deadline_s
 
