@@ -73,7 +73,7 @@ class ExcludedError(WorkerLostError):
     """
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"{why} Start it again: it takes part again if the others have gone on.")
+        super().__init__(f"{why} Start it again to take part, if the others still train.")
         self.why = why
 
 

@@ -72,7 +72,7 @@ def launch(
     deadline: Annotated[
         int | None,
         _in_together(
-            help="Seconds that workers wait for each other: 600 to arrive; 40, if that is less, for one that falls silent."
+            help="Seconds to wait for workers that have not arrived; 600. A silent one is waited for 40 s at most."
         ),
     ] = None,
     algorithm: Annotated[str | None, options.in_run(help="Spec; default: what attach names, else all-reduce")] = None,

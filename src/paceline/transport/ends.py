@@ -27,9 +27,8 @@ class EndDetector:
 
     def __init__(self, peers: Mapping[int, Peer], peer_deadline_s: float) -> None:
         self._peers, self._peer_deadline_s = peers, peer_deadline_s
-        self._ticks_s = deque(
-            [time.monotonic()], maxlen=3
-        )  # of `look`; a gap: this process was stopped, or did not read
+        # Of `look`; a gap: this process was stopped, or did not read.
+        self._ticks_s = deque([time.monotonic()], maxlen=3)
 
     def has_ended(self, worker_id: int, incarnation: int) -> bool:
         """Whether an incarnation of a peer has ended for certain."""
