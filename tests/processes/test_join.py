@@ -205,15 +205,15 @@ def test_models_on_gpus_have_no_rounds_of_messages(crew, algorithm):
     assert f"average in the CPU's memory under {algorithm}: move the model there" in refused(worker)
 
 
-def test_no_worker_joins_late_under_methods_with_local_steps(crew):
+def test_no_worker_joins_late_under_d_psgd(crew):
     crew.hold()
-    hands = crew.start(3, algorithm="local-sgd")
+    hands = crew.start(3, algorithm="d-psgd")
     placed(hands)
     for one in hands:
         one.trains_on()
     hands.pop().signal(signal.SIGKILL)
-    (late,) = crew.start(1, algorithm="local-sgd")
-    assert "has begun, and local-sgd takes no more workers" in refused(late)
+    (late,) = crew.start(1, algorithm="d-psgd")
+    assert "has begun, and d-psgd takes no more workers" in refused(late)
     for one in hands:
         one.trains_on()
     ends(crew, hands)

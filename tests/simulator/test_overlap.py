@@ -137,14 +137,14 @@ def loop_of(seen):
 def later_and_more(algorithm, collective):
     """Of four steps of a loop, against those of a task: times, and messages and bytes.
 
-    Sharded, workers whose loops may have left out a step tell each other every step where they are: five numbers of each. In
+    Sharded, workers whose loops may have left out a step tell each other every step where they are: six numbers of each. In
     memory they meet at once, and wake at other instants than else: None.
     """
     if "sharded" not in algorithm:
         return {}, {}
     if collective == "memory":
         return None, None
-    part_bytes = HEADER_BYTES + {"ring": 40, "tree": 120}[collective]
+    part_bytes = HEADER_BYTES + {"ring": 48, "tree": 144}[collective]
     meeting_s = 4 * (50e-6 + part_bytes / 1.25e9)
     steps = np.arange(4)
     later_s = {"gradient_ended_s": steps * meeting_s, "ended_s": (steps + 1) * meeting_s, "wait_s": meeting_s}

@@ -61,29 +61,31 @@ class Replacements:
 
     def steps(self) -> Iterator[int]:
         """The replica's steps."""
-        for step in self._replica.steps():
-            if self._is_new:
-                self._enter()
-            begun = self._replica.rounds_begun
-            if self._coming and begun > self._begun:  # a loop may make several steps with one batch
-                self._let_in()
-            self._begun = begun
-            yield step
-            self._scales |= self._replica.scaled
+        try:
+            for step in self._replica.steps():
+                if self._is_new:
+                    self._enter()
+                begun = self._replica.rounds_begun
+                if self._coming and begun > self._begun:  # a loop may make several steps with one batch
+                    self._let_in()
+                self._begun = begun
+                yield step
+                self._scales |= self._replica.scaled
+        finally:
+            self.parts.clear()  # which refer to this object: else they would be freed by a garbage collection only
 
     def has_reports(self, *, has_closure: bool, compares: bool) -> bool:
         """Whether this worker has something to report with the next mean: it accepts newcomers, or is compared as one."""
-        is_first = self._ports.worker_id == self._collectives.members[0]
-        self.accepted = self._accept(has_closure) if is_first else {}
-        return bool(self.accepted) or (compares and self._ports.worker_id in self._compared)
-
-    def _accept(self, has_closure: bool) -> dict[int, int]:
-        port, deal = self._ports.newcomers, self._replica.deal
-        accepted = port.accepted(deal.epoch if deal is not None else -1) if port is not None else {}
-        if port is None or not accepted or not (why := self._why_not(has_closure)):
-            return accepted
-        port.refuse(accepted, why)
-        return {}
+        port = self._ports.newcomers
+        if port is None:
+            return False
+        worker, deal = self._ports.worker_id, self._replica.deal
+        is_first = worker == self._collectives.members[0]
+        self.accepted = port.accepted(deal.epoch if deal is not None else -1) if is_first else {}
+        if self.accepted and (why := self._why_not(has_closure)):
+            port.refuse(self.accepted, why)
+            self.accepted = {}
+        return bool(self.accepted) or (compares and worker in self._compared)
 
     def _why_not(self, has_closure: bool) -> Refusal | None:
         if self._replica.deal is None:
