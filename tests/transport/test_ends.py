@@ -96,3 +96,19 @@ def test_a_peer_that_was_never_here_has_ended_if_it_is_refused(clock, refusals):
     peer = Peer(1, incarnation=0, endpoint="there")
     refusals.add("there")
     assert EndDetector({1: peer}, DEADLINE_S).has_ended(1, 0)
+
+
+@pytest.mark.parametrize(("received", "ended"), [(0, False), (1, True)])
+def test_a_peer_that_comes_back_is_heard_once_a_message_comes(clock, refusals, received, ended):
+    """It may have gone on without this worker meanwhile, and says so first."""
+    detector, peer = lost_peer(clock, ticks=10)
+    lose(detector, peer)
+    clock[0] += 60
+    peer.heard(b"1", 2)
+    for _ in range(10):
+        clock[0] += 0.25
+        detector.look()
+    peer.received = received
+    refusals.add("there")
+    lose(detector, peer)
+    assert detector.has_ended(1, 0) is ended

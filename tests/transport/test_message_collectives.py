@@ -1,6 +1,5 @@
 """Means by messages among workers that die, leave and lose connections: on a network whose every event a seed draws."""
 
-import math
 import random
 from collections import Counter
 from fractions import Fraction
@@ -37,8 +36,9 @@ class Network:
 
     def __init__(self, seed, workers, faults, *, replaces=False, silences=False):
         self.deadline_s = SILENCE_S if silences else 600.0
-        self.silences, self.stopped, self.last_contact_s = silences, set(), {}
+        self.silences, self.stopped = silences, set()
         self.waiting = set()  # newcomers
+        self.heard_s = {}  # (worker, another one that was cut off): the last sign of life, until a message comes from it
         self.known = set()  # (worker, another one, its incarnation that it knows to have ended)
         self.draws, self.workers, self.faults = random.Random(seed), workers, faults
         self.queues = {(a, b): [] for a in range(workers) for b in range(workers) if a != b}  # what a has sent to b
@@ -55,6 +55,7 @@ class Network:
         programs = {one: greenlet(self._ended_with(program, one)) for one in range(self.workers)}
         idle = 0
         while running := [one for one in programs if one not in self.dead | self.over]:
+            self.stopped = {one for one in self.stopped if any(one in pair for pair in self.cut)}
             running = [one for one in running if one not in self.stopped] or running
             if self.faults and self.draws.random() < self.rate:
                 self._fault(running, programs)
@@ -118,9 +119,9 @@ class Network:
         pair = frozenset((one, other))
         if pair not in self.cut:
             self.cut.add(pair)
-            self.last_contact_s[pair] = self.now_s()
-            self._lose(one, other)
-            self._lose(other, one)
+            for a, b in ((one, other), (other, one)):
+                self.heard_s.setdefault((a, b), self.now_s())
+                self._lose(a, b)
 
     def _silence(self, running):
         """A part of the network is cut off, or a worker stands still."""
@@ -133,8 +134,14 @@ class Network:
 
     def _end(self, one):
         """Those that can reach its machine know that its process has ended."""
-        others = {other for other in range(self.workers) if frozenset((one, other)) not in self.cut} - {one}
-        self.known |= {(other, one, self.incarnations[one]) for other in others}
+        for other in range(self.workers):
+            if other != one and frozenset((one, other)) not in self.cut:
+                self._find_out(other, one)
+
+    def _find_out(self, one, ended):
+        """A worker notices the end of one from which it has had a sign of life not long before."""
+        if self.now_s() - self.heard_s.get((one, ended), self.now_s()) < SILENCE_S / 2:
+            self.known.add((one, ended, self.incarnations[ended]))
 
     def _lose(self, sender, to):
         """The last messages are lost, and the receiver hears of it after the others."""
@@ -150,10 +157,11 @@ class Network:
             self.late.remove((dead, other, event))
             self.queues[dead, other].append(event)
         self.cut = {pair for pair in self.cut if one not in pair}
-        self.stopped = {other for other in self.stopped if any(other in pair for pair in self.cut)}
         for other in range(self.workers):
-            if self.now_s() - self.last_contact_s.pop(frozenset((one, other)), math.inf) < SILENCE_S / 2:
-                self.known.add((other, one, self.incarnations[one]))
+            if (other, one) in self.heard_s:
+                self._find_out(other, one)
+            for pair in ((one, other), (other, one)):
+                self.heard_s.pop(pair, None)
         for group in (self.dead, self.over, self.left):
             group.discard(one)
         self.incarnations[one] += 1
@@ -174,12 +182,10 @@ class Network:
     def _mend_one(self, one, other):
         self.cut.remove(frozenset((one, other)))
         self.stopped -= {one, other}
-        silence_s = self.now_s() - self.last_contact_s.pop(frozenset((one, other)))
         for a, b in ((one, other), (other, one)):
-            if a in self.dead | self.over and silence_s < SILENCE_S / 2:
-                self.known.add((b, a, self.incarnations[a]))
-        for a, b in ((one, other), (other, one)):
-            if a not in self.dead | self.over:
+            if a in self.dead | self.over:
+                self._find_out(b, a)
+            else:
                 self.queues[a, b].append(PeerBack(a, self.incarnations[a]))
 
 
@@ -192,7 +198,7 @@ class _Mailbox:
         return (self.me, worker, incarnation) in self.network.known
 
     def heard_s(self, worker):
-        return self.network.last_contact_s.get(frozenset((self.me, worker)), self.network.now_s())
+        return self.network.heard_s.get((self.me, worker), self.network.now_s())
 
     def send(self, to, message):
         network = self.network
@@ -202,6 +208,7 @@ class _Mailbox:
         if to in network.dead | network.over or frozenset((self.me, to)) in network.cut:
             raise PeerLostError(to, "its connection broke")
         x = None if message.x is None else message.x.clone()
+        network.heard_s.pop((to, self.me), None)
         network.queues[self.me, to].append(Received(self.me, self.incarnation, message._replace(x=x)))
         network.hub.switch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -9,16 +10,16 @@ from collections.abc import Mapping
 from paceline.transport.connections import Peer
 from paceline.transport.local_socket import is_refused
 
-_CERTAIN_FOR = (
-    4  # in peer deadlines: how long after the last sign of life a refused connection shows that a peer has ended
-)
+# In peer deadlines: how long after the last sign of life a refused connection shows that a peer has ended.
+_CERTAIN_FOR = 4
 
 
 class EndDetector:
     """Tells peers that have ended from peers that cannot be reached.
 
     A peer has ended if it has said bye, or if its machine refuses connections to its address soon after its last sign of life.
-    A refusal much later shows nothing: the others may have gone on without this worker, and ended.
+    A refusal much later shows nothing: the others may have gone on without this worker, and ended. For the same reason a peer
+    that comes back has given a sign of life only once a message has come from it.
 
     Args:
         peers: of the mailbox, by worker.
@@ -61,13 +62,14 @@ class EndDetector:
 
     def lose(self, peer: Peer) -> None:
         """Notes that a peer's connection has ended."""
-        peer.heard_s = self._ticks_s[0] - self._peer_deadline_s
+        if peer.received or peer.heard_s == -math.inf:
+            peer.heard_s = self._ticks_s[0] - self._peer_deadline_s
 
     def succeed(self, peer: Peer, incarnation: int) -> None:
         """Notes that a new process has taken a peer's place."""
         if self._is_certain(peer):
             peer.died = incarnation - 1
-        peer.incarnation = incarnation
+        peer.incarnation, peer.heard_s = incarnation, -math.inf
 
     def _look_at(self, peer: Peer) -> None:
         incarnation = peer.incarnation

@@ -51,8 +51,8 @@ class MessageCollectives(CarriedOutTogether):
     - A worker takes part in a new view only after all its members have proposed it. So results of two views of one round
       cannot mix.
 
-    The others wait for a worker that cannot be reached, but has not ended, for `deadline_s`. Then the majority goes on without
-    it, and the minority's rounds raise an error.
+    The others wait `deadline_s` for a worker that cannot be reached and has not ended. Then the majority goes on without it,
+    and the minority's rounds raise an error.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
     everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
@@ -222,10 +222,11 @@ class MessageCollectives(CarriedOutTogether):
         """Agrees with all living members on the next view, and on whether the round is over."""
         said = None
         while True:
-            progress = Progress(self._next.proposed, self._round, self._prepared)
-            if said != (said := (progress, self._next.knowledge)):
+            progress, knowledge = self._progress, self._next.knowledge
+            if (progress, knowledge) != said:
+                said = progress, knowledge
                 for other in self._next.listeners:
-                    self._send(other, self._proposal())
+                    self._propose(other)
             if self._next.is_agreed(progress):
                 if missing := self._next.missing():
                     self._exclude_itself(
@@ -235,13 +236,17 @@ class MessageCollectives(CarriedOutTogether):
                 return self._is_over(self._next.begin())
             self._hear()
 
-    def _proposal(self) -> Message:
-        progress = Progress(self._next.proposed, self._round, self._prepared)
-        return Message(_VIEW, self._round, x=self._next.proposal(progress), version=progress.view)
+    @property
+    def _progress(self) -> Progress:
+        return Progress(self._next.proposed, self._round, self._prepared)
+
+    def _propose(self, to: int) -> None:
+        progress = self._progress
+        self._send(to, Message(_VIEW, progress.round, x=self._next.proposal(progress), version=progress.view))
 
     def _tell_if_excluded(self, peer: int, incarnation: int) -> None:
         if self._next.is_excluded(peer, incarnation):
-            self._send(peer, self._proposal())
+            self._propose(peer)
 
     def _is_over(self, members: Sequence[Progress]) -> bool:
         """Whether this worker's round is over, given how far all members of the new view are."""
