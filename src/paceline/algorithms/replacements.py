@@ -31,8 +31,7 @@ class Replacements:
     take part from the next step on that begins with a batch, and have none in it. Until the others have made ten means more,
     newcomers are compared with them.
 
-    Costs: nothing while no newcomer waits; then one exchange, the first worker's state, for which all wait, and one exchange
-    with each of the ten means.
+    Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
 
     Args:
         replica: this worker's.
@@ -74,18 +73,17 @@ class Replacements:
         finally:
             self.parts.clear()  # which refer to this object: else they would be freed by a garbage collection only
 
-    def has_reports(self, *, has_closure: bool, compares: bool) -> bool:
-        """Whether this worker has something to report with the next mean: it accepts newcomers, or is compared as one."""
+    def has_reports(self, *, has_closure: bool) -> bool:
+        """Whether this worker, the first, accepts newcomers, and names them when it reports after the next mean."""
         port = self._ports.newcomers
-        if port is None:
+        if port is None or self._ports.worker_id != self._collectives.members[0]:
             return False
-        worker, deal = self._ports.worker_id, self._replica.deal
-        is_first = worker == self._collectives.members[0]
-        self.accepted = port.accepted(deal.epoch if deal is not None else -1) if is_first else {}
+        deal = self._replica.deal
+        self.accepted = port.accepted(deal.epoch if deal is not None else -1)
         if self.accepted and (why := self._why_not(has_closure)):
             port.refuse(self.accepted, why)
             self.accepted = {}
-        return bool(self.accepted) or (compares and worker in self._compared)
+        return bool(self.accepted)
 
     def _why_not(self, has_closure: bool) -> Refusal | None:
         if self._replica.deal is None:

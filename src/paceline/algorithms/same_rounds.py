@@ -66,7 +66,7 @@ class SameRounds:
 
     Workers also report whether their loops pass a closure to `step`: all must, or none.
 
-    Costs: a pass over memory for each digest; if a worker is surprised, one all-reduce of five numbers per worker.
+    Costs: a pass over memory for each digest; if a worker is surprised, one all-reduce of six numbers per worker.
 
     Attributes:
         has_closure: whether they pass one, by the last exchange.
@@ -134,7 +134,7 @@ class SameRounds:
         Args:
             changed: whether this worker has something else to report.
         """
-        changed |= self._replacements.has_reports(has_closure=self.has_closure, compares=self._compares)
+        changed |= self._replacements.has_reports(has_closure=self.has_closure)
         return Header(int(self._surprised() or self._differs or changed), self._digest)
 
     def heard(self, total: Header) -> bool:

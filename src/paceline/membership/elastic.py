@@ -32,7 +32,8 @@ from paceline.transport.local_socket import is_endpoint, is_heard
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
 _LOOK_EVERY_S = 2.0
-_SILENCE_S = 40.0
+_SILENCE_S = 40.0  # for which a worker that cannot be reached is waited for at most
+_HEARTBEATS_OF = 8  # parts of that time: a silent peer is lost after one, and its end is certain for four
 _joined = False  # places are taken by processes
 
 
@@ -130,7 +131,7 @@ class JoinedRun:
             if not takes_newcomers(algorithm) and self._join_point.check(["started"]):
                 raise UsageError(
                     f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
-                    " on a dead worker's batches. Choose another algorithm to let workers join later."
+                    " on a dead worker's batches. Under all-reduce and ad-psgd, for example, workers can join later."
                 )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
@@ -152,7 +153,7 @@ class JoinedRun:
             host=self._join_point.host,
             key=self._join_point.key,
             connect=False,
-            patience_s=self.silence_s / 8,
+            patience_s=self.silence_s / _HEARTBEATS_OF,
         )
         self._coming.close()
         try:

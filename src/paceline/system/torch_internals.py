@@ -14,7 +14,7 @@ import torch
 from torch import nn, overrides
 from torch.nn.utils import parametrize
 from torch.utils import _device, _python_dispatch
-from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map as tree_map  # applies a function to all tensors of a batch; has no public name
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd
