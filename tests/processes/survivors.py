@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import paceline as pl
 from paceline.memory.atomics import load
-from paceline.memory.newcomers import _ASKS, _LET_IN
+from paceline.memory.newcomers import _ASKS, _EPOCH, _LET_IN
 from paceline.records import checkpoint_files
 from paceline.worker.memberships.elastic import ElasticMembership
 
@@ -92,7 +92,7 @@ class OneAhead:
 
 
 def wait_for_newcomer(worker, of, incarnation):
-    """Waits until this replacement of a worker asks to be let in, or has been let in or refused."""
+    """Waits until a replacement asks to be let in, in shared memory in the present epoch, or has been let in or refused."""
     if isinstance(worker._membership, ElasticMembership):
         collectives = worker._membership._collectives
         while not collectives.incarnation(of) >= incarnation:
@@ -101,11 +101,10 @@ def wait_for_newcomer(worker, of, incarnation):
                 return
             collectives._hear()
         return
-    newcomers = worker._membership.arena.newcomers
-    while (
-        abs(load(newcomers._at(of, _ASKS))) // 2 < incarnation and not load(newcomers._at(of, _LET_IN)) >= incarnation
-    ):
-        if load(newcomers._at(of, _ASKS)) < 0:
+    newcomers, deal = worker._membership.arena.newcomers, worker._replica.deal
+    while load(newcomers._at(of, _LET_IN)) < incarnation:
+        asks, epoch = load(newcomers._at(of, _ASKS)), load(newcomers._at(of, _EPOCH))
+        if asks < 0 or (asks // 2 >= incarnation and epoch in (-1, deal.epoch)):
             return
         time.sleep(1e-3)
 

@@ -266,7 +266,8 @@ def test_a_replacement_of_a_loop_that_has_fetched_an_epochs_end(tmp_path):
 
 def test_a_replacement_trains_on_a_batch_of_an_epoch_before_it_came(tmp_path):
     """Worker 0 dies in the epoch in which worker 1 comes, in the middle of a period that began in the epoch before."""
-    program = Survivors(tmp_path, {1: [1], 0: 12}, newcomers={3: {1: 1}}, num_batches=11, epochs=9, data="drawn")
+    comes = {3: {1: 1}, 8: {1: 1}}  # the next mean is in the second epoch
+    program = Survivors(tmp_path, {1: [1], 0: 12}, newcomers=comes, num_batches=11, epochs=9, data="drawn")
     check_replaced(LATEST, program, deaths=2, restarts=1, ended=[0])
 
 
