@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from paceline.data.claims import WorkerClaims
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.data.loader_batches import shared_batches
+from paceline.data.round_deal import Left
 from paceline.data.sources import ABSENT, END
 from paceline.memory.epoch_claims import SharedEpochClaims
 from paceline.memory.segment import Layout, Segment
@@ -61,21 +62,21 @@ def test_lockstep_deals_rounds_and_absent_ones_take_part(counts):
 
 
 def test_lockstep_goes_on_where_it_was(counts):
-    one = claims(counts, lockstep=True, taken=4, first=7)
+    one = claims(counts, lockstep=True, taken=4, left=Left(7, []))
     assert epoch(one, 0) == []
     assert epoch(one, 1) == [7, 9]
 
 
 def test_more_or_fewer_workers_go_on_in_the_middle_of_an_epoch(counts):
     """Two workers had trained on batches 0 to 4, but for the third, which went back as its worker died."""
-    three = [claims(counts, worker, 3, 9, lockstep=True, first=2, done={3, 4}) for worker in range(3)]
+    three = [claims(counts, worker, 3, 9, lockstep=True, left=Left(5, [2])) for worker in range(3)]
     assert [epoch(one, 0) for one in three] == [[2, 7], [5, 8], [6, ABSENT]]
     assert [epoch(one, 1) for one in three] == [[9, 12, 15], [10, 13, 16], [11, 14, 17]]
 
 
 def test_a_resumed_run_hands_out_what_is_left(counts):
     """It begins at batch 6; batches 7 and 11 had made updates of the checkpoint before their turn."""
-    one, other = (claims(counts, worker, first=6, done={7, 11}) for worker in range(2))
+    one, other = (claims(counts, worker, left=Left(6, []), done={7, 11}) for worker in range(2))
     assert epoch(one, 0) == []
     assert epoch(one, 1, most=1) == [6]
     assert epoch(other, 0) == []

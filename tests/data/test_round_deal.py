@@ -84,6 +84,28 @@ def test_what_a_dead_worker_left_in_the_epoch_before_comes_first():
     assert deal.left(3) == Left(5, [1, 4])
 
 
+def test_what_is_lost_in_an_epochs_last_step_comes_first_in_the_next():
+    deal = RoundDeal(0, 2)
+    deal.begin(0, 0, 3)
+    hand_out(deal, 0, 1)
+    deal.meet([0])  # worker 1 had batch 1, and none in round 1
+    assert deal.left(2) == Left(3, [1])
+    assert deal.unmet(lambda place: place < 3) == [1]
+    deal.begin(2, 1, 3)
+    assert deal.left(2) == Left(3, [1])
+    assert [deal.places(number) for number in (2, 3, 4)] == [[-2], [0], [1]]
+
+
+def test_a_loop_that_leaves_an_epoch_leaves_what_is_lost_in_it():
+    deal = RoundDeal(0, 2)
+    deal.begin(0, 0, 4)
+    hand_out(deal, 0)
+    deal.meet([0])
+    assert deal.unmet(lambda place: place < 4) == []
+    deal.begin(2, 1, 4)
+    assert deal.places(2) == [0]
+
+
 def test_a_mean_that_was_sent_earlier_contains_earlier_rounds_only():
     deal = RoundDeal(0, 2)
     deal.begin(0, 0, NUMBERS)

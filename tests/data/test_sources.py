@@ -63,7 +63,7 @@ def test_a_part_of_an_epoch_ends_within_a_round_of_fewer_workers(counter):
 
 def test_a_resumed_run_that_is_stopped_before_its_first_batch_leaves_what_it_was_left(counter):
     plan = BatchPlan(num_samples=12, batch_size=1)
-    source = claims(counter, 0, 2, plan, lockstep=True, max_epochs=2, first=14, done={16, 17}, tracks=True)
+    source = claims(counter, 0, 2, plan, lockstep=True, max_epochs=2, left=Left(18, [14, 15]), tracks=True)
     assert source.left() == Left(18, [14, 15])
     source.next()
     assert source.left() == Left(18, [])

@@ -20,6 +20,7 @@ from processes.survivors import EPOCHS, Survivors, own_samples, samples
 WORKERS = 3
 METHODS = ["lockstep", "all-reduce"]
 REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
+LOST_IN_LAST_STEP = {"ahead": True, "data": "drawn", "num_batches": 9, "kills": {1: 2}, "fails": {0: 5}}
 
 
 def run_of(program, workers=WORKERS, **options):
@@ -114,6 +115,32 @@ def test_a_scaler_steps_in_a_round_without_batches(method, tmp_path):
     """The last round's only batch is lost with its worker, and dealt again in another round."""
     program = Survivors(tmp_path, {0: 3}, method, scales=True)
     check(program, run_of(program))
+
+
+@pytest.mark.parametrize("kills", [{0: 3}, {1: 2}, {1: 2, 2: 2}], ids=str)
+@pytest.mark.parametrize("data", ["plain", "processes", "drawn", "list"])
+def test_what_is_lost_as_a_loop_that_fetches_ahead_ends_an_epoch_comes_in_the_next(data, kills, tmp_path):
+    program = Survivors(tmp_path, kills, data=data, ahead=True, num_batches=10 if 0 in kills else 9)
+    check(program, run_of(program))
+
+
+class LooksAtCheckpoint(Survivors):
+    """In the third epoch, notes what the worker's part of the checkpoint of its beginning says is left."""
+
+    def _die(self, worker, at, number):
+        if at == self.at and number == 8:
+            (folder,) = (self.saved / "checkpoint").glob(str(2 * self.num_batches))
+            left = torch.load(folder / f"worker-{worker.worker_id}.pt")["left"]
+            (self.folder / f"left-{worker.worker_id}").write_text(str(left))
+        super()._die(worker, at, number)
+
+
+def test_an_epochs_checkpoint_has_what_was_lost_in_the_epoch_before(tmp_path):
+    folder = tmp_path / "run"
+    program = LooksAtCheckpoint(tmp_path, {1: 5}, saved=folder, ahead=True, num_batches=9, epochs=3)
+    run = pl.launch(program, workers=WORKERS, out=folder, checkpoint_every_s=0)
+    assert [(tmp_path / f"left-{one}").read_text() for one in (0, 2)] == ["[18, 16]"] * 2
+    check(program, run, epochs=3)
 
 
 @pytest.mark.parametrize("options", [{}, {"marks": True}, {"algorithm": "lockstep"}], ids=str)
@@ -242,7 +269,7 @@ def test_a_stream_loses_the_dead_workers_batch(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("workers", "options"),
-    [(1, {}), (2, {}), (3, {}), (5, {}), (2, {"ahead": True}), (2, REPLACED), (3, REPLACED)],
+    [(1, {}), (2, {}), (3, {}), (5, {}), (2, {"ahead": True}), (2, LOST_IN_LAST_STEP), (2, REPLACED), (3, REPLACED)],
     ids=str,
 )
 def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, options, tmp_path):
@@ -264,7 +291,7 @@ def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers
     counted = replace(program, folder=first).counted(before) | program.counted(after)
     assert list(counted) == list(range(1, run.result["version"] + 1))
     times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
-    assert times == dict.fromkeys(range(39), 3)
+    assert times == dict.fromkeys(range(len(samples(program.num_batches)[0])), 3)
     for model in program.models(range(workers)):
         for name, value in program.replayed(counted).items():
             torch.testing.assert_close(model[name], value, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.data.loader_batches import LoaderBatches
-from paceline.data.round_deal import Left, RoundDeal
+from paceline.data.round_deal import ALL_LEFT, Left, RoundDeal
 from paceline.data.sources import ABSENT, END
 from paceline.ports.views import Survivors
 
@@ -21,10 +21,11 @@ class WorkerClaims:
         num_workers: workers of the run.
         lockstep: whether batches are dealt in rounds.
         counts: of claimed batches.
-        first: number of the first batch: a resumed run continues there, with any number of workers.
+        left: the batches that a resumed run has left; any number of workers continues with them. Not in lockstep: all from
+            its first on.
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
             `break` count with it.
-        done: batches that are left out: a resumed run begins with their updates.
+        done: not in lockstep: batches that are left out, as a resumed run begins with their updates.
         tracks, survivors: as for `RoundDeal`.
         is_late: others may be in a later epoch: this worker begins there.
 
@@ -42,7 +43,7 @@ class WorkerClaims:
         num_workers: int,
         lockstep: bool,
         counts: EpochClaims,
-        first: int = 0,
+        left: Left = ALL_LEFT,
         taken: int = 0,
         done: Collection[int] = (),
         is_late: bool = False,
@@ -53,11 +54,11 @@ class WorkerClaims:
         self.taken = taken
         self.deal = None
         if lockstep:
-            self.deal = RoundDeal(worker_id, num_workers, Left.after(first, done), tracks=tracks, survivors=survivors)
+            self.deal = RoundDeal(worker_id, num_workers, left, tracks=tracks, survivors=survivors)
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts
-        self._first = first
+        self._first = left.first
         self._done = done
         self._first_epoch = counts.newest() if is_late else 0
         self._epoch: int | None = None

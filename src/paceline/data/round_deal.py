@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from paceline.ports.views import Survivors
@@ -14,23 +14,12 @@ class Left(NamedTuple):
     first: int
     earlier: list[int]
 
-    @classmethod
-    def after(cls, first: int, done: Collection[int]) -> Left:
-        """What is left after all batches before `first`, and the later ones that are `done`."""
-        end = max([first, *(one + 1 for one in done)])
-        return cls(end, [one for one in range(first, end) if one not in done])
-
     @property
     def least(self) -> int:
         return min([self.first, *self.earlier])
 
-    @property
-    def done(self) -> frozenset[int]:
-        """Later ones than the least that are not left."""
-        return frozenset(range(self.least, self.first)).difference(self.earlier)
 
-
-_ALL = Left(0, [])
+ALL_LEFT = Left(0, [])
 
 
 class RoundDeal:
@@ -60,7 +49,7 @@ class RoundDeal:
         self,
         worker_id: int,
         num_workers: int,
-        left: Left = _ALL,
+        left: Left = ALL_LEFT,
         *,
         tracks: bool = True,
         survivors: Survivors | None = None,
@@ -73,6 +62,7 @@ class RoundDeal:
         self._left_before = left
         self._first = self._numbers = 0  # the epoch's first batch, and how many it has
         self._again: list[int] = []  # places that come before all others
+        self._late: list[int] = []  # those of a dead worker that the epoch before has no round for
         self._place = 0
         self._can_repeat = True
         self._is_settled = False
@@ -90,10 +80,12 @@ class RoundDeal:
         shift, self._first = epoch * numbers - self._first, epoch * numbers
         for places in self._unmet.values():
             places.update((worker, place - shift) for worker, place in places.items())
+        late, self._late = [place - shift for place in self._late], []
         self.begun = self.met = self._handed = self._first_round = round
         self.epoch, self._numbers, self._can_repeat, self._is_settled = epoch, numbers, can_repeat, False
         self._place = max(0, self._left_before.first - self._first)
-        self._again = sorted(one - self._first for one in self._left_before.earlier if one // numbers == epoch)
+        left_before = [one - self._first for one in self._left_before.earlier if one // numbers == epoch]
+        self._again = sorted([*late, *left_before])
 
     def places(self, round: int) -> list[int]:
         """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
@@ -121,6 +113,8 @@ class RoundDeal:
     def unmet(self, has: Callable[[int], bool]) -> list[int]:
         """The places of batches that are in no mean yet; call it before the next epoch begins.
 
+        If a worker dies in the last step of a loop that fetches ahead, the next epoch begins with its batch.
+
         Args:
             has: whether the epoch has a batch at a place.
         """
@@ -130,7 +124,10 @@ class RoundDeal:
         for places in self._unmet.values():
             for worker in [one for one, place in places.items() if not has(place)]:
                 del places[worker]
-        return [place for places in self._unmet.values() for place in places.values()]
+        following, again = self._following(self._handed)
+        again = [place for place in again if has(place)]
+        self._late = [] if again and has(following) else again  # a loop that leaves an epoch leaves these batches, too
+        return [*self._late, *(place for places in self._unmet.values() for place in places.values())]
 
     def settle(self) -> None:
         """The epoch has no further round: if batches are in no mean yet, waits for the others and deals those of the dead."""
@@ -167,10 +164,14 @@ class RoundDeal:
             for worker, first_lost in dead.items()
             if worker in places and round >= first_lost
         ]
-        dealt = (self._handed - self._first_round) * len(self.members)
-        again = sorted([*again, *self._again[dealt:]]) if self._can_repeat else []
-        self._place += max(0, dealt - len(self._again))
+        self._place, rest = self._following(self._handed)
+        again = sorted([*again, *rest]) if self._can_repeat else []
         self.members, self._first_round, self._again = members, self._handed, again
+
+    def _following(self, round: int) -> tuple[int, list[int]]:
+        """The first place that no round before this one has, and those that come before it."""
+        dealt = max(0, (round - self._first_round) * len(self.members))
+        return self._place + max(0, dealt - len(self._again)), self._again[dealt:]
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
         """Deals further rounds among these members, too; returns what a newcomer needs for that."""
@@ -189,13 +190,11 @@ class RoundDeal:
         """
         if not self._numbers:
             return self._left_before
-        dealt, earlier = (round - self._first_round) * len(self.members), list[int]()
-        if dealt < 0:
-            if round < self.met:
-                return None
-            rounds = range(round, self._first_round)
-            earlier = [one for number in rounds for one in self._unmet.get(number, {}).values()]
-            dealt = 0
-        place = min(self._place + max(0, dealt - len(self._again)), self._numbers)
-        earlier = sorted([*earlier, *self._again[dealt:]])
-        return Left(self._first + place, [self._first + one for one in earlier if one < self._numbers])
+        if round < min(self._first_round, self.met):
+            return None
+        rounds = range(round, self._first_round)
+        place, again = self._following(round)
+        earlier = sorted([*(one for number in rounds for one in self._unmet.get(number, {}).values()), *again])
+        return Left(
+            self._first + min(place, self._numbers), [self._first + one for one in earlier if one < self._numbers]
+        )

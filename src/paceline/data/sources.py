@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from paceline.data.plan import BatchPlan, Dynamic
-from paceline.data.round_deal import Left, RoundDeal
+from paceline.data.round_deal import ALL_LEFT, Left, RoundDeal
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.views import Survivors
 
@@ -38,8 +38,8 @@ class BatchClaims:
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).
-        done: batches that are left out: a resumed run begins with their updates.
-        first: number of the first batch of a resumed run in lockstep, which any number of workers can continue.
+        done: not in lockstep: batches that are left out, as a resumed run begins with their updates.
+        left: in lockstep, the batches that a resumed run has left; any number of workers continues with them.
         tracks, survivors: as for `RoundDeal`.
 
     Attributes:
@@ -58,7 +58,7 @@ class BatchClaims:
         max_steps: int | None = None,
         taken: int = 0,
         done: Collection[int] = (),
-        first: int = 0,
+        left: Left = ALL_LEFT,
         tracks: bool = False,
         survivors: Survivors | None = None,
     ) -> None:
@@ -80,12 +80,11 @@ class BatchClaims:
             self._limit = math.ceil(round(max_epochs * self._per_epoch, 6))
         self.deal: RoundDeal | None = None
         if lockstep and not self._own_parts:
-            left = Left.after(first, done)
             self.deal = RoundDeal(worker_id, plan.num_workers, left, tracks=tracks, survivors=survivors)
             if self._limit is not None:  # in rounds so far
                 whole, rest = divmod(self._limit, self._per_epoch)
                 self._limit = whole * plan.batches_per_epoch + rest * plan.num_workers
-        self._first_epoch, self._epoch = first // plan.batches_per_epoch, -1
+        self._first_epoch, self._epoch = left.least // plan.batches_per_epoch, -1
         self.shares: RoundShares | None = None
         if plan.by_speed:
             self.shares = RoundShares(worker_id, plan.num_workers)

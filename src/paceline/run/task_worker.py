@@ -71,7 +71,7 @@ class TaskWorker:
                 max_epochs=config.epochs,
                 max_steps=config.steps,
                 done=share.done,
-                first=share.first,
+                left=share.left,
                 tracks=algorithm.survivors_continue,
                 survivors=share.survivors,
             )

@@ -232,7 +232,8 @@ class WorkerBatches:
                     first = False
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
-                    self._membership.begin_epoch(epoch, first_batch, self._optimizer, claims.taken, leads=leads)
+                    state = self._optimizer, claims.taken, claims.left()
+                    self._membership.begin_epoch(epoch, first_batch, *state, leads=leads)
                 self._membership.before_batch()
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)
@@ -309,7 +310,7 @@ class WorkerBatches:
         """Batches taken, and left, with those whose step the run's end has cut short; None: those left are unknown."""
         if (claims := self._claims) is None:
             share = self._get_share() if self.algorithm.in_rounds else None
-            return self._taken, Left.after(share.first, share.done) if share is not None else None
+            return self._taken, share.left if share is not None else None
         if is_cut:
             for number in [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]:
                 claims.take_back(number)

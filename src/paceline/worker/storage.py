@@ -57,7 +57,7 @@ class WorkerStorage:
         """Does nothing: the membership writes a worker's checkpoints."""
 
     def left(self, first: int) -> Left:
-        """The batches that a run in rounds has left; `first`: of a checkpoint at an epoch's beginning, which does not say."""
+        """The batches that a run in rounds has left; `first`: of a task's checkpoint at an epoch's beginning."""
         found = checkpoint.load_left(self._resume) if self._resume is not None else None
         return Left(found[0], found[1:]) if found is not None else Left(first, [])
 
@@ -122,7 +122,7 @@ class WorkerStorage:
             taken: batches that the worker has taken.
             own_model: its vector, if every worker has one.
             parameters: makes the run's parameters, if this worker saves them.
-            left: the batches that are left, if the checkpoint is in the middle of an epoch of rounds.
+            left: the batches that a run in rounds has left.
         """
 
         def write(folder: Path) -> None:

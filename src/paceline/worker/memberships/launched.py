@@ -169,16 +169,23 @@ class LaunchedMembership(Membership):
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        return BatchShare(self._run.claims(), self._left.least, self._left.done)
+        return BatchShare(self._run.claims(), self._left)
 
     def begin_epoch(
-        self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
+        self,
+        epoch: int,
+        first_batch: int,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        left: Left | None,
+        *,
+        leads: bool,
     ) -> None:
         """As in `Membership`; every epoch is saved, if any is, but for those that the run has resumed from."""
         if first_batch > self._resumed and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
-            self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None)
+            self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None, left)
             self._incomplete = first_batch if leads else self._incomplete
 
     def _parameters(self, next_batch: int) -> Callable[[], Parameters]:

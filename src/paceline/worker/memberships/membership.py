@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.data.round_deal import Left
+from paceline.data.round_deal import ALL_LEFT, Left
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import Tables
@@ -25,7 +25,7 @@ class BatchShare(NamedTuple):
     """How `WorkerClaims` shares a run's batches: where they are claimed, and which ones a resumed run skips."""
 
     counts: EpochClaims
-    first: int = 0
+    left: Left = ALL_LEFT  # in lockstep; else only from which batch on
     done: Collection[int] = ()
     is_late: bool = False
     survivors: Survivors | None = None  # as for `RoundDeal`
@@ -125,7 +125,14 @@ class Membership(Protocol):
         return {}
 
     def begin_epoch(
-        self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
+        self,
+        epoch: int,
+        first_batch: int,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        left: Left | None,
+        *,
+        leads: bool,
     ) -> None:
         """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.
 
@@ -134,6 +141,7 @@ class Membership(Protocol):
             first_batch: the number of its first batch, and of the checkpoint.
             optimizer: whose state is saved.
             taken: batches that this worker has taken.
+            left: in rounds, what the run has left.
             leads: whether it saves the parameters, too.
         """
 

@@ -230,14 +230,16 @@ class SupervisedMembership(Membership):
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        first, done = self.arena.load("next_batch"), self._environment.batches_done
-        if (
-            self._algorithm.in_rounds
-        ):  # a checkpoint at an epoch's beginning has all that is before it, and nothing else
-            left = self._storage.left(first)
-            first, done = left.least, left.done
+        first = self.arena.load("next_batch")
+        left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
         survivors = (self.arena.views or self.arena.collectives) if self._algorithm.loses_steps else None
-        return BatchShare(self.arena.epoch_claims(), first, done, is_late=self.incarnation > 0, survivors=survivors)
+        return BatchShare(
+            self.arena.epoch_claims(),
+            left,
+            self._environment.batches_done,
+            is_late=self.incarnation > 0,
+            survivors=survivors,
+        )
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""
@@ -270,15 +272,29 @@ class SupervisedMembership(Membership):
     # Checkpoints
 
     def begin_epoch(
-        self, epoch: int, first_batch: int, optimizer: torch.optim.Optimizer, taken: int, *, leads: bool
+        self,
+        epoch: int,
+        first_batch: int,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        left: Left | None,
+        *,
+        leads: bool,
     ) -> None:
         """As in `Membership`."""
         self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
         if epoch and self._environment.checkpoint is not None:
-            self.save_epoch(epoch, first_batch, optimizer, taken, parameters=leads)
+            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads)
 
     def save_epoch(
-        self, epoch: int, number: int, optimizer: torch.optim.Optimizer, taken: int, *, parameters: bool
+        self,
+        epoch: int,
+        number: int,
+        optimizer: torch.optim.Optimizer,
+        taken: int,
+        left: Left | None = None,
+        *,
+        parameters: bool,
     ) -> None:
         """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch begins."""
         if self._environment.checkpoint is None or self.arena.load("checkpoint_epoch") not in (-1, epoch):
@@ -288,7 +304,7 @@ class SupervisedMembership(Membership):
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
         next_batch = number if kept is None else min(kept, number)
         values = (lambda: self._memory.parameters(next_batch)) if parameters else None
-        if self._storage.save(number, optimizer, taken, self._own_model, values) and parameters:
+        if self._storage.save(number, optimizer, taken, self._own_model, values, left) and parameters:
             for server in range(self.ports.num_servers):
                 assert self.ports.mailbox is not None
                 with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
