@@ -81,12 +81,18 @@ class GossipSurvivors(Survivors):
                 found[worker, k] = [batch for batch, is_own in json.loads(line)[1][1] if not is_own]
         return found
 
-    def notes(self, workers):
+    def notes(self, workers, dead=()):
+        """Those of all workers.
+
+        `dead`: by which the others may not know of a round that they began last, and begin it with other members.
+        """
         found = Notes()
         for worker in range(workers):
             path = self.folder / f"rounds-{worker}.jsonl"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                found.add(worker, *json.loads(line))
+            lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            newest = max((number for number, what in enumerate(lines) if what[0] == "begin"), default=-1)
+            for number, what in enumerate(lines):
+                found.add(worker, *what, is_known=worker not in dead or number != newest)
         return found
 
 
@@ -103,11 +109,12 @@ class Notes:
     missing: set[tuple[int, int, int]] = field(default_factory=set)
     kept: dict[int, int] = field(default_factory=dict)
 
-    def add(self, worker, what, *numbers):
+    def add(self, worker, what, *numbers, is_known=True):
         match what:
             case "begin":
                 round, members = numbers
-                assert self.members.setdefault(round, members) == members, "workers disagree on a round's members"
+                if is_known:
+                    assert self.members.setdefault(round, members) == members, "workers disagree on a round's members"
                 self.begun[worker] = max(self.begun[worker], round + 1)
             case "sent":  # in the round that it has begun: a model with the steps before
                 self.sent[worker] = self.begun[worker] - 1

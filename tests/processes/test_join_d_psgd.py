@@ -31,7 +31,7 @@ def check(crew, workers=WORKERS, neighbours=gossip.ring, *, breaks=False, **opti
     """
     first, loop = crew.survivors(workers, **options), crew.program
     dead = {*loop.kills, *crew.gone()}
-    notes, steps = loop.notes(workers), steps_of(loop.folder, workers)
+    notes, steps = loop.notes(workers, dead), steps_of(loop.folder, workers)
     reference = GossipReference(Training.of(loop), steps, notes, neighbours, loop.repeats(workers))
     for one, other in zip(first.values(), mean_of(reference.train()), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
