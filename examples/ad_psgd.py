@@ -26,7 +26,7 @@ ALGORITHM = pl.ADPSGD(topology=pl.BipartiteExponential())
 
 def train() -> dict:
     model, loader = make_model(), make_loader(batch_size=4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     with pl.attach(model, optimizer, algorithm=ALGORITHM) as worker:
         for _ in range(EPOCHS):
             for images, labels in worker.batches(loader):
