@@ -518,3 +518,61 @@ def test_a_state_with_the_numbers_of_numpy_and_counters_is_given():
 def test_a_state_with_other_objects_is_refused():
     with pytest.raises(NotReplacedError, match="contains more than numbers and tensors"):
         newcomer([state_from(0, 0, {"fraction": Fraction(1, 3)})]).enter(0)
+
+
+def draw_plan(draws):
+    """What all workers do: start a vector, wait for all that have been started, or add up another one meanwhile."""
+    plan = [draws.choice(["start", "start", "wait", "sum", "compute"]) for _ in range(20)]
+    return [*plan, "wait"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("faults", [0, 1, 3])
+@pytest.mark.parametrize("silences", [False, True])
+def test_vectors_that_are_added_up_before_their_round(workers, faults, silences, monkeypatch):
+    """In drawn programs: each sum is of the vectors of exactly the members of the round in which it is waited for."""
+    monkeypatch.setattr("paceline.transport.message_collectives._LEAST_EARLY_BYTES", 1)
+    monkeypatch.setattr("paceline.transport.round_vectors._AT_ONCE_BYTES", 0 if workers == 2 else 1 << 20)
+    early = Counter()
+    for number in range(100):
+        network = Network(f"early {workers} {faults} {silences} {number}", workers, faults, silences=silences)
+        check_early(network, draw_plan(network.draws), early)
+    assert early["early pieces"] > 100
+    assert early["early means"] > 100
+
+
+def check_early(network, plan, early):
+    histories, failed = {one: [] for one in range(network.workers)}, set()
+
+    def program(mailbox):
+        me, collectives = mailbox.me, collectives_over(mailbox)
+        pending = []
+        try:
+            for step, what in enumerate(plan):
+                x = given(me, step)[: SIZE if step % 3 else 1]  # one element is no early exchange by itself
+                if what == "start":
+                    pending.append((step, x, collectives.start_all_reduce(x)))
+                elif what == "sum":
+                    collectives.add_up(x)
+                    histories[me].append((collectives.members, step, x.tolist()))
+                elif what == "compute":
+                    network.hub.switch()
+                else:
+                    for begun, total, handle in pending:
+                        handle.wait()
+                        histories[me].append((collectives.members, begun, total.tolist()))
+                    pending = []
+        except WorkerLostError:
+            failed.add(me)
+        else:
+            collectives.leave()
+
+    network.run(program)
+    early.update(entry[2] for entry in network.log if len(entry) == 5)
+    longest = max(histories.values(), key=len)
+    for one, history in histories.items():
+        assert history == longest[: len(history)]
+        assert one in network.dead | failed or len(history) == len(longest)
+    assert network.silences or not failed
+    for members, step, x in longest:
+        assert x == [sum(given(one, step)[0].item() for one in members)] * len(x)

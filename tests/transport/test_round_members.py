@@ -9,7 +9,7 @@ import torch
 from paceline.errors import ExcludedError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import MessageCollectives
-from paceline.transport.round_members import RoundMembers, Status
+from paceline.transport.round_members import Progress, RoundMembers, Status
 
 DEADLINE_S = 10.0
 
@@ -111,6 +111,18 @@ def test_a_worker_that_this_one_cannot_reach_either_is_excluded():
     members.disconnect(1, 0, has_ended=False)
     assert members.hear(2, 0, 1, 1, said([0, Status.EXCLUDED, 0]))
     assert members.living == [0, 2]
+
+
+def test_a_view_begins_once_the_others_have_agreed_to_leave_the_excluded_worker_out():
+    """They may have proposed it before they heard of the exclusion, and may reach that worker."""
+    world = World()
+    members = members_of(2, 3, world)
+    exclude(members, world, 1)
+    own = Progress(members.proposed, 1, -1)
+    assert members.hear(0, 0, own.view, 1, said([Status.MEMBER] * 3))
+    assert not members.is_agreed(own)
+    assert members.hear(0, 0, own.view, 1, said([Status.MEMBER, Status.EXCLUDED, Status.MEMBER]))
+    assert members.is_agreed(own)
 
 
 def test_a_worker_hears_that_it_is_excluded():

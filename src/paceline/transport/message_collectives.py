@@ -11,16 +11,20 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from paceline.errors import ExcludedError, PeerLostError, RunStopped, WorkerLostError, name_workers
-from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
-from paceline.transport.packed_vectors import packed
+from paceline.transport.exchange import Exchange, Kinds
 from paceline.transport.round_header import Purpose, RoundHeader
 from paceline.transport.round_members import Ends, Progress, RoundMembers
 from paceline.transport.round_vectors import Part, RoundVectors
 
 ASK = "round ask"
-_PIECES, _MEANS, _VOTE, _VIEW, _BYE = _OWN = ("round pieces", "round means", "round vote", "round view", "round bye")
-_KINDS = (*_OWN, ASK)
+_VOTE, _VIEW, _BYE = _OWN = ("round vote", "round view", "round bye")
+_OF_ROUND = Kinds("round pieces", "round means")
+_EARLY = Kinds("early pieces", "early means")
+_KINDS = (*_OWN, *_OF_ROUND, *_EARLY, ASK)
+_LEAST_EARLY_BYTES = 1 << 20
+_EARLY_EXCHANGES = 8  # in a round, about: few, so that no worker waits until another one reads its messages
 _LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told to end
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 
@@ -40,6 +44,10 @@ class MessageCollectives(CarriedOutTogether):
     vectors, adds up the pieces that it receives, and sends the sum to all. Sums are in the order of ids, so they have the same
     bits as in shared memory. A worker that has all sums votes. Its round is over once it has the votes of all members.
 
+    Vectors that are started long before their round, as while backward computes, are added up early: once several have about
+    an eighth of the last round's bytes, they travel together. So that all members do the same, they do it only in a view in
+    which the last round has ended by votes. In another view, these vectors are part of the round.
+
     Members of a round are those of a numbered view (`RoundMembers`). Once all living members have proposed the next view, each
     knows how far the others are. If another member is in the next round already, this worker's round is over, with the result
     that it has. If all members have the round's result, it is over, too. Otherwise they repeat it in the new view.
@@ -55,7 +63,7 @@ class MessageCollectives(CarriedOutTogether):
     and the minority's rounds raise an error.
 
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
-    everything each, with 2 messages, up to 1 MB. No vector is sent while backward computes.
+    everything each, with 2 messages, up to 1 MB. Early exchanges need 2 messages more each.
 
     Args:
         mailbox: through which all workers can be reached.
@@ -93,11 +101,16 @@ class MessageCollectives(CarriedOutTogether):
         self.members = self._next.ids
         self.requests: dict[int, JoinRequest] = {}
         self._round, self._prepared = 0, -1  # the view in which this worker has the round's result; -1: none
+        self._voted_in = 0  # the view in which the last round has ended by votes; -1: it has ended otherwise
         self._parts: list[Part] = []
-        self._results: list[torch.Tensor] = []
+        self._exchanges: list[Exchange] = []  # of this round
         self._header = RoundHeader()  # of this worker's pieces
         self._total = 0.0  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
+        self._early: list[Exchange] = []  # of operations that have been started, in the present view
+        self._early_received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by first operation instead
+        self._first_early = 1  # the first operation that may become part of an early exchange
+        self._usual_bytes = 0  # of the operations of a round
         self._stopped_s = math.inf
         self.has_left = False
         self.waited_s, self.purpose = 0.0, Purpose.STEP
@@ -116,13 +129,37 @@ class MessageCollectives(CarriedOutTogether):
         self._run_round([Part(vector, is_mean=True)], weight, number)
         return self._total
 
+    def _start(self, operation: Operation) -> Handle:
+        assert operation.kind == "all-reduce"
+        started = super()._start(operation)
+        self._exchange_early()
+        return started
+
+    def _exchange_early(self) -> None:
+        """Sends vectors that have been started, if they are many, and goes on with those that have been sent."""
+        if self._voted_in != self._next.view or self._next.changes or not self._next.others or self.has_left:
+            self._first_early = self._num_started + 1
+            return
+        parts = [Part(one.vector) for one in self._started[self._first_early - self._num_done - 1 :]]
+        num_bytes = sum(part.vector.nbytes for part in parts)
+        if num_bytes >= max(_LEAST_EARLY_BYTES, self._usual_bytes / _EARLY_EXCHANGES):
+            header = RoundHeader(purpose=self.purpose, num_bytes=num_bytes)
+            self._early.append(self._exchange(parts, header, _EARLY, self._first_early))
+            self._first_early += len(parts)
+        while (event := self._mailbox.receive(0.0, kind=_KINDS)) is not None:
+            self._handle(event)
+        for one in self._early:
+            one.advance()
+
     def _carry_out(self, operations: list[Operation]) -> None:
-        assert all(one.kind == "all-reduce" for one in operations)
-        self._run_round([Part(one.vector) for one in operations])
+        self._run_round([Part(one.vector) for one in operations], early=self._early)
+        self._usual_bytes = sum(one.vector.nbytes for one in operations)
+        self._early, self._first_early = [], self._num_done + 1
+        self._early_received = {key: x for key, x in self._early_received.items() if key[0] > self._num_done}
 
     def add_up(self, vector: torch.Tensor) -> None:
         """Replaces `vector` (n,) by the sum over all members; operations that have been started are not carried out."""
-        self._carry_out([Operation("all-reduce", vector, vector)])
+        self._run_round([Part(vector)])
 
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
@@ -152,11 +189,13 @@ class MessageCollectives(CarriedOutTogether):
         that has died by then is left out.
         """
         self.members = tuple(sorted({*self.members, *newcomers}))
-        return {"round": self._round, **self._next.let_in(newcomers)}
+        done = self._num_started - len(self._started)
+        return {"round": self._round, "done": done, "usual_bytes": self._usual_bytes, **self._next.let_in(newcomers)}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part from the next round on, with what `let_in` returned to a member."""
-        self._round = given["round"]
+        self._round, self._usual_bytes = given["round"], given["usual_bytes"]
+        self._num_started = self._num_done = given["done"]
         self._next.enter(given)
         self.members = self._next.ids
 
@@ -171,7 +210,9 @@ class MessageCollectives(CarriedOutTogether):
 
     # A round
 
-    def _run_round(self, parts: list[Part], weight: float = 1.0, number: float = 0.0) -> None:
+    def _run_round(
+        self, parts: list[Part], weight: float = 1.0, number: float = 0.0, early: Sequence[Exchange] = ()
+    ) -> None:
         if self._num_workers == 1:
             self._total = number
             return
@@ -181,42 +222,46 @@ class MessageCollectives(CarriedOutTogether):
         if not self._next.others:  # it waits for no message, but must read newcomers' requests
             self._hear(timeout_s=0.0)
         self._round += 1
-        self._parts, self._results, self._prepared = parts, [], -1
+        self._parts, self._prepared, view = parts, -1, self._next.view
         self._header = RoundHeader(weight, number, self.purpose, sum(part.vector.nbytes for part in parts))
         try:
-            while not (self._ends_by_votes() or self._ends_by_change()):
-                self._results, self._prepared = [], -1
+            while not ((has_votes := self._ends_by_votes(early)) or self._ends_by_change()):
+                self._prepared, early = -1, ()
         finally:
             self.waited_s += self._now_s() - began_s
-        for part, result in zip(parts, self._results, strict=True):
-            part.vector.copy_(result)
+        for exchange in self._exchanges:
+            for part, result in zip(exchange.vectors.parts, exchange.results, strict=True):
+                part.vector.copy_(result)
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
+        self._voted_in = self._next.view if has_votes else -1
+        if self._voted_in != view:
+            self._early, self._first_early = [], self._num_started + 1
 
-    def _ends_by_votes(self) -> bool:
+    def _ends_by_votes(self, early: Sequence[Exchange]) -> bool:
         """Sends, adds up and votes in the present view; returns whether the round is over."""
         if self._next.changes:
             return False
         if failed := self._next.failed:
             raise self._lost(failed, "had left its loop, by an error (see its output) or before the others")
         self.members = self._next.ids
-        vectors = RoundVectors(self._parts, self._header, self.members, self._worker_id, self._lost)
-        for other in self._next.others:
-            self._say(_PIECES, other, vectors.message_to(other))
-        if not self._have_all(_PIECES):
+        have_begun = {id(part.vector) for one in early for part in one.vectors.parts}
+        parts = [part for part in self._parts if id(part.vector) not in have_begun]
+        rest = self._exchange(parts, self._header, _OF_ROUND, self._round)
+        self._exchanges = [rest, *early]
+        if not self._hear_until(lambda: not [one for one in self._exchanges if not one.advance()]):
             return False
-        self._results = vectors.reduce(self._messages(_PIECES))
-        self._total = vectors.total
-        if vectors.is_cut:
-            for other in self._next.others:
-                self._say(_MEANS, other, packed(self._results))
-            if not self._have_all(_MEANS):
-                return False
-            self._results = vectors.join(self._results, self._messages(_MEANS))
+        self._total = rest.vectors.total
         self._prepared = self._next.view
         self._next.note_begun()
         for other in self._next.others:
-            self._say(_VOTE, other)
-        return self._have_all(_VOTE)
+            self._say(_VOTE, self._round, other)
+        keys = [(self._round, self._next.view, _VOTE, one) for one in self._next.others]
+        return self._hear_until(lambda: all(key in self._received for key in keys))
+
+    def _exchange(self, parts: Sequence[Part], header: RoundHeader, kinds: Kinds, number: int) -> Exchange:
+        vectors = RoundVectors(parts, header, self._next.ids, self._worker_id, self._lost)
+        received = self._early_received if kinds is _EARLY else self._received
+        return Exchange(vectors, kinds, number, self._next.view, self._next.others, self._say, received)
 
     def _ends_by_change(self) -> bool:
         """Agrees with all living members on the next view, and on whether the round is over."""
@@ -255,11 +300,8 @@ class MessageCollectives(CarriedOutTogether):
         alike = all((one.round, one.prepared) == (self._round, self._prepared) for one in members)
         return is_behind or (alike and self._prepared >= 0)
 
-    def _messages(self, kind: str) -> dict[int, torch.Tensor | None]:
-        return {one: self._received[self._round, self._next.view, kind, one] for one in self._next.others}
-
-    def _say(self, kind: str, to: int, x: torch.Tensor | None = None) -> None:
-        self._send(to, Message(kind, self._round, x=x, version=self._next.view))
+    def _say(self, kind: str, number: int, to: int, x: torch.Tensor | None = None) -> None:
+        self._send(to, Message(kind, number, x=x, version=self._next.view))
 
     def _send(self, to: int, message: Message) -> None:
         with contextlib.suppress(PeerLostError):  # its event is on the way
@@ -267,10 +309,9 @@ class MessageCollectives(CarriedOutTogether):
 
     # Events
 
-    def _have_all(self, kind: str) -> bool:
-        """Waits for a message from every other member; False if the view changes meanwhile."""
-        keys = [(self._round, self._next.view, kind, one) for one in self._next.others]
-        while not all(key in self._received for key in keys):
+    def _hear_until(self, have_all: Callable[[], bool]) -> bool:
+        """Waits for messages from the other members; False if the view changes meanwhile."""
+        while not have_all():
             if self._next.changes:
                 return False
             self._hear()
@@ -279,7 +320,20 @@ class MessageCollectives(CarriedOutTogether):
     def _hear(self, timeout_s: float = _LOOK_EVERY_S) -> None:
         """Waits a while for a message or an event."""
         absent = self._next.absent()
-        match self._mailbox.receive(0.0 if absent else timeout_s, kind=_KINDS):
+        if (event := self._mailbox.receive(0.0 if absent else timeout_s, kind=_KINDS)) is not None:
+            self._handle(event)
+        elif absent:  # and have said nothing more, for example that this worker is excluded
+            self._next.lose(absent)
+        else:  # another receiver may have had a peer's event, as the run began
+            for one in set(self._next.others) - self._mailbox.peers():
+                self._next.miss(one)
+        if self._stopped():
+            self._stopped_s = min(self._stopped_s, self._now_s())
+            if self._now_s() - self._stopped_s > _GRACE_S:
+                raise RunStopped
+
+    def _handle(self, event: Event) -> None:
+        match event:
             case Received(sender=sender, incarnation=incarnation, message=message):
                 self.take(sender, incarnation, message)
             case PeerLeft(peer=peer, incarnation=incarnation, reason=reason):
@@ -287,15 +341,6 @@ class MessageCollectives(CarriedOutTogether):
             case PeerBack(peer=peer, incarnation=incarnation):
                 self._next.restore(peer, incarnation)
                 self._tell_if_excluded(peer, incarnation)
-            case None if absent:  # and have said nothing more, for example that this worker is excluded
-                self._next.lose(absent)
-            case None:  # another receiver may have had a peer's event, as the run began
-                for one in set(self._next.others) - self._mailbox.peers():
-                    self._next.miss(one)
-        if self._stopped():
-            self._stopped_s = min(self._stopped_s, self._now_s())
-            if self._now_s() - self._stopped_s > _GRACE_S:
-                raise RunStopped
 
     def take(self, sender: int, incarnation: int, message: Message) -> None:
         """Handles a message."""
@@ -309,6 +354,9 @@ class MessageCollectives(CarriedOutTogether):
             self.requests[sender] = JoinRequest(incarnation, message.number, frozenset(peers))
         elif message.kind == _VIEW:
             self._hear_proposal(sender, incarnation, message)
+        elif message.kind in _EARLY:
+            if message.version >= self._next.view:
+                self._early_received[message.number, message.version, message.kind, sender] = message.x
         elif (message.number, message.version) >= (self._round, self._next.view):
             self._received[message.number, message.version, message.kind, sender] = message.x
 

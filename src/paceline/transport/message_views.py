@@ -129,6 +129,11 @@ class MessageViews(MessageCollectives):
         self._come_together()
         super()._carry_out(operations)
 
+    def add_up(self, vector: torch.Tensor) -> None:
+        """As in `MessageCollectives`."""
+        self._come_together()
+        super().add_up(vector)
+
     def _come_together(self) -> None:
         """Waits until all living workers have come to this place."""
         while not all(report.place for report in self._meet(1 + self.purpose).values()):
@@ -149,7 +154,7 @@ class MessageViews(MessageCollectives):
         table = torch.zeros(self._num_workers, len(own.numbers()), dtype=torch.int64)
         table[self._worker_id] = torch.tensor(own.numbers())
         purpose, self.purpose = self.purpose, Purpose.STEP
-        super()._carry_out([Operation("all-reduce", table.view(-1), table.view(-1))])
+        super().add_up(table.view(-1))
         self.purpose = purpose
         reports = {one: _Report.of(table[one].tolist()) for one in self.members}
         self._check(reports)

@@ -64,7 +64,8 @@ class RoundMembers:
 
     A worker proposes the next view whenever its knowledge changes: a member has died, left or failed, a connection was
     restored, or newcomers come in. A proposal says all that it knows, and how far it is. The view begins once all living
-    members have proposed the same number.
+    members have proposed the same number with the same members: a worker may have proposed it before it heard that another
+    one excludes a third, and need not agree.
 
     A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its
     address. A silent worker is excluded after a deadline. It may be alive, so a view without it needs a `Quorum`.
@@ -99,6 +100,7 @@ class RoundMembers:
         self.view = self.proposed = 0
         self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
         self._told: dict[int, Progress] = {}  # what each worker has said last
+        self._told_living: dict[int, list[int]] = {}  # the members that are alive by what it has said
         self._unreachable: dict[int, _Absence] = {}
         self._probe_at_s = -math.inf
 
@@ -250,6 +252,7 @@ class RoundMembers:
             self.lose({sender: Status.EXCLUDED})
             return True
         self._told[sender] = Progress(view, round, prepared)
+        self._told_living[sender] = [one for one in self.ids if standings[one].status is Status.MEMBER]
         self._standings = [max(one) for one in zip(standings, self._standings, strict=True)]
         self.proposed = max(self.proposed, view)
         return True
@@ -274,8 +277,12 @@ class RoundMembers:
 
     def is_agreed(self, own: Progress) -> bool:
         """Whether all living members have proposed the same view, as this worker has."""
-        self._told[self._worker_id] = own
-        return all(one in self._told and self._told[one].view == self.proposed for one in self.living)
+        living = self.living
+        self._told[self._worker_id], self._told_living[self._worker_id] = own, living
+        return all(
+            one in self._told and (self._told[one].view, self._told_living[one]) == (self.proposed, living)
+            for one in living
+        )
 
     def missing(self) -> list[int]:
         """The excluded workers without which the living members must not go on; empty if these have a quorum."""

@@ -27,7 +27,7 @@ class RoundVectors:
 
     Args:
         parts: the vectors.
-        header: of this worker's pieces.
+        header: of this worker's pieces; its `num_bytes` may count other vectors, too.
         members: of the round, in the order of their ids.
         worker_id: this worker.
         lost: makes the error about workers whose messages do not fit.
@@ -45,13 +45,13 @@ class RoundVectors:
         worker_id: int,
         lost: Callable[[Sequence[int], str], Exception],
     ) -> None:
-        self._parts, self._header, self._members, self._worker_id, self._lost = parts, header, members, worker_id, lost
-        self.is_cut = len(members) > 2 or header.num_bytes > _AT_ONCE_BYTES
+        self.parts, self._header, self._members, self._worker_id, self._lost = parts, header, members, worker_id, lost
+        self.is_cut = len(members) > 2 or sum(part.vector.nbytes for part in parts) > _AT_ONCE_BYTES
         self.total = 0.0
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""
-        parts = [part for part in self._parts if self._header.weight or not part.is_mean]
+        parts = [part for part in self.parts if self._header.weight or not part.is_mean]
         return packed(
             [self._header.vector(), *(part.vector[self._slice_of(member, len(part.vector))] for part in parts)]
         )
@@ -69,14 +69,14 @@ class RoundVectors:
             if why := other.why_unlike(self._header, me):
                 raise self._lost([one], why)
         self.total = sum(headers[one].number for one in self._members)
-        likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self._parts]
+        likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self.parts]
         pieces = {me: likes}
         for one, x in messages.items():
-            given = zip(self._parts, likes, strict=True)
+            given = zip(self.parts, likes, strict=True)
             brings = [piece if headers[one].weight or not part.is_mean else piece[:0] for part, piece in given]
             _, *pieces[one] = self._unpack(one, x, [like, *brings])
         mine = [torch.empty_like(piece) for piece in likes]
-        for place, (part, out) in enumerate(zip(self._parts, mine, strict=True)):
+        for place, (part, out) in enumerate(zip(self.parts, mine, strict=True)):
             if part.is_mean:
                 total = to_sum_type(out)
                 given = [(pieces[one][place], headers[one].weight) for one in self._members]
@@ -92,7 +92,7 @@ class RoundVectors:
         Raises:
             WorkerLostError: these cannot be read.
         """
-        results = [torch.empty_like(part.vector) for part in self._parts]
+        results = [torch.empty_like(part.vector) for part in self.parts]
         for one in self._members:
             slices = [result[self._slice_of(one, len(result))] for result in results]
             found = mine if one == self._worker_id else self._unpack(one, messages[one], slices)
