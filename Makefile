@@ -12,18 +12,19 @@ unexport PYTHONDONTWRITEBYTECODE
 # cores, as tests wait for each other's processes a third of their time.
 ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 # NumPy's threads spin while they wait for each other: beside other processes, tests/algorithms/topology takes 9 s for 2 s of work.
-test quick test-integrations soak: export OPENBLAS_NUM_THREADS := 1
+test quick test-integrations test-versions soak: export OPENBLAS_NUM_THREADS := 1
 # PyTorch's threads spin, too, in programs that have one for each core as by default: asleep they wait as well.
-test quick test-integrations soak: export OMP_WAIT_POLICY := passive
+test quick test-integrations test-versions soak: export OMP_WAIT_POLICY := passive
 
-.PHONY: help run test quick test-integrations test-versions soak soak-integrations lint bench docs clean
+.PHONY: help run test quick test-integrations test-versions test-wheel soak soak-integrations lint bench docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
 	@echo "make test   every test, in some fifteen minutes on two cores"
 	@echo "make quick  all but contracts, docs and tests in processes: some nine minutes"
 	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
-	@echo "make test-versions      with the oldest and the newest PyTorch; adds lines to docs/tested_versions.md"
+	@echo "make test-versions      with the oldest and the newest PyTorch and NumPy; writes docs/tested_versions.md"
+	@echo "make test-wheel         builds the wheel, and uses it in an empty environment"
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
@@ -55,8 +56,12 @@ $(VENV)-integrations/installed: pyproject.toml constraints.txt $(VENV)/installed
 	  "ray[train]" "pyspark[connect]" accelerate nbclient ipykernel
 	touch $@
 
+# VERSIONS="3.12-newest 3.13-newest" chooses some of the environments.
 test-versions:
-	$(PYTHON) .ci/test_versions.py
+	$(PYTHON) .ci/test_versions.py $(VERSIONS)
+
+test-wheel:
+	$(PYTHON) .ci/test_wheel.py
 
 soak: $(VENV)/installed
 	PACELINE_SOAK_RESULTS=$(abspath benchmarks/results) $(BIN)/python -m pytest -m soak --timeout 3600 -v
