@@ -15,7 +15,10 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own, where sparse and quantised tensors are made and loaded
-    "ignore:Sparse CSR tensor support", "ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated"
+    "ignore:Sparse CSR tensor support",
+    "ignore:torch.quantize_per_tensor",
+    "ignore:TypedStorage is deprecated",
+    "ignore:Validating sparse tensor invariants",
 )
 
 
@@ -39,7 +42,7 @@ STARTS = pytest.mark.parametrize("start", [simulated, in_threads])
 @STARTS
 @pytest.mark.parametrize("algorithm", families.ALL)
 def test_all_workers_begin_with_what_worker_0_has(algorithm, start):
-    begun, all_have_looked = {}, threading.Barrier(3)
+    begun, all_have_looked = {}, threading.Barrier(3, timeout=60)
 
     def loop():
         model = Net(own_id())
@@ -61,7 +64,7 @@ def test_all_workers_begin_with_what_worker_0_has(algorithm, start):
 
 
 def test_the_run_begins_with_worker_0s_model_though_it_comes_last():
-    others, all_have_looked, begun = threading.Barrier(3), threading.Barrier(3), {}
+    others, all_have_looked, begun = threading.Barrier(3, timeout=60), threading.Barrier(3, timeout=60), {}
 
     def loop():
         model = Net(own_id())
