@@ -59,7 +59,7 @@ def install(folder: Path, environment: str) -> Path:
 
 def test(python: Path, environment: str, group: str) -> int:
     """Runs a group of tests and writes its row; returns the number of failures."""
-    report = python.with_name("report.xml")
+    report = python.with_name(f"{group}.xml")
     words = ["-m", "pytest", *OPTIONS, f"--junitxml={report}", *TESTS[group]]
     subprocess.run([python, *words], cwd=python.parents[2] / "checkout", check=False)
     (found,) = ElementTree.parse(report).iter("testsuite")
