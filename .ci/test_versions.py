@@ -1,4 +1,4 @@
-"""Tests the wheel with the oldest and the newest PyTorch and NumPy, and writes docs/tested_versions.md.
+"""Tests the wheel with the oldest and the newest PyTorch, NumPy, pandas and PyArrow; writes docs/tested_versions.md.
 
 Each environment is made in a temporary folder: up to 7 GB, where pip finds only CUDA's builds. Arguments such as
 `3.12-newest` choose some of ENVIRONMENTS; the rows of the others stay. `--check` runs no test, and fails if a file in
@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = "docs/tested_versions.md"
 WATCHED = ["src/paceline/system/torch_internals.py", "constraints.txt"]
 ENVIRONMENTS = ["3.11-oldest", "3.11-newest", "3.12-newest", "3.13-newest"]
+VARIED = ("torch", "numpy", "pandas", "pyarrow")  # the newest pandas and PyArrow refuse NumPy 1
 TESTS = {
     "quick": ["tests", *(f"--ignore=tests/{one}" for one in ("contracts", "documentation", "processes"))],
     "contracts": ["tests/contracts"],
@@ -45,13 +46,13 @@ def install(folder: Path, environment: str) -> Path:
     pip = [python, "-m", "pip", "--quiet", "--no-cache-dir"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "checkout"], check=True)
     shutil.rmtree(folder / "checkout" / "src")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    free = [one for one in needed if one.startswith(("torch>=", "numpy>="))]
-    releases = [one.replace(">=", "==") + ".*" if age == "oldest" else one for one in free]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["study"]
+    varied = [one for one in needed if one.startswith(VARIED)]
+    releases = [one.replace(">=", "==") + ".*" if age == "oldest" else one for one in varied]
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = folder / "constraints.txt"
-    loose = ("torch==", "pandas==")  # pandas 3.1 refuses NumPy 1
-    constraints.write_text("\n".join(line for line in pinned if not line.startswith(loose)))
+    constraints.write_text("\n".join(line for line in pinned if not line.startswith(VARIED)))
     (wheel,) = folder.glob("*.whl")
     subprocess.run([*pip, "install", "--constraint", constraints, f"{wheel}[dev]", *releases], check=True)
     return python
