@@ -48,6 +48,13 @@ def test_other_words_on_the_page_do_not_count(commit, tmp_path):
     assert SCRIPT["changed_later"](tmp_path) == WATCHED[:1]
 
 
+@pytest.mark.parametrize("late", [[], WATCHED])
+def test_the_check_fails_if_a_file_changed_later(late, monkeypatch, capsys):
+    monkeypatch.setitem(SCRIPT["main"].__globals__, "changed_later", lambda root: late)
+    assert SCRIPT["main"](["--check"]) == bool(late)
+    assert all(path in capsys.readouterr().err for path in late[:1])
+
+
 def test_the_watched_files_exist():
     assert all((SCRIPT["ROOT"] / path).exists() for path in WATCHED)
 
