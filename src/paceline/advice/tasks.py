@@ -16,6 +16,7 @@ from paceline.optim.flat import FlatBinding
 from paceline.run.config import TrainConfig
 from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
+from paceline.system.torch_random import torch_undisturbed
 from paceline.tasks.load import load_task
 
 NEVER = 1.0  # a test accuracy that is as good as never reached: evaluations are as often, and the run goes on
@@ -59,10 +60,8 @@ class TaskProgram:
         return observed(run, target, real=True, setup_s=took_s)
 
     def shape(self) -> Shape:
-        import torch
-
         task = load_task(self.name)
-        with torch.random.fork_rng(devices=[]):
+        with torch_undisturbed():
             binding = FlatBinding(task.new_model().parameters())
         return Shape(num_parameters=binding.num_parameters, batch_size=task.batch_size)
 

@@ -51,6 +51,7 @@ def layers(
     from paceline.planner.balance import balance
     from paceline.planner.layout_choice import choose_layouts
     from paceline.simulator import Cluster
+    from paceline.system.torch_random import torch_undisturbed
     from paceline.tasks import load_task
     from paceline.tasks.base import fetch
 
@@ -59,7 +60,7 @@ def layers(
     train_set, _ = loaded.load(data)
     points = batch_size or loaded.batch_size
     sample, _ = fetch(train_set, torch.arange(1))
-    with torch.random.fork_rng(devices=[]):
+    with torch_undisturbed():
         model = loaded.model()
         found, candidates = model_layers(model, sample), candidates_of(model, sample)
     measured = flops_per_s is None and cluster is None

@@ -12,6 +12,7 @@ import torch
 
 from paceline.data.plan import derived_seed
 from paceline.system.global_randomness import SeparateRandomness, states_now, undisturbed
+from paceline.system.torch_random import cuda_state, torch_state
 
 _NONE = 0
 _MASK = (1 << 63) - 1
@@ -26,8 +27,8 @@ def digests_of_states(device: torch.device) -> tuple[int, ...]:
     return (
         _digest(repr(random.getstate()).encode()),
         _of_numpy(np.random.get_state(legacy=False)),
-        _digest(torch.default_generator.get_state().numpy().tobytes()),
-        _digest(torch.cuda.get_rng_state(device).numpy().tobytes()) if on_gpu else _NONE,
+        _digest(torch_state().numpy().tobytes()),
+        _digest(cuda_state(device).numpy().tobytes()) if on_gpu else _NONE,
     )
 
 

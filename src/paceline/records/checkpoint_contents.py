@@ -16,6 +16,7 @@ from paceline.records.checkpoint_files import PARAMETERS, describe, load_part, n
 from paceline.records.checkpoint_files import end as end_files
 from paceline.system import tensor_files
 from paceline.system.saved_state import check_fits, fits
+from paceline.system.torch_random import cuda_state, torch_state
 
 _OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left"}
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
@@ -63,10 +64,10 @@ def save_worker(
     state: dict[str, Any] = {
         "optimizer": state_for_checkpoints(optimizer),
         "taken": taken,
-        "random": torch.get_rng_state(),
+        "random": torch_state(),
     }
     if torch.cuda.is_initialized():
-        state["random on the GPU"] = torch.cuda.get_rng_state()
+        state["random on the GPU"] = cuda_state()
     if model is not None:
         state |= dict(zip(("version", "updates", "x"), model, strict=True))
     if program is not None:
@@ -234,7 +235,7 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
         and _is_count(state.get("taken"))
         and isinstance(random, torch.Tensor)
         and random.dtype == torch.uint8
-        and random.shape == torch.get_rng_state().shape
+        and random.shape == torch_state().shape
         and (
             "x" not in state
             or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))

@@ -38,6 +38,7 @@ from paceline.specs.bounds import PARAMETERS
 from paceline.specs.registry import check_optimizer
 from paceline.system.interrupts import Interruption
 from paceline.system.machine import intra_op_threads, uncollected
+from paceline.system.torch_random import torch_state, torch_undisturbed
 from paceline.tasks.load import load_task
 from paceline.worker.evaluator import Evaluator, initial_loss, task_evaluator
 
@@ -133,9 +134,9 @@ class TaskSimulation:
             self.num_parameters = num_parameters
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
         else:
-            with torch.random.fork_rng(devices=[]):
+            with torch_undisturbed():
                 self.model = self.task.new_model(config.seed)
-                self._random_after_model = torch.get_rng_state()
+                self._random_after_model = torch_state()
             self.binding = FlatBinding(self.model.parameters())
             if not timing_only:
                 self.config.make_optimizer(self.binding.parameters)  # refuses bad arguments before anything runs
@@ -288,7 +289,7 @@ class TaskSimulation:
 
     def run(self, interruption: Interruption | None = None) -> RunData:
         """Runs all programs; the caller's random state stays untouched."""
-        with intra_op_threads(self.config.intra_op_threads), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with intra_op_threads(self.config.intra_op_threads), torch_undisturbed(), torch.no_grad():
             if self.model is not None:
                 self.model.train()
             make = self._make_replicas()

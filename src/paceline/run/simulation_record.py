@@ -19,6 +19,7 @@ from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
 from paceline.specs.goal import Goal
 from paceline.system.interrupts import Interruption
+from paceline.system.torch_random import torch_undisturbed
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.supervised import Outcome
 
@@ -109,7 +110,7 @@ class SimulationRecord(RunRecord):
         if self.before_evaluation is not None:
             self.before_evaluation()
         about = {"elapsed_s": elapsed_s, "samples": self.samples, "train_loss": self.loss}
-        with torch.random.fork_rng(devices=[]):
+        with torch_undisturbed():
             return self.take_evaluation(evaluator.now(self._evaluated, about))
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
@@ -132,7 +133,7 @@ class SimulationRecord(RunRecord):
             self._evaluate(self._evaluator, wall_s)
             self.end_if_not_finite(outcome, finite=self._evaluator.finite)
             if is_gossip:
-                with torch.random.fork_rng(devices=[]):
+                with torch_undisturbed():
                     own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self._evaluated)
         outcome.workers_lost, outcome.restarts = sorted(machine.lost), machine.restarts
         result = self.figures(

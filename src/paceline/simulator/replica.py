@@ -19,6 +19,7 @@ from paceline.ports.replica import Piece
 from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
+from paceline.system.torch_random import torch_state
 
 
 class RandomStates:
@@ -42,7 +43,7 @@ class RandomStates:
         """Makes this worker's state the generator's."""
         if worker_id == self._current:
             return
-        self._states[self._current] = torch.get_rng_state()
+        self._states[self._current] = torch_state()
         self._current = worker_id
         torch.set_rng_state(self._states[worker_id])
 

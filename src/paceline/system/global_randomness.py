@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.system.torch_random import torch_state
+
 States = tuple[Any, Any, torch.Tensor]
 
 
@@ -51,7 +53,7 @@ def undisturbed() -> Iterator[None]:
 
 def states_now() -> States:
     """The states of Python's, NumPy's and PyTorch's generators."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    return random.getstate(), np.random.get_state(), torch_state()
 
 
 def seed_all(seed: int) -> None:

@@ -16,6 +16,7 @@ from paceline.optim.half_types import is_finite
 from paceline.optim.model_state import dense_buffers
 from paceline.ports.shared import AVERAGE
 from paceline.specs.user_file import run_user_code
+from paceline.system.torch_random import torch_undisturbed
 from paceline.tasks.base import Task
 
 _MODELS_EVALUATED = 16
@@ -98,7 +99,7 @@ class Evaluator:
 
 def task_evaluator(task: Task, test_set: Dataset[Any], seed: int) -> Evaluator:
     """Evaluates a task on its test set; its model begins with the workers' initial parameters for this seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch_undisturbed():
         model = task.new_model(seed)
     return Evaluator(model, partial(task.evaluate, dataset=test_set))
 

@@ -37,6 +37,7 @@ from paceline.ports.ports import Mailbox
 from paceline.simulator import Cluster
 from paceline.system import files
 from paceline.system.machine import machine, num_cores, versions
+from paceline.system.torch_random import torch_undisturbed
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
@@ -275,7 +276,7 @@ def measure_shared_cores(
 
 
 def _vector_bytes(make: Callable[[], torch.nn.Module]) -> int:
-    with torch.random.fork_rng(devices=[]):
+    with torch_undisturbed():
         binding = FlatBinding(make().parameters())
     return binding.num_elements * binding.dtype.itemsize
 

@@ -34,6 +34,7 @@ from paceline.records.step_record import PackedRecords
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.registry import build_optimizer
 from paceline.system.machine import intra_op_threads
+from paceline.system.torch_random import torch_undisturbed
 from paceline.tasks.base import Task
 from paceline.tasks.load import load_task
 from paceline.transport.mailbox import ZmqMailbox
@@ -60,7 +61,7 @@ def steps(
     """
     if batch_size > len(train_set):
         raise UsageError(f"{task.name} has {len(train_set)} training samples; choose --batch-size up to that.")
-    with intra_op_threads(1), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with intra_op_threads(1), torch_undisturbed(), torch.no_grad():
         torch.manual_seed(0)
         rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
     return rows[rows["samples"] == batch_size]  # an epoch's last batch may be shorter

@@ -20,6 +20,7 @@ from paceline.model_parallel.graph.micro_batches import mapped
 from paceline.model_parallel.graph.problem import Group
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.machine import intra_op_threads
+from paceline.system.torch_random import torch_undisturbed
 
 #: Of both passes; in a shorter block, starting the backward pass dominates the measurement.
 LEAST_BLOCK_S = 1e-3
@@ -61,7 +62,7 @@ def measure(
     times: list[list[tuple[float, float]]] = [[] for _ in groups]
     steps: list[float] = []
     flops = [0.0] * len(groups)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), intra_op_threads(1), _busy(busy_cores):
+    with torch_undisturbed(), torch.enable_grad(), intra_op_threads(1), _busy(busy_cores):
         for repeat in range(repeats + 1):
             steps.append(runner.whole(arguments))
             for at, names in enumerate(groups):

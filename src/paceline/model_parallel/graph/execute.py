@@ -22,6 +22,7 @@ from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_ba
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
 from paceline.model_parallel.graph.plan_data import PlanData
 from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
+from paceline.system.torch_random import torch_undisturbed
 
 _ONES = 2**63 - 1
 
@@ -244,7 +245,7 @@ class PlacedPart(nn.Module):
         if node.name not in self._seeds:
             self._keep(node, self._runner.run_node(node), env)
             return
-        with torch.random.fork_rng(devices=[]):
+        with torch_undisturbed():
             torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
             self._keep(node, self._runner.run_node(node), env)
 

@@ -12,6 +12,7 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.torch_internals import tree_map
+from paceline.system.torch_random import torch_undisturbed
 
 _CLOSE = 1e-3  # relative to an output's largest value; batch statistics differ by about 1 / sqrt(samples)
 
@@ -44,7 +45,7 @@ def check_micro_batches(model: nn.Module, traced: Traced, arguments: Mapping[str
     """
     twin = copy.deepcopy(model).train()
     before = [one.clone() for one in twin.buffers()]
-    with torch.random.fork_rng(devices=[]):
+    with torch_undisturbed():
         twin(**arguments)
         changes = not all(map(torch.equal, before, twin.buffers()))
         for one in traced.nodes:

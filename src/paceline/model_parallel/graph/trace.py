@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from paceline.errors import UsageError, first_line
 from paceline.system.torch_internals import is_assert
+from paceline.system.torch_random import torch_state, torch_undisturbed
 
 _OURS, _TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 _SHAPE_METHODS = ("size", "dim", "numel", "ndimension", "stride")
@@ -116,7 +117,7 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     """
     for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
         delattr(model, name)  # from an earlier trace: a new graph numbers its names from 0
-    state = torch.get_rng_state()
+    state = torch_state()
     try:
         graph = _Tracer().trace(model, concrete_args=dict(defaults) or None)
     except UsageError:
@@ -129,7 +130,7 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
             f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind "
             f"({first_line(error)}); move that code out of forward, or into a function marked with torch.fx.wrap."
         ) from error
-    if not torch.equal(state, torch.get_rng_state()):
+    if not torch.equal(state, torch_state()):
         torch.set_rng_state(state)
         raise UsageError(
             f"{type(model).__name__} draws random numbers that depend on no input, so its graph would draw the same "
@@ -163,7 +164,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = digest(graph)
     run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch_undisturbed(), torch.enable_grad():
         try:
             run.run_with(arguments)
         except Exception as error:
@@ -224,7 +225,7 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         read = [self.env[one] for one in n.all_input_nodes]
         before = [(one, one._version) for value in read for one in tensors_in(value)]
-        state = torch.get_rng_state()
+        state = torch_state()
         value = super().run_node(n)
         self.values[n.name] = value
         if n.op == "placeholder":
@@ -236,7 +237,7 @@ class _Recorder(fx.Interpreter):
         if self._follows_from_shapes(n, value):
             self.constants[n.name] = value
             return value
-        self._note(n, value, before, is_random=not torch.equal(state, torch.get_rng_state()))
+        self._note(n, value, before, is_random=not torch.equal(state, torch_state()))
         return value
 
     def _note(self, n: fx.Node, value: Any, before: list[tuple[torch.Tensor, int]], *, is_random: bool) -> None:
