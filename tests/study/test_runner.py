@@ -248,6 +248,15 @@ def test_pandas_is_asked_for_before_anything_runs(timed, tmp_path, monkeypatch, 
     assert not ran
 
 
+def test_a_release_of_pyarrow_that_does_not_fit_numpy_is_named(timed, tmp_path, monkeypatch, ran):
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer, found 1.26.4')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    with pytest.raises(UsageError, match=r"pyarrow, whose import fails \(pyarrow requires NumPy 2.*--upgrade numpy"):
+        run_study(timed(), tmp_path / "out")
+    assert not ran
+
+
 class TestOptuna:
     STUDY = types.MappingProxyType(
         {

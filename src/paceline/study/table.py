@@ -41,12 +41,19 @@ _FIRST = (
 
 
 def check_installed() -> None:
-    """Raises an error if the packages for tables are missing."""
+    """Raises an error if the packages for tables are missing, or do not fit NumPy."""
     for name in ("pandas", "pyarrow"):
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            raise UsageError(f"Studies need {name}, which is not installed: pip install 'paceline[study]'.") from error
+        except Exception as error:  # a release for another NumPy raises ImportError, ValueError or AttributeError
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                raise UsageError(
+                    f"Studies need {name}, which is not installed: pip install 'paceline[study]'."
+                ) from error
+            raise UsageError(
+                f"Studies need {name}, whose import fails ({first_line(error)}): install releases that fit each other, with "
+                "pip install --upgrade numpy pandas pyarrow."
+            ) from error
 
 
 def load_table(folder: Path | str) -> pandas.DataFrame:
@@ -61,7 +68,7 @@ def load_table(folder: Path | str) -> pandas.DataFrame:
     `result.json`, `host_s` (how long the trial took here) and `environment.<name>`.
 
     Raises:
-        UsageError: the folder holds no study, or pandas is missing.
+        UsageError: the folder holds no study, or pandas or PyArrow cannot be imported.
     """
     check_installed()
     path = Path(folder)
