@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from egg_carton import DIMENSIONS, NOISE
+from scipy.integrate import trapezoid
 
 import paceline as pl
 from paceline.simulator import Cluster, Normal
@@ -46,7 +47,7 @@ def squared_gradient(algorithm: str, n: int, length: int) -> float:
     run = pl.simulate_task(config, cluster=cluster)
     points = {one["samples"]: one["test_loss"] for one in run.evaluations}
     samples, values = [0, *points], [0.0, *points.values()]  # the gradient at the maximum is zero
-    return float(np.trapezoid(values, samples) / samples[-1])
+    return float(trapezoid(values, samples) / samples[-1])
 
 
 def expected(length: int) -> float:
