@@ -1,6 +1,8 @@
 """What refers to a parameter's memory from before attach, under a launcher: refused, warned of, or harmless."""
 
 import copy
+import gc
+import io
 import warnings
 
 import pytest
@@ -72,6 +74,24 @@ def test_what_the_model_holds_in_the_same_memory_is_refused(make, workers):
 def test_what_others_hold_is_warned_of_once(keep):
     assert len(attached(lambda: nn.Linear(3, 3), keep)) == 1
     assert len(attached(lambda: nn.Linear(3, 3), keep, workers=2)) == 1
+
+
+def leave_garbage(model):
+    ring = [model.weight.untyped_storage(), model.weight.detach()]
+    ring.append(ring)
+
+
+def save(model):
+    torch.save(model, io.BytesIO())
+
+
+@pytest.mark.parametrize("keep", [leave_garbage, save])
+def test_garbage_is_not_warned_of(keep):
+    gc.disable()
+    try:
+        assert not attached(lambda: nn.Linear(3, 3), keep)
+    finally:
+        gc.enable()
 
 
 def tied():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
     for name, one in _held_by(model):
         if _has_memory(one):
             by_storage[storage_id(one)].append((name, one, _bytes_of(one)))
-    is_shared = False
+    num_known: dict[int, int] = {}
     for storage, held in by_storage.items():
         trained = [row for row in held if isinstance(row[1], nn.Parameter) and row[1].requires_grad]
         for name, parameter, own in trained:
@@ -35,8 +36,16 @@ def check_aliases(model: nn.Module, *, warns: bool) -> None:
                         f"{other} and {name} share memory, as after `b.weight.data = a.weight.data`, and attach would separate"
                         " them: tie the parameters themselves, as in `b.weight = a.weight`, and make views in forward."
                     )
-        is_shared |= bool(trained) and num_storage_users(storage) > len(held)
-    if is_shared and warns:
+        if trained:
+            num_known[storage] = len(held)
+
+    def is_shared() -> bool:
+        return any(num_storage_users(storage) > num for storage, num in num_known.items())
+
+    if warns and is_shared():
+        gc.collect()  # garbage is no alias: in PyTorch 2.8 and 2.9, `torch.save` leaves some that refers to the storages
+        if not is_shared():
+            return
         warnings.warn(
             "Something outside the model shares its parameters' memory, such as a state_dict(), detach() or a NumPy array from"
             " before attach. Inside the `with` the parameters have other memory, so it does not change with them: copy it, or"
