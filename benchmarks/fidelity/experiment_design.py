@@ -229,5 +229,6 @@ def _with_one_more(A: np.ndarray, C: np.ndarray, kept: np.ndarray) -> np.ndarray
     all_of_them = M + A[:, :, None] * A[:, None, :]
     sound = np.linalg.cond(all_of_them) < _CONDITION
     criteria = np.full(len(A), np.inf)
-    criteria[sound] = np.trace(C @ np.linalg.solve(all_of_them[sound], C.T), axis1=1, axis2=2)
+    solved = np.linalg.solve(all_of_them[sound], C.T[None])  # NumPy 1 takes C.T alone for a stack of vectors
+    criteria[sound] = np.trace(C @ solved, axis1=1, axis2=2)
     return criteria
