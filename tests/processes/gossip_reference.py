@@ -1,6 +1,7 @@
 """D-PSGD in which workers die, in one process: a slow reference, and what real and simulated workers note for it."""
 
 import contextlib
+import copy
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -19,12 +20,16 @@ from processes.survivors import Survivors
 
 
 def patched(views, note):
-    """Calls `note` with a worker, "begin", "sent", "missing" or "kept", and numbers, as programs ask these `views`."""
-    begin, sent, model_of = views.begin, views.sent, d_psgd._Neighbours.model_of
+    """Calls `note` with a worker, what a program does (such as "begin") and numbers, as programs ask these `views`."""
+    enter, begin, sent, model_of = views.enter, views.begin, views.sent, d_psgd._Neighbours.model_of
     meet = MessageViews._meet
 
     def worker_of(own):
         return own._scheduler.current.worker_id if views is SimulatedViews else own._worker_id
+
+    def noted_enter(own, given):
+        enter(own, given)
+        note(worker_of(own), "enter")
 
     def noted_begin(own, round):
         members = begin(own, round)
@@ -37,8 +42,8 @@ def patched(views, note):
 
     def noted_meet(own, place=0):
         reports = meet(own, place)
-        for worker in own._first_without:
-            note(own._worker_id, "kept", worker, own._kept[worker])
+        for worker, round in own._first_without.items():
+            note(own._worker_id, "kept", worker, round, own._kept[worker])
         return reports
 
     def noted_model_of(own, j, k, x, place):
@@ -51,6 +56,7 @@ def patched(views, note):
     if views is MessageViews:
         stack.enter_context(mock.patch.object(views, "_meet", noted_meet))
     for owner, name, new in (
+        (views, "enter", noted_enter),
         (views, "begin", noted_begin),
         (views, "sent", noted_sent),
         (d_psgd._Neighbours, "model_of", noted_model_of),
@@ -77,8 +83,8 @@ class GossipSurvivors(Survivors):
         found = {}
         for worker in range(workers):
             path = self.folder / f"steps-{worker}.jsonl"
-            for k, line in enumerate(path.read_text().splitlines() if path.exists() else ()):
-                found[worker, k] = [batch for batch, is_own in json.loads(line)[1][1] if not is_own]
+            for k, (_, step) in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
+                found[worker, k - 1] = [batch for batch, is_own in step if not is_own]
         return found
 
     def notes(self, workers, dead=()):
@@ -100,19 +106,27 @@ class GossipSurvivors(Survivors):
 class Notes:
     """What workers have noted: each round's members, which models are missing, and how many steps of a worker others have.
 
-    These are the steps that it has sent, or, where workers agree on what has come, `kept`.
+    These are the steps that it has sent, or, where workers agree on what has come, `kept`. Of each replacement: the first
+    round, and how many steps of its predecessor others have.
     """
 
     members: dict[int, list[int]] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     missing: set[tuple[int, int, int]] = field(default_factory=set)
-    kept: dict[int, int] = field(default_factory=dict)
+    kept: dict[tuple[int, int], int] = field(default_factory=dict)  # by worker, and the first round without it
+    came: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    entering: set[int] = field(default_factory=set)
 
     def add(self, worker, what, *numbers, is_known=True):
         match what:
+            case "enter":
+                self.entering.add(worker)
             case "begin":
                 round, members = numbers
+                if worker in self.entering:
+                    self.entering.remove(worker)
+                    self.came[worker].append((round, self.sent[worker]))
                 if is_known:
                     assert self.members.setdefault(round, members) == members, "workers disagree on a round's members"
                 self.begun[worker] = max(self.begun[worker], round + 1)
@@ -121,8 +135,14 @@ class Notes:
             case "missing":
                 self.missing.add((worker, *numbers))
             case "kept":
-                other, steps = numbers
-                assert self.kept.setdefault(other, steps) == steps, "workers disagree on a dead one's steps"
+                other, round, steps = numbers
+                assert self.kept.setdefault((other, round), steps) == steps, "workers disagree on a dead one's steps"
+
+    def end(self, worker, first):
+        """How many steps others have of the process that began with this round, and has died."""
+        ends = [one for one in self.kept.items() if one[0][0] == worker and one[0][1] > first]
+        came = [sent for round, sent in self.came[worker] if round > first]
+        return min(ends)[1] if ends else [*came, self.sent[worker]][0]
 
 
 @dataclass
@@ -131,7 +151,8 @@ class GossipReference:
 
     Args:
         training: what each worker's steps do.
-        steps: by worker: its steps, each as a list of batches; a worker without a batch has an empty one.
+        steps: by worker: its steps, each as a list of batches; a worker without a batch has an empty one. A replacement's
+            are in the same list, after those of its predecessor and empty lists.
         notes: of the run.
         neighbours: of a worker, in the order of the members.
         repeats: by worker and step: batches that it had again; their gradients are added to one that counts.
@@ -151,12 +172,13 @@ class GossipReference:
         alive = [worker for worker, own in enumerate(self.steps) if len(own) == last]
         for k in range(1 + self.notes.sent[alive[0]]):  # in a last round, without a step, where the loop accumulates
             members = self.notes.members[k]
+            self._succeed(k, models, optimizers)
             W = gossip.metropolis(self.neighbours, len(members), k)
             before = [[p.detach().clone() for p in one.parameters()] for one in models]
             for place, i in enumerate(members):
                 if k >= len(self.steps[i]) and i not in alive:
                     continue
-                step = self.steps[i][k] if k < last else []
+                step = self.steps[i][k] if k < len(self.steps[i]) else []
                 optimizers[i].zero_grad()
                 for batch in [*filter(None, step), *self.repeats.get((i, k), ())] if any(step) else ():
                     x, y = self.training.data(batch)
@@ -171,12 +193,24 @@ class GossipReference:
                     optimizers[i].step()
         return [models[one] for one in alive]
 
+    def _succeed(self, k, models, optimizers):
+        """Replacements whose first round this is get what the first of the others has."""
+        new = [worker for worker, came in self.notes.came.items() if k in [round for round, _ in came]]
+        first = next(one for one in self.notes.members[k] if one not in new)
+        for worker in new:
+            models[worker] = copy.deepcopy(models[first])
+            optimizers[worker] = self.training.optimizer(models[worker].parameters())
+            optimizers[worker].load_state_dict(copy.deepcopy(optimizers[first].state_dict()))
+
     def counted(self, dead):
         """How often each sample was trained on: of the dead, in the steps that others have."""
         found = Counter()
         for worker, own in enumerate(self.steps):
-            for step in own[: self.notes.kept.get(worker, self.notes.sent[worker])] if worker in dead else own:
-                found.update(n for batch in step for n in batch)
+            begins = [0, *(round for round, _ in self.notes.came[worker])]
+            for begin in begins:
+                is_there = begin == begins[-1] and worker not in dead
+                steps = own[begin : len(own) if is_there else self.notes.end(worker, begin)]
+                found.update(n for step in steps for batch in step for n in batch)
         return found
 
 

@@ -12,7 +12,7 @@ class PlantedReplica:
 
     def __init__(self, core, ports, num_steps, gradient, learning_rate):
         self.g = torch.zeros_like(ports.shared.x)
-        self.samples, self.round, self.changed_outside = 1, None, False
+        self.samples, self.round, self.changed_outside, self.scaled = 1, None, False, False
         self.update_time_s, self.rounds_begun = 0.0, 0
         self.updates = torch.zeros_like(self.g)
         self.read = []

@@ -100,3 +100,54 @@ def test_a_dead_workers_last_models_are_lost_with_their_steps(name):
         assert run.result["steps"] == EPOCHS * NUM_BATCHES + num_lost
         seen.add((num_lost, len(notes.missing)))
     assert {(0, 0), (0, 2)} <= seen
+
+
+def check_replaced(topology, faults, cluster, name, restarts, epochs):
+    """As `check`, where so many of the dead are replaced."""
+    notes, training = Notes(), training_on(shuffled(NUM_BATCHES, epochs))
+    spec = {"algorithm": f"d-psgd(topology={topology})", "epochs": epochs, "restarts": restarts} | SPECS["momentum"]
+    simulation = TaskSimulation(pl.TrainConfig(task=name, **spec), cluster, faults=faults)
+    with patched(SimulatedViews, notes.add):
+        run, x = simulation.run(), torch.empty(simulation.binding.num_elements)
+    assert run.result["outcome"] == "stopped"
+    steps = []
+    for _, rows in sorted(run.records.items()):
+        steps.append([[] for _ in range(max(rows["step"], default=0))])
+        for step, batch, samples in zip(*(rows[one].tolist() for one in ("step", "batch", "samples")), strict=True):
+            steps[-1][step - 1] = [[batch] if samples else []]
+    dead = {*range(cluster.workers)}.difference(simulation.machine.shared.model_ids())
+    reference = GossipReference(training, steps, notes, TOPOLOGIES[topology])
+    simulation.machine.shared.snapshot(x)
+    for one, other in zip(simulation.binding.views(x), mean_of(reference.train()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    counted, last = reference.counted(dead), max(notes.members)
+    assert max(counted.values()) == 1
+    lost = [notes.begun[one] - notes.sent[one] for one in dead if one in notes.members[last]]
+    assert epochs * NUM_BATCHES - counted.total() <= sum(lost)
+    return run, notes
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("kills", [{1: 2}, {0: 2}, {0: 1, 2: 3}, {3: 4}], ids=str)
+def test_replacements_take_part(topology, kills, tmp_path):
+    """Some rounds later, with what the first of the others has."""
+    name = task_file(tmp_path, NUM_BATCHES, "made")
+    run, notes = check_replaced(topology, at_step(kills), Cluster(workers=4, restart_s=0.1, **CLUSTER), name, 2, 8)
+    assert (run.result["workers_lost"], run.result["restarts"]) == (sorted(kills), len(kills))
+    assert sorted(one for one, came in notes.came.items() if came) == sorted(kills)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(TOPOLOGIES)),
+    st.integers(2, 5),
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0.001, 1.5)), min_size=1, max_size=6),
+    st.sampled_from([0.01, 0.1, 0.3]),
+)
+def test_whoever_is_replaced_whenever(name, topology, workers, kills, restart_s):
+    """Worker 0 is never killed, so that there is always a worker that can let the others in."""
+    faults = Faults()
+    for worker, at_s in kills:
+        faults = faults.kill(worker=1 + worker % (workers - 1), at_s=at_s)
+    cluster = Cluster(workers=workers, restart_s=restart_s, **CLUSTER).slow(worker=workers - 1, factor=2.0)
+    check_replaced(topology, faults, cluster, name, len(kills), EPOCHS)

@@ -380,7 +380,7 @@ def train_with_newcomers(network, histories, leaves_in=None):
                 collectives.leave()
                 return
             network.waiting.remove(me)
-            collectives.enter(state["collectives"])
+            collectives.enter(state["group"])
             first = state["round"]
         history = histories[me, incarnation] = []
         come = {}
@@ -392,7 +392,7 @@ def train_with_newcomers(network, histories, leaves_in=None):
             if come:
                 giver = collectives.members[0]
                 newcomers.let_in(come, giver)
-                state = {"round": round, "collectives": collectives.let_in(come)}
+                state = {"round": round, "group": collectives.let_in(come)}
                 if me == giver:
                     newcomers.give(come, state)
             x, told = given(me, round), torch.zeros(network.workers)

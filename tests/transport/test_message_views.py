@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,8 @@ class Replica:
 
     round = 0
     rates = 0.0
+    scaled = False
+    closure = None
 
     def __init__(self, ports, claims, stops, sums, notes):
         self.ports, self.claims, self.stops, self.sums, self.notes = ports, claims, stops, sums, notes
@@ -151,6 +154,8 @@ class Ports:
     num_workers: int
     shared: Shared
     views: Views
+    incarnation: int = 0
+    newcomers: Any = None
     counts: Counts = field(default_factory=Counts)
 
     @property

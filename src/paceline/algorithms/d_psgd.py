@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.same_rounds import check_rates, left_out
 from paceline.algorithms.topology import Ring, Topology, metropolis_weights
 from paceline.compression.registry import GOSSIP
@@ -23,6 +24,7 @@ from paceline.ports.views import LOST, MODEL
 from paceline.specs.bounds import SECONDS_ABOVE_0
 
 _ROUNDS_BETWEEN_LOOKS = 64  # at which steps no death can lose any more
+_LOOKS, _LOOK_EVERY_S = 100, 0.05  # for the connection to a newcomer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class DPSGD(Algorithm):
     Every worker has its own model; evaluation uses the mean of all models. Models travel while the gradient is computed.
 
     If a worker dies, its model is lost. The others keep its steps that are in models that it sent, and train on the batches of
-    its later steps.
+    its later steps. A replacement starts as a copy of the first of them.
 
     Costs per step: one message of the parameters' size to and from every neighbour; a round takes as long as the slowest
     neighbour's, and so, after as many rounds as the graph's diameter, as the slowest worker's.
@@ -45,7 +47,8 @@ class DPSGD(Algorithm):
         deadline_s: how long a round may wait for one neighbour.
 
     Differs from the paper: dead workers are left out. In rounds that have begun, a worker uses its own model in place of a
-    missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size.
+    missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size; once a
+    replacement has come, that of the workers with it.
     Mixing weights are not arguments but the Metropolis weights of the topology, which may change every step. In a round
     without a batch a worker averages and does not step.
 
@@ -79,22 +82,24 @@ class DPSGD(Algorithm):
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), k: the round, W: mixing weights by worker."""
         shared, me, views = ports.shared, ports.worker_id, ports.views
-        neighbours = _Neighbours(ports, self.deadline_s)
-        num_members, batches = ports.num_workers, 0
-        for _ in replica.steps():
-            x, k = shared.x, shared.version
+        replacements = Replacements(replica, ports)
+        neighbours = _Neighbours(replica, ports, self.deadline_s, replacements)
+        replacements.parts.append(neighbours)
+        for _ in replacements.steps():
+            x, k, batches = shared.x, shared.version, neighbours.batches
             rates = float(replica.rates) if replica.round is not None else 0.0
             members = views.begin(k) if views is not None else range(ports.num_workers)
             if views is None:
                 replica.meet(members, batches)
-            elif len(members) < num_members or k % _ROUNDS_BETWEEN_LOOKS == 0:
+            elif len(members) < replacements.num_members or k % _ROUNDS_BETWEEN_LOOKS == 0:
                 replica.meet(members, min(map(views.kept, members)))
-            num_members = len(members)
+            replacements.num_members = len(members)
             readers, W = self._neighbours_of(me, members, k, ports.num_workers)
             for reader in readers:
                 neighbours.send(reader, Message(MODEL, k, rates, x, version=batches))
             if views is not None:
                 views.sent(batches)
+                replacements.announce()
             with suppress(NoGradient):  # the neighbours still need this worker's model in this round
                 replica.gradient(at=x, version=k)
             received = {j: neighbours.model_of(j, k, x, (batches, rates)) for j in sorted(W) if j != me}
@@ -113,7 +118,7 @@ class DPSGD(Algorithm):
                     replica.applied(shared.advance(), gradient_version=k)
                 else:  # this worker has no batch in this round and only averages
                     replica.absent(shared.advance(updates=0))
-            batches = replica.rounds_begun
+            neighbours.batches = replica.rounds_begun
 
     def _neighbours_of(
         self, me: int, members: Sequence[int], k: int, num_workers: int
@@ -132,24 +137,67 @@ class DPSGD(Algorithm):
 
 
 class _Neighbours:
-    """Sends a worker's model to its neighbours, and receives theirs.
+    """Sends a worker's model to its neighbours, and receives theirs. A `Part` of the program.
 
     Args:
-        ports: of the worker's program.
+        replica: the worker's.
+        ports: of its program.
         deadline_s: how long to wait for one neighbour.
+        replacements: of dead workers.
+
+    Attributes:
+        batches: rounds of batches, up to the last step.
     """
 
-    def __init__(self, ports: Ports[ReplicatedParameters], deadline_s: float) -> None:
+    def __init__(
+        self, replica: Replica, ports: Ports[ReplicatedParameters], deadline_s: float, replacements: Replacements
+    ) -> None:
         assert ports.mailbox is not None
-        self._ports, self._mailbox, self._deadline_s = ports, ports.mailbox, deadline_s
+        self._replica, self._ports, self._mailbox, self._deadline_s = replica, ports, ports.mailbox, deadline_s
+        self._replacements = replacements
         self._gone: set[int] = set()  # dead neighbours whose last message has come
+        self._connected: dict[int, int | None] = {}  # newcomers that it has waited for, with their incarnations
+        self.batches = 0
+
+    # For newcomers
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """As of `Part`. Waits until all workers are between the same two rounds."""
+        views = self._ports.views
+        assert views is not None
+        members = views.living()
+        self._replica.meet(members, min(map(views.kept, members)))
+        self._gone.intersection_update(members)
+        return {"giver": self._ports.worker_id, "batches": self.batches}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """As of `Part`."""
+        self.batches = given["batches"]
+        assert self._ports.views is not None
+        self._ports.views.got(given["giver"], self.batches)
+
+    # Models
 
     def send(self, reader: int, message: Message) -> None:
         try:
             self._mailbox.send(reader, message)
         except PeerLostError as error:
-            if not self._has_died(reader):  # what it has sent may still arrive
+            if self._connects(reader):
+                self.send(reader, message)
+            elif not self._has_died(reader):  # what it has sent may still arrive
                 raise _lost(reader, message.number, f"did not take a model: {error}") from error
+
+    def _connects(self, worker: int) -> bool:
+        """Whether a newcomer can be reached soon: it asks as soon as it is connected, which others learn a moment later."""
+        incarnation = self._replacements.incarnations.get(worker)
+        if incarnation == self._connected.get(worker):
+            return False
+        self._connected[worker] = incarnation
+        for _ in range(_LOOKS):
+            if worker in self._mailbox.peers():
+                return True
+            self._mailbox.receive(_LOOK_EVERY_S, kind=(), sender=self._ports.worker_id)  # which gets no such message
+        return False
 
     def model_of(self, j: int, k: int, x: torch.Tensor, place: tuple[int, float]) -> torch.Tensor | None:
         """The model (P,) that neighbour `j` had at the beginning of round `k`; None: it will not come.
@@ -169,6 +217,8 @@ class _Neighbours:
             match self._mailbox.receive(deadline_s, kind=(MODEL, LOST), sender=j, number=k):
                 case None if j in self._gone:
                     return None
+                case PeerLeft(incarnation=incarnation) if incarnation < self._replacements.incarnations.get(j, 0):
+                    pass
                 case PeerLeft() if self._has_died(j):
                     self._gone.add(j)
                     return None
@@ -187,6 +237,10 @@ class _Neighbours:
                         return x_j
                     except MalformedMessageError:  # the right one may follow
                         self._ports.counts.peer_failures += 1
+                    except UsageError:
+                        if self._replacements.leaves_out(j, k):
+                            return None
+                        raise
                 case PeerBack():
                     pass
 

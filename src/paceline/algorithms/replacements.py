@@ -8,8 +8,11 @@ from typing import Any, Protocol, cast
 from paceline.algorithms.round_messages import Reports
 from paceline.errors import NotReplacedError
 from paceline.ports.newcomers import Refusal
-from paceline.ports.ports import GrowingCollectives, Ports
+from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
+from paceline.ports.views import ElasticGroup
+
+_COMPARED_ROUNDS = 10
 
 
 class Part(Protocol):
@@ -27,9 +30,9 @@ class Part(Protocol):
 class Replacements:
     """Lets newcomers in, on all workers as the same step begins; on a newcomer, enters.
 
-    The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows. They
-    take part from the next step on that begins with a batch, and have none in it. Until the others have made ten means more,
-    newcomers are compared with them.
+    The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows; or it
+    announces them through `Views`. They take part from the next step on that begins with a batch, or from one of the steps
+    after that, and have none in it. Until the others have made ten means or rounds more, newcomers are compared with them.
 
     Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
 
@@ -41,6 +44,7 @@ class Replacements:
         parts: of the program, in the same order on all workers.
         accepted: the newcomers that this worker, if it is the first, has accepted; worker id: incarnation.
         num_members: of the last round that the program has looked at, with newcomers that have come since.
+        incarnations: of all workers that replace others.
     """
 
     def __init__(self, replica: Replica, ports: Ports[Any]) -> None:
@@ -48,15 +52,17 @@ class Replacements:
         self.parts: list[Part] = []
         self.accepted: dict[int, int] = {}
         self.num_members = ports.num_workers
+        self.incarnations: dict[int, int] = {}
         self._coming: dict[int, int] = {}  # let in before the next step
         self._compared: dict[int, int] = {}  # let in some steps ago
+        self._compared_until = 0  # the round, if workers exchange models
         self._scales = False
         self._is_new = ports.incarnation > 0
         self._begun = 0  # rounds of batches, when the last step began
 
     @property
-    def _collectives(self) -> GrowingCollectives:
-        return cast(GrowingCollectives, self._ports.collectives)
+    def _group(self) -> ElasticGroup:
+        return self._ports.views or cast(ElasticGroup, self._ports.collectives)
 
     def steps(self) -> Iterator[int]:
         """The replica's steps."""
@@ -64,6 +70,8 @@ class Replacements:
             for step in self._replica.steps():
                 if self._is_new:
                     self._enter()
+                elif self._ports.views is not None and self._ports.newcomers is not None:
+                    self._coming |= self._ports.views.coming(self._ports.shared.version)
                 begun = self._replica.rounds_begun
                 if self._coming and begun > self._begun:  # a loop may make several steps with one batch
                     self._let_in()
@@ -73,10 +81,16 @@ class Replacements:
         finally:
             self.parts.clear()  # which refer to this object: else they would be freed by a garbage collection only
 
+    def announce(self) -> None:
+        """Announces newcomers through `Views` if this worker is the first and accepts some."""
+        if not self._coming and self.has_reports(has_closure=bool(self._replica.closure)):
+            assert self._ports.views is not None
+            self._ports.views.announce(self.accepted)
+
     def has_reports(self, *, has_closure: bool) -> bool:
         """Whether this worker, the first, accepts newcomers, and names them when it reports after the next mean."""
         port = self._ports.newcomers
-        if port is None or self._ports.worker_id != self._collectives.members[0]:
+        if port is None or self._ports.worker_id != self._group.members[0]:
             return False
         deal = self._replica.deal
         self.accepted = port.accepted(deal.epoch if deal is not None else -1)
@@ -101,7 +115,7 @@ class Replacements:
             NotReplacedError: this worker is one of them.
         """
         self._coming |= reports.accepted
-        members = self._collectives.members if self._compared else ()
+        members = self._group.members if self._compared else ()
         others = [reports[one] for one in members if one not in self._compared]
         for one in [*self._compared] if others else ():  # else all who could differ from them have died
             if any(reports[one].is_like(other) for other in others):
@@ -113,24 +127,43 @@ class Replacements:
         if not compares:
             self._compared = {}
 
+    def leaves_out(self, worker: int, round: int) -> bool:
+        """Whether another worker's model is left out, of a round for which it has other learning rates than this one.
+
+        Raises:
+            NotReplacedError: this worker is a newcomer, and the other one is not.
+        """
+        is_new = self._ports.worker_id in self._compared
+        if round > self._compared_until or not (is_new or worker in self._compared):
+            return False
+        if worker not in self._compared:
+            raise NotReplacedError(Refusal.UNLIKE.why)
+        return True
+
+    def _note(self, compared: dict[int, int]) -> None:
+        self._compared |= compared
+        self.incarnations |= compared
+        self._compared_until = self._ports.shared.version + _COMPARED_ROUNDS
+        self.num_members = len(self._group.members)
+
     def _let_in(self) -> None:
         """From this step on newcomers take part, with what the first worker has; in it, they have no batch."""
-        port, replica, collectives = self._ports.newcomers, self._replica, self._collectives
+        port, replica, group = self._ports.newcomers, self._replica, self._group
         assert port is not None
         newcomers, self._coming, self.accepted = self._coming, {}, {}
         program = [part.for_newcomers() for part in self.parts]
-        replica.meet(collectives.members, 0)  # deals batches of those that have died since the last mean
-        first = collectives.members[0]
+        replica.meet(group.members, 0)  # deals batches of those that have died since the last mean
+        first = group.members[0]
         is_first = self._ports.worker_id == first
         own = replica.for_newcomers() if is_first else {}
-        self._compared |= newcomers
         port.let_in(newcomers, first)
-        own["collectives"] = collectives.let_in(newcomers)
-        self.num_members = len(collectives.members)
-        own["deal"] = replica.let_in(collectives.members)
+        own["group"] = group.let_in(newcomers)
+        self._note(newcomers)
+        own["deal"] = replica.let_in(group.members)
         if is_first:
-            port.give(newcomers, {**own, "giver": first, "program": program})
-        collectives.living()  # the first worker's model must not change until they have it
+            own |= {"giver": first, "program": program, "compared": self._compared, "incarnations": self.incarnations}
+            port.give(newcomers, own)
+        group.living()  # the first worker's model must not change until they have it
 
     def _enter(self) -> None:
         """Begins a newcomer's first step.
@@ -144,6 +177,6 @@ class Replacements:
         self._is_new = False
         for part, state in zip(self.parts, given["program"], strict=True):
             part.enter(state)
-        self._compared = {self._ports.worker_id: self._ports.incarnation}
-        self.num_members = len(self._collectives.members)
-        self._collectives.living()
+        self.incarnations = given["incarnations"]
+        self._note(given["compared"])
+        self._group.living()

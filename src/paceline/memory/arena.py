@@ -123,7 +123,7 @@ def plan_arena(
     )
     views = SharedViews.reserve(layout, own_elements, num_workers) if needs.views else None
     newcomers = None
-    if needs.collectives and sharding is None:
+    if (needs.collectives or needs.views) and sharding is None:
         newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
     axes = None
     if sharding is not None:
@@ -229,6 +229,11 @@ class Arena:
         """Adds to a control word."""
         atomics.fetch_add(self._addresses[word], value)
 
+    @property
+    def group(self) -> Any:
+        """What knows which workers take part in rounds; None: the method has none."""
+        return self.views or self.collectives
+
     def mark_ended(self, worker_id: int) -> None:
         """Marks a worker that makes no further update: its program has ended, or it has died for good."""
         atomics.store(self._ended(worker_id), 1)
@@ -242,10 +247,8 @@ class Arena:
 
         If `others_continue`, it is dead, their rounds go on without it, and another one writes the final weights.
         """
-        if others_continue and self.collectives is not None:
-            self.collectives.mark_lost(worker_id, incarnation, is_dead=True)
-        if others_continue and self.views is not None:
-            self.views.lose(worker_id, is_dead=True)
+        if others_continue and self.group is not None:
+            self.group.mark_lost(worker_id, incarnation, is_dead=True)
         self.mark_lost(worker_id, incarnation)
         self.mark_ended(worker_id)
         if not self.load("final") and (self.all_ended() if others_continue else not worker_id):
@@ -253,10 +256,8 @@ class Arena:
 
     def mark_lost(self, worker_id: int, incarnation: int = 0) -> None:
         """Tells the others that this worker takes part in no further round."""
-        if self.collectives is not None:
-            self.collectives.mark_lost(worker_id, incarnation)
-        if self.views is not None:
-            self.views.lose(worker_id, is_dead=False)
+        if self.group is not None:
+            self.group.mark_lost(worker_id, incarnation)
         if self.axes is not None:
             self.axes.mark_lost(worker_id)
 

@@ -18,7 +18,7 @@ import torch
 
 from paceline.ports.newcomers import Newcomers
 from paceline.ports.shared import ServedParameters, SharedParameters, StalenessCounts
-from paceline.ports.views import Survivors, Views
+from paceline.ports.views import Views
 
 S_co = TypeVar("S_co", bound=SharedParameters, covariant=True)
 
@@ -76,17 +76,6 @@ class Collectives(Protocol):
         """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) receives the pieces for this worker.
 
         Pieces have n / num_workers elements and are ordered by worker id; both vectors may be bytes.
-        """
-        ...
-
-
-class GrowingCollectives(Collectives, Survivors, Protocol):
-    """Collectives that replacements of dead workers can come to."""
-
-    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """Counts newcomers (worker id: incarnation) among the members from now on; all members call it.
-
-        Returns: what a newcomer needs to take part in the next operation.
         """
         ...
 

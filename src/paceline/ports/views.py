@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 MODEL = "model"  # the kind of a neighbour's message; its number is the round, its version says what `Views.sent` does
 LOST = "lost"  # the kind of what a worker's own mailbox gives it instead of a model that will not come
@@ -26,7 +26,25 @@ class Survivors(Protocol):
         ...
 
 
-class Views(Survivors, Protocol):
+class ElasticGroup(Survivors, Protocol):
+    """Workers that go on without dead ones, and that replacements can come to.
+
+    Attributes:
+        members: in the order of their ids, as far as this worker knows.
+    """
+
+    @property
+    def members(self) -> Sequence[int]: ...
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """Counts newcomers (worker id: incarnation) among the members from now on; all members call it at the same place.
+
+        Returns: what a newcomer needs to take part from there on.
+        """
+        ...
+
+
+class Views(ElasticGroup, Protocol):
     """Which workers take part in a round, the same for all workers: they may be in different rounds when one dies.
 
     A dead worker stays a member of all rounds that any worker has begun when its death becomes known.
@@ -44,6 +62,25 @@ class Views(Survivors, Protocol):
         """Notes that the models sent so far contain this worker's steps of the first `batches` rounds of batches."""
         ...
 
+    def got(self, worker: int, batches: int) -> None:
+        """Notes that this worker, a newcomer, begins with a model that contains another one's steps, counted as by `sent`."""
+        ...
+
     def has_died(self, worker: int) -> bool:
         """Whether a worker that cannot be reached has died; waits a while for the news."""
+        ...
+
+    def announce(self, newcomers: Mapping[int, int]) -> None:
+        """Tells all members that newcomers (worker id: incarnation) come.
+
+        Only the first member does so, after it has sent its models. Has no effect while others that were announced have not
+        come.
+        """
+        ...
+
+    def coming(self, round: int) -> Mapping[int, int]:
+        """The newcomers that all members let in before this round, or as soon as they can after that.
+
+        All members ask before they begin each round, and get the same answer, once.
+        """
         ...

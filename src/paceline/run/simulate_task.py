@@ -210,8 +210,8 @@ class TaskSimulation:
 
     def _restarts(self) -> int:
         """Where the others go on in rounds, replacements need the exchanges of real values."""
-        in_rounds = self.algorithm.survivors_continue and self.algorithm.needs.collectives
-        replaces = "kill" in self.algorithm.tolerates or (in_rounds and not self.timing_only)
+        in_rounds = self.algorithm.survivors_continue and not self.timing_only
+        replaces = "kill" in self.algorithm.tolerates or in_rounds
         return self.config.restarts if replaces else 0
 
     # The workers
@@ -277,7 +277,7 @@ class TaskSimulation:
                     end = machine.shared.ends[worker_id]
                     machine.shared.enter(worker_id, given["giver"])
                     self.record.count_unrecorded_of(worker_id, ports.shared.version if end is None else end)
-                    cast(Any, ports.collectives).enter(given["collectives"])
+                    cast(Any, ports.views or ports.collectives).enter(given["group"])
                     claims.enter(given["deal"])
                     cast(TaskReplica, replica).enter(given)
                 self.algorithm.work(cast(Any, replica), ports)

@@ -368,15 +368,11 @@ class Supervisor:
     def _go_on_without(self, worker: WorkerState, *, replace: bool = True) -> None:
         """Lets the others go on, and starts a replacement if there may be one."""
         assert self.arena is not None
-        collectives = self.arena.collectives
-        if self.goes_on and worker.waits and collectives is not None:  # they may have let it in already
-            collectives.mark_lost(worker.worker_id, worker.incarnation, is_dead=True)
+        if self.goes_on and worker.waits:  # they may have let it in already
+            self.arena.group.mark_lost(worker.worker_id, worker.incarnation, is_dead=True)
             self.arena.mark_ended(worker.worker_id)
         elif self.goes_on:
             self.arena.mark_gone(worker.worker_id, worker.incarnation, others_continue=True)
-            if self._restarts_left > 0 and self.arena.newcomers is None:
-                self._restarts_left = 0
-                self.outcome.notes.append(f"{registry.spec(self.algorithm)} does not replace dead workers.")
         if replace and self._restarts_left > 0 and (not self.goes_on or any(one.takes_part for one in self.workers)):
             self._restarts_left -= 1
             self.outcome.restarts += 1
@@ -386,7 +382,7 @@ class Supervisor:
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""
         if self.arena is not None:
-            self.arena.mark_gone(worker.worker_id)
+            self.arena.mark_gone(worker.worker_id, worker.incarnation)
 
     def _end_all(self, grace_s: float) -> None:
         """Joins every worker; those that do not end within `grace_s` are killed."""

@@ -134,7 +134,7 @@ class SimulatedCollectives(CarriedOutTogether):
         return total[0]
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """As in `GrowingCollectives`."""
+        """As in `ElasticGroup`."""
         self.members = self._state.members = sorted({*self._state.members, *newcomers})
         return {"_num_rounds": self._num_rounds}
 

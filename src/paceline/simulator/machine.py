@@ -117,8 +117,9 @@ class SimulatedMachine:
         elif needs.collectives:
             self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        replaces = survivors_continue and needs.collectives and self._collective == "memory"
         self.views = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
+        shares_memory = self.views is not None or (needs.collectives and self._collective == "memory")
+        replaces = survivors_continue and shares_memory
         self._rounds: list[Any] = [one for one in (self.views, self._all_reduce) if one is not None]
         self.newcomers = SimulatedNewcomers(self.scheduler) if replaces else None
         restarts = restarts if replaces or not survivors_continue else 0

@@ -67,6 +67,7 @@ class SimulatedMailbox:
         self._departures = _Departures(network)
         for left in network.departed() if incarnation else ():
             self._is_news(left)
+            network.contacts[left.peer].add(worker_id)  # so that it hears of the peer's successor
 
     def send(self, to: int, message: Message) -> None:
         x = message.x

@@ -27,8 +27,8 @@ class SimulatedNewcomers:
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
         """As in `Newcomers`."""
-        for worker in newcomers:
-            self._wake(worker, why)
+        for worker, incarnation in newcomers.items():
+            self._wake(worker, incarnation, why)
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
         """As in `Newcomers`."""
@@ -36,11 +36,11 @@ class SimulatedNewcomers:
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         """As in `Newcomers`."""
-        for worker in newcomers:
-            self._wake(worker, copy.deepcopy(state))
+        for worker, incarnation in newcomers.items():
+            self._wake(worker, incarnation, copy.deepcopy(state))
 
-    def _wake(self, worker: int, given: dict[str, Any] | Refusal) -> None:
-        if worker in self._asking:  # else it has been killed
+    def _wake(self, worker: int, incarnation: int, given: dict[str, Any] | Refusal) -> None:
+        if worker in self._asking and self._asking[worker][0] == incarnation:  # else it has been killed
             self._given[worker] = given
             self._scheduler.wake(self._asking.pop(worker)[1])
 

@@ -165,7 +165,7 @@ class ElasticMembership(Membership):
         for tensor, value in zip([x, *self._untrained], given["model"], strict=True):
             from_bytes(tensor, value)
         shared.restore(given["version"], x)
-        self._collectives.enter(given["collectives"])
+        self._collectives.enter(given["group"])
         self._has_entered = True
         return given
 

@@ -232,7 +232,7 @@ class SupervisedMembership(Membership):
         """As in `Membership`."""
         first = self.arena.load("next_batch")
         left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
-        survivors = (self.arena.views or self.arena.collectives) if self._algorithm.loses_steps else None
+        survivors = self.arena.group if self._algorithm.loses_steps else None
         return BatchShare(
             self.arena.epoch_claims(),
             left,
@@ -246,12 +246,12 @@ class SupervisedMembership(Membership):
         arena = self.arena
         if not self.incarnation or arena.newcomers is None:
             return {}
-        assert arena.collectives is not None
+        group = arena.group
         given = arena.newcomers.enter(
             epoch,
             newest=lambda: arena.load("epoch"),
             is_over=lambda: bool(arena.load("abort")) or arena.all_ended(),
-            is_dead=arena.collectives.is_dead,
+            is_dead=group.is_dead,
         )
         if given is None:
             return None
@@ -259,7 +259,7 @@ class SupervisedMembership(Membership):
         recorded = max(arena.ring(self.worker_id).newest_version, arena.load("initial_version"))
         arena.shared.enter(given["giver"])
         arena.add("unrecorded", int((arena.shared.version if last is None else last) > recorded))
-        arena.collectives.enter(given["collectives"])
+        group.enter(given["group"])
         arena.mark_back(self.worker_id)
         self._entered_in = given["deal"]["epoch"]
         return given
