@@ -18,7 +18,6 @@ BAD = [
         "--algorithm local-sgd(codec=fp16) -- script.py",
         "choose all-reduce or ad-psgd, or start local-sgd(codec=fp16) with",
     ),
-    ("--algorithm d-psgd --restarts 1 -- script.py", "d-psgd does not replace dead workers; the others train"),
     ("--algorithm parameter-server -- script.py", "needs servers, which workers that join do not start"),
     ("--algorithm hogwild -- script.py", "works on memory that all workers share"),
     ("--target-accuracy 0.9 -- script.py", "--target-accuracy is for a function"),

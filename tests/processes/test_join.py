@@ -205,20 +205,6 @@ def test_models_on_gpus_have_no_rounds_of_messages(crew, algorithm):
     assert f"average in the CPU's memory under {algorithm}: move the model there" in refused(worker)
 
 
-def test_no_worker_joins_late_under_d_psgd(crew):
-    crew.hold()
-    hands = crew.start(3, algorithm="d-psgd")
-    placed(hands)
-    for one in hands:
-        one.trains_on()
-    hands.pop().signal(signal.SIGKILL)
-    (late,) = crew.start(1, algorithm="d-psgd")
-    assert "has begun, and d-psgd takes no more workers" in refused(late)
-    for one in hands:
-        one.trains_on()
-    ends(crew, hands)
-
-
 def test_a_number_that_differs_and_a_run_that_is_full(crew):
     crew.hold()
     workers = placed(crew.start(3))

@@ -12,7 +12,7 @@ import soak_results
 from oracles import gossip
 from paceline.transport.message_views import MessageViews
 from processes.gossip_reference import GossipReference, GossipSurvivors, mean_of, square
-from processes.local_reference import Training, steps_of
+from processes.local_reference import Training, lives_of
 from processes.survivors import samples
 from processes.test_join_rounds import Crew
 
@@ -30,12 +30,12 @@ def check(crew, workers=WORKERS, neighbours=gossip.ring, *, breaks=False, **opti
     A worker that dies in the last rounds takes its batches with it.
     """
     first, loop = crew.survivors(workers, **options), crew.program
-    dead = {*loop.kills, *crew.gone()}
-    notes, steps = loop.notes(workers, dead), steps_of(loop.folder, workers)
+    dead = {*loop.kills, *crew.gone()} if not crew.replacements else set()
+    notes, (steps, _) = loop.notes(workers, {*loop.kills, *crew.gone()}), lives_of(loop, workers)
     reference = GossipReference(Training.of(loop), steps, notes, neighbours, loop.repeats(workers))
     for one, other in zip(first.values(), mean_of(reference.train()), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    assert breaks or {j for *_, j in notes.missing} <= dead
+    assert breaks or {j for *_, j in notes.missing} <= {*loop.kills, *crew.gone()}
     counted = reference.counted(dead)
     assert max(counted.values()) == loop.epochs
     missed = loop.epochs * len(samples(loop.num_batches)[0]) - counted.total()
@@ -88,6 +88,34 @@ def test_topologies(topology, neighbours, workers, tmp_path):
 )
 def test_with(options, tmp_path):
     check(Crew(program(tmp_path, {0: 2}, **options)))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_replacement_takes_the_dead_workers_place(worker, tmp_path):
+    loop = program(tmp_path, {worker: 2}, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
+    notes = check(Crew(loop, replacements=1))
+    (round, _), *_ = notes.came[worker]
+    assert len(notes.members[round]) == WORKERS > len(notes.members[round - 1])
+
+
+@pytest.mark.parametrize(
+    ("topology", "neighbours", "workers"), [("one-peer-exponential", gossip.one_peer, 4), ("ring", gossip.ring, 2)]
+)
+def test_a_replacement_in(topology, neighbours, workers, tmp_path):
+    loop = program(tmp_path, {1: 2}, topology, newcomers={4: {1: 1}}, num_batches=30, sums=True)
+    check(Crew(loop, replacements=1), workers, neighbours)
+
+
+def test_replacements_of_replacements(tmp_path):
+    kills, newcomers = {1: [2, 3], 0: 8}, {4: {1: 1}, 16: {1: 2}, 18: {0: 1}}
+    check(Crew(program(tmp_path, kills, newcomers=newcomers, num_batches=80), replacements=3))
+
+
+@pytest.mark.parametrize("at", ["newcomer yes", "newcomer state"])
+def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_waits_for_it(at, tmp_path):
+    kills, newcomers = {1: 2, 0: -1}, {4: {1: 1}, 14: {0: 1, 1: 2}}
+    loop = program(tmp_path, kills, newcomers=newcomers, num_batches=80)
+    check(Crew(loop, fatal={0: at}, replacements=3, num_not_let_in=1))
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 8, 11, 12, 15])

@@ -13,9 +13,10 @@ from oracles import gossip
 from paceline.algorithms import registry
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import ABSENT, END, BatchClaims
-from paceline.errors import WorkerLostError
+from paceline.errors import NotReplacedError, RunStopped, WorkerLostError
 from paceline.ports.ports import Counts, Message, PeerLeft, Received
 from paceline.ports.views import LOST
+from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.message_views import MessageViews
 from paceline.transport.packed_vectors import packed, unpacked
 from paceline.transport.round_header import Purpose
@@ -36,11 +37,12 @@ class Worker:
 
     Attributes:
         members: of each round that it has begun.
+        first: the first of these rounds.
         before: its model at the beginning of each.
         missing: (round, worker): models that did not come.
         mixed: by worker, how many of its steps the last model that came contains.
         batches: of each of its steps.
-        kept: by dead worker, how many of its steps survive.
+        kept: by dead worker and the first round without it, how many of its steps survive.
         sums: what all workers have added up.
         end: the mean of all models, and the workers in that.
         has_left: whether it has left before the end.
@@ -48,6 +50,7 @@ class Worker:
     """
 
     members: list = field(default_factory=list)
+    first: int = 0
     before: list = field(default_factory=list)
     missing: set = field(default_factory=set)
     mixed: dict = field(default_factory=dict)
@@ -86,9 +89,16 @@ class Views(MessageViews):
 
     notes: Worker
 
+    def _meet(self, place=0):
+        reports = super()._meet(place)
+        for worker, round in self._first_without.items():
+            self.notes.kept[worker, round] = self._kept[worker]
+        return reports
+
     def begin(self, round):
         members = super().begin(round)
         self.notes.members.append(tuple(members))
+        self.notes.first = round + 1 - len(self.notes.members)
         return members
 
     def receive(self, timeout_s, *, kind, sender, number):
@@ -112,6 +122,20 @@ class Replica:
     def __init__(self, ports, claims, stops, sums, notes):
         self.ports, self.claims, self.stops, self.sums, self.notes = ports, claims, stops, sums, notes
         self.samples = 0
+        self.given = None
+
+    @property
+    def deal(self):
+        return self.claims.deal if self.claims is not None else None
+
+    def carries_all(self):
+        return True
+
+    def for_newcomers(self):
+        return {}
+
+    def let_in(self, members):
+        return self.claims.deal.let_in(members)
 
     @property
     def rounds_begun(self):
@@ -166,6 +190,133 @@ class Ports:
         pass
 
 
+class Newcomers(MessageNewcomers):
+    """A program that has no epochs waits."""
+
+    def accepted(self, epoch):
+        return super().accepted(0)
+
+
+def train_with_newcomers(network, topology):
+    """Returns each worker's notes, by worker and incarnation."""
+    found = {}
+    algorithm = registry.build(f"d-psgd(topology={topology}, deadline_s=1000000)")
+
+    def program(mailbox):
+        me = mailbox.me
+        try:
+            work(me, mailbox, found.setdefault((me, mailbox.incarnation), Worker()))
+        except (NotReplacedError, RunStopped, WorkerLostError) as error:
+            network.left.add(me)
+            found[me, mailbox.incarnation].error = str(error)
+            if isinstance(error, WorkerLostError) and not network.silences:
+                raise
+
+    def work(me, mailbox, notes):
+        views = Views(mailbox, me, network.workers, ends=mailbox, deadline_s=network.deadline_s, now_s=network.now_s)
+        views.notes, shared, incarnation = notes, Shared(network.workers), mailbox.incarnation
+        newcomers = Newcomers(
+            mailbox,
+            views,
+            incarnation,
+            model=lambda: {"x": shared.x.clone(), "version": shared.version},
+            deadline_s=1e9,
+            stopped=network.has_only_newcomers,
+        )
+        plan = BatchPlan(num_samples=BATCHES, batch_size=1, num_workers=network.workers, seed=0)
+        options = {"lockstep": True, "counter": int, "max_epochs": EPOCHS + 1, "tracks": True, "survivors": views}
+        claims = BatchClaims(plan, worker_id=me, **options)
+        ports = Ports(me, network.workers, shared, views, incarnation, newcomers)
+        replica = Replica(ports, claims, None, 0, notes)
+        if incarnation:
+            network.waiting.add(me)
+            try:
+                replica.given = newcomers.enter(epoch=0)
+            except (NotReplacedError, RunStopped):
+                views.leave()
+                raise
+            finally:
+                network.waiting.discard(me)
+            shared.x, shared.version = replica.given["x"], replica.given["version"]
+            views.enter(replica.given["group"])
+            claims.enter(replica.given["deal"])
+        algorithm.work(replica, ports)
+        notes.before.append(shared.x.clone())
+        views.purpose, mean = Purpose.END, shared.x.clone()
+        views.all_reduce_mean(mean, 1.0)
+        notes.end = (mean.tolist(), tuple(views.members))
+
+    network.run(program)
+    return found
+
+
+def check_with_newcomers(network, found, topology):
+    """As `check`; returns how many newcomers have taken part."""
+    ended = {one: notes for one, notes in found.items() if notes.end}
+    if not ended:
+        return 0
+    rounds = {}
+    for notes in ended.values():
+        for k, members in enumerate(notes.members, notes.first):
+            assert rounds.setdefault(k, members) == members
+    first = next(iter(ended.values()))
+    assert all(notes.end == first.end for notes in ended.values())
+    kept = {one: steps for notes in found.values() for one, steps in notes.kept.items()}
+    assert all(kept[one] == steps for notes in found.values() for one, steps in notes.kept.items())
+
+    def at(worker, k):
+        """The notes of the process that was there in a round."""
+        lives = [notes for (one, _), notes in found.items() if one == worker and notes.members and notes.first <= k]
+        return max(lives, key=lambda notes: notes.first)
+
+    for (one, incarnation), notes in ended.items():
+        if incarnation:
+            others = [own.before[notes.first - own.first :] for (other, _), own in found.items() if other != one]
+            assert any(before and torch.equal(notes.before[0], before[0]) for before in others)
+        for k, members in enumerate(notes.members, notes.first):
+            W = gossip.metropolis(TOPOLOGIES[topology], len(members), k) if len(members) > 1 else np.ones((1, 1))
+            mixed = torch.zeros(network.workers, dtype=torch.float64)
+            for other, weight in zip(members, W[members.index(one)], strict=True):
+                source = notes if (k, other) in notes.missing or not weight else at(other, k)
+                mixed += weight * source.before[k - source.first]
+            mixed[one] += notes.batches[k - notes.first] != ABSENT
+            torch.testing.assert_close(notes.before[k + 1 - notes.first], mixed)
+    counted = Counter()
+    for one, notes in found.items():
+        end = None if one in ended else kept_of(kept, one[0], notes.first)
+        own = notes.batches[: max(0, end - notes.first) if end is not None else None]
+        counted.update(batch for batch in own if batch != ABSENT)
+    assert set(counted.values()) == {1}
+    alive = {worker for worker, _ in ended}
+    assert {*rounds[max(rounds)]} - alive or len(counted) == (EPOCHS + 1) * BATCHES
+    return sum(bool(incarnation and notes.members) for (_, incarnation), notes in ended.items())
+
+
+def check_newcomers(workers, faults, runs, *, silences=False):
+    entered = 0
+    for number in range(runs):
+        topology = list(TOPOLOGIES)[number % len(TOPOLOGIES)]
+        seed = f"newcomers of views {workers} {faults} {number}"
+        network = Network(seed, workers, faults, replaces=True, silences=silences)
+        try:
+            entered += check_with_newcomers(network, train_with_newcomers(network, topology), topology)
+        except BaseException as error:
+            error.add_note(f"run {number} of {workers} workers with {faults} faults")
+            raise
+    return entered
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("faults", [1, 2, 4])
+def test_newcomers_take_part_from_a_round_on_of_which_all_know(workers, faults):
+    assert check_newcomers(workers, faults, runs=60) > 2
+
+
+@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), (4, 3)])
+def test_newcomers_and_workers_that_cannot_reach_each_other(workers, faults):
+    check_newcomers(workers, faults, runs=40, silences=True)
+
+
 def train(network, topology, *, leaver=None, sums=0, own_steps=()):
     """Returns each worker's notes.
 
@@ -200,7 +351,6 @@ def train(network, topology, *, leaver=None, sums=0, own_steps=()):
             return
         views.purpose, mean = Purpose.END, ports.shared.x.clone()
         views.all_reduce_mean(mean, 1.0)
-        notes.kept = {one: views.kept(one) for one in range(network.workers) if views.has_died(one)}
         notes.end = (mean.tolist(), tuple(views.members))
 
     network.run(program)
@@ -222,7 +372,7 @@ def check(network, found, topology, own_steps=()):
         assert own.members == first.members
         assert own.end == first.end
         assert own.sums == first.sums
-        assert {other: own.kept.get(other) for other in first.kept} == first.kept
+        assert own.kept == first.kept
         assert len(own.before) == len(own.members) + 1
     before = tuple(range(network.workers))
     for members in first.members:
@@ -255,10 +405,17 @@ def check_models(found, alive, rounds, topology):
             torch.testing.assert_close(own.before[k + 1], mixed)
 
 
+def kept_of(kept, worker, first=0):
+    """How many steps survive of a worker that began with this round; None: all."""
+    return min(
+        ((round, steps) for (one, round), steps in kept.items() if one == worker and round > first), default=(0, None)
+    )[1]
+
+
 def check_batches(network, found, alive, first):
     counted = Counter()
     for worker, own in enumerate(found):
-        kept = None if worker in alive else first.kept.get(worker)
+        kept = None if worker in alive else kept_of(first.kept, worker)
         counted.update(one for one in own.batches[:kept] if one != ABSENT)
         if kept is not None:  # what is in survivors' models counts; the only other ones that had more have died
             used = [one.mixed.get(worker, 0) for one in map(found.__getitem__, alive)]
@@ -332,10 +489,10 @@ class Ahead:
             x = message.x
             if message.kind == "round pieces":
                 header, table = unpacked(
-                    x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 8, dtype=torch.int64)]
+                    x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 11, dtype=torch.int64)]
                 )
-                table = torch.zeros_like(table).view(3, 8)
-                table[1] = torch.tensor([1, 0, 1, 0, 0, 0, 0, 0])
+                table = torch.zeros_like(table).view(3, 11)
+                table[1] = torch.tensor([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0])
                 x = packed([header, table.flatten()])
             self.events.append(Received(1, 0, message._replace(x=x)))
 

@@ -179,4 +179,5 @@ class Replacements:
             part.enter(state)
         self.incarnations = given["incarnations"]
         self._note(given["compared"])
+        self.num_members = len(given["deal"]["members"])  # of whom this worker may know by now that some have died
         self._group.living()

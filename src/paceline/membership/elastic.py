@@ -42,11 +42,6 @@ def trains_in_rounds(algorithm: Algorithm) -> bool:
     return algorithm.survivors_continue and (algorithm.needs.collectives or algorithm.needs.views)
 
 
-def takes_newcomers(algorithm: Algorithm) -> bool:
-    """Whether a worker that joins later can take a dead one's place."""
-    return not algorithm.needs.views
-
-
 def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
     """Refuses algorithms that cannot continue without a worker, or that need shared memory or servers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
@@ -128,11 +123,6 @@ class JoinedRun:
             algorithm.check(self.num_workers)
             check_joinable(algorithm, self.num_workers)
             self._agree({"algorithm": self.spec, "model": model_words})
-            if not takes_newcomers(algorithm) and self._join_point.check(["started"]):
-                raise UsageError(
-                    f"The run at {self._join_point.address} has begun, and {self.spec} takes no more workers: the others train"
-                    " on a dead worker's batches. Under all-reduce and ad-psgd, for example, workers can join later."
-                )
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
             self.close()
@@ -169,7 +159,7 @@ class JoinedRun:
         except BaseException:
             peers.close()
             raise
-        if takes_newcomers(self._algorithm) and trains_in_rounds(self._algorithm):
+        if trains_in_rounds(self._algorithm):
             self._coming.enter_context(contextlib.closing(Heir(self._join_point, peers.ends.addresses)))
         return peers
 

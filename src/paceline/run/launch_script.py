@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
-from paceline.membership.elastic import check_joinable, num_places, takes_newcomers, trains_in_rounds
+from paceline.membership.elastic import check_joinable, num_places, trains_in_rounds
 from paceline.membership.join_point import JoinPoint
 from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
@@ -98,11 +98,6 @@ class Agent:
         algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
         if algorithm is not None:
             check_joinable(algorithm)
-            if self.restarts and not takes_newcomers(algorithm):
-                raise UsageError(
-                    f"{self.algorithm} does not replace dead workers; the others train on their batches. Leave out"
-                    " --restarts, or choose all-reduce or ad-psgd."
-                )
         with self._held_folder(), contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point:
             of = num_places(join_point, self.of, own=self.workers)
             if self.workers > of:
@@ -256,7 +251,7 @@ class Agent:
 def _is_replaced(algorithm: Algorithm, code: int, state: str) -> bool:
     """Whether another process may take a worker's place: in rounds, not after an error, which ends the others, too."""
     if trains_in_rounds(algorithm):
-        return takes_newcomers(algorithm) and (code < 0 or state in ("not let in", "excluded"))
+        return code < 0 or state in ("not let in", "excluded")
     return True
 
 

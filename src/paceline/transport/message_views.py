@@ -14,6 +14,8 @@ from paceline.ports.views import LOST, MODEL
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.round_header import Purpose, RoundHeader
 
+_OF_MEMBERS = ("_begun", "_known", "_kept", "_first_without", "_comes")  # what newcomers get
+
 
 class _Heard(NamedTuple):
     """The newest model that has come from a worker."""
@@ -27,16 +29,18 @@ class _Report(NamedTuple):
 
     begun: int  # the first round of messages that it has not begun
     place: int  # 0: in such a round; else where it waits for all, as `Purpose` plus 1
+    announced: list[int]  # of each worker, the incarnation that is to come in its place; 0: none
     heard: list[_Heard]  # of each worker
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> _Report:
         """The inverse of `numbers`."""
-        begun, place, *heard = numbers
-        return cls(begun, place, [_Heard(*one) for one in zip(heard[::2], heard[1::2], strict=True)])
+        begun, place, *rest = numbers
+        announced, heard = rest[: len(rest) // 3], rest[len(rest) // 3 :]
+        return cls(begun, place, announced, [_Heard(*one) for one in zip(heard[::2], heard[1::2], strict=True)])
 
     def numbers(self) -> list[int]:
-        return [self.begun, self.place, *(number for one in self.heard for number in one)]
+        return [self.begun, self.place, *self.announced, *(number for one in self.heard for number in one)]
 
 
 class MessageViews(MessageCollectives):
@@ -51,6 +55,9 @@ class MessageViews(MessageCollectives):
     `living` or a sum, begins with meetings, too, until all report that they have come. Workers that are still in a round go to
     such a meeting only when they get there.
 
+    The first member announces newcomers at a meeting for which it calls the others. They come before the round that would be
+    the first one without a dead worker. Before that round, all wait for each other, and let the newcomers in.
+
     This is safe:
 
     - All that end a meeting have the same reports, so they agree on the first round without a dead worker, and on its steps.
@@ -60,8 +67,8 @@ class MessageViews(MessageCollectives):
       meeting ends only after a message from every member. So by its end such a model has come, or was lost with a connection.
     - Models of a dead worker that come after the report are dropped, because the report does not count their steps.
 
-    Costs: nothing in a round; after a death, and before each operation of all, a round of `MessageCollectives` with
-    2 + 2 n numbers from each of n workers.
+    Costs: nothing in a round; after a death, for newcomers, and before each operation of all, a round of
+    `MessageCollectives` with 2 + 3 n numbers from each of n workers.
 
     Args:
         mailbox, worker_id, num_workers, options: as for `MessageCollectives`.
@@ -73,6 +80,9 @@ class MessageViews(MessageCollectives):
         self._begun = self._batches = 0
         self._known: Sequence[int] = self.members  # of the last meeting
         self._first_without: dict[int, int] = {}  # by worker that is gone
+        self._announces = self._nobody = [0] * num_workers  # as in a report
+        self._coming: dict[int, int] = {}  # newcomers that were announced
+        self._comes = 0  # the round before which they come
         self._kept = [0] * num_workers
 
     # Views
@@ -86,6 +96,10 @@ class MessageViews(MessageCollectives):
         """As in `Views`."""
         self._batches = batches
 
+    def got(self, worker: int, batches: int) -> None:
+        """As in `Views`."""
+        self._models.heard[worker] = _Heard(self._begun, batches)
+
     def kept(self, worker: int) -> int:
         """As in `Survivors`: of other workers, as the last meeting found."""
         return self._batches if worker == self._worker_id else self._kept[worker]
@@ -93,6 +107,40 @@ class MessageViews(MessageCollectives):
     def has_died(self, worker: int) -> bool:
         """As in `Views`."""
         return worker in self._first_without
+
+    # Newcomers
+
+    def announce(self, newcomers: Mapping[int, int]) -> None:
+        """As in `Views`."""
+        if not self._coming:
+            self._announces = [newcomers.get(one, 0) for one in range(self._num_workers)]
+            self._next.call()
+            self._meet()
+
+    def coming(self, round: int) -> Mapping[int, int]:
+        """As in `Views`."""
+        if round < self._comes:
+            return {}
+        newcomers, self._coming = self._coming, {}
+        return newcomers
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        """As in `ElasticGroup`; call `living` before and after it."""
+        given = super().let_in(newcomers)
+        for worker in newcomers:
+            self._first_without.pop(worker, None)
+            self._models.open(worker, self._begun)
+        self._known = tuple(sorted({*self._known, *newcomers}))
+        return given | {name: getattr(self, name) for name in _OF_MEMBERS}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Takes part from the next `living` on, with what `let_in` returned to a member."""
+        super().enter(given)
+        vars(self).update({name: given[name] for name in _OF_MEMBERS})
+        for worker in range(self._num_workers):
+            self._models.open(worker, self._begun)
+        for worker in self._first_without:
+            self._models.close(worker, 0)
 
     # The program's mailbox
 
@@ -150,7 +198,7 @@ class MessageViews(MessageCollectives):
         )
 
     def _meet(self, place: int = 0) -> Mapping[int, _Report]:
-        own = _Report(self._begun, place, list(self._models.heard))
+        own = _Report(self._begun, place, self._announces, list(self._models.heard))
         table = torch.zeros(self._num_workers, len(own.numbers()), dtype=torch.int64)
         table[self._worker_id] = torch.tensor(own.numbers())
         purpose, self.purpose = self.purpose, Purpose.STEP
@@ -164,6 +212,9 @@ class MessageViews(MessageCollectives):
             self._models.close(worker, own.heard[worker].rounds)
         for worker in self._known:
             self._kept[worker] = max(self._kept[worker], *(one.heard[worker].batches for one in reports.values()))
+        announced = {one: n for report in reports.values() for one, n in enumerate(report.announced) if n}
+        if announced:
+            self._coming, self._comes, self._announces = announced, first_without, self._nobody
         for worker, report in reports.items():
             self._models.first_due[worker] = report.begun
         self._known = self.members
@@ -216,6 +267,11 @@ class _Models:
         if round < self.first_due[sender] and (sender, round) not in self._received:
             return Received(sender, 0, Message(LOST, round))
         return self._received.pop((sender, round), None)
+
+    def open(self, worker: int, round: int) -> None:
+        """Of a newcomer, or to one, there are models from this round on."""
+        self.close(worker, 0)
+        self.heard[worker], self.first_due[worker] = _Heard(), round
 
     def close(self, worker: int, rounds: int) -> None:
         """Of a worker that is gone, only the models of the first `rounds` are used."""

@@ -179,6 +179,10 @@ class RoundMembers:
             self._unreachable.pop(worker, None)
             self._propose()
 
+    def call(self) -> None:
+        """All members must meet in the next view, whoever they are by then."""
+        self._propose()
+
     def miss(self, worker: int) -> None:
         """A member cannot be reached."""
         if worker not in self._unreachable and self._is_member(worker):

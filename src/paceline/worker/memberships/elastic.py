@@ -14,7 +14,7 @@ from torch import nn
 from paceline.algorithms import Algorithm
 from paceline.errors import DivergedError, ExcludedError, NotReplacedError, UsageError, WorkerLostError
 from paceline.membership.claims import JoinedClaims
-from paceline.membership.elastic import JoinedRun, takes_newcomers, trains_in_rounds
+from paceline.membership.elastic import JoinedRun, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.peers import Peers
 from paceline.optim.flat import FlatBinding
@@ -105,8 +105,9 @@ class ElasticMembership(Membership):
             self._collectives = rounds
             self._newcomers = self._newcomers_over(peers, rounds)
             views = rounds if algorithm.needs.views else None
-            newcomers = self._newcomers if takes_newcomers(algorithm) else None
-            memory.ports = replace(memory.ports, mailbox=views, views=views, collectives=rounds, newcomers=newcomers)
+            memory.ports = replace(
+                memory.ports, mailbox=views, views=views, collectives=rounds, newcomers=self._newcomers
+            )
             self.gatherer = CollectiveGatherer(
                 rounds, run.worker_id, run.num_workers, lambda: run.leaves, lambda: not self._has_entered
             )
