@@ -196,22 +196,35 @@ class LocalReference:
         self.optimizers[worker].zero_grad()
         for x, y in map(self.training.data, filter(None, batches)):
             self.training.loss(self.models[worker](x), y).backward()
-        if self.training.clips:
-            nn.utils.clip_grad_norm_(self.models[worker].parameters(), 0.05)
+        self._clip(worker)
         self.optimizers[worker].step()
 
     def _step_together(self, k):
         members = [one for one in self.members(k) if k <= len(self.steps[one])]
-        batches = [batch for worker in members for batch in self.steps[worker][k - 1] if batch]
-        data = list(map(self.training.data, batches))
-        total = sum(len(y) for _, y in data)
         self._count(members, k, k - 1, k)
         self.met = [k] * len(self.fragments)
+        found = [
+            self._gradient(worker, self.steps[worker][k - 1]) for worker in members if any(self.steps[worker][k - 1])
+        ]
+        total = sum(size for size, _ in found)
         for worker in members if total else ():
-            self.optimizers[worker].zero_grad()
-            for x, y in data:
-                (self.training.loss(self.models[worker](x), y) * (len(y) / total)).backward()
+            for n, one in enumerate(self.models[worker].parameters()):
+                one.grad = sum(gradient[n] * (size / total) for size, gradient in found)
             self.optimizers[worker].step()
+
+    def _gradient(self, worker, batches):
+        """The number of samples, and the gradient of their mean loss, clipped."""
+        data = list(map(self.training.data, filter(None, batches)))
+        size = sum(len(y) for _, y in data)
+        self.optimizers[worker].zero_grad()
+        for x, y in data:
+            (self.training.loss(self.models[worker](x), y) * (len(y) / size)).backward()
+        self._clip(worker)
+        return size, [one.grad.clone() for one in self.models[worker].parameters()]
+
+    def _clip(self, worker):
+        if self.training.clips:
+            nn.utils.clip_grad_norm_(self.models[worker].parameters(), 0.05)
 
     def _part(self, worker, index):
         own = list(self.models[worker].parameters())

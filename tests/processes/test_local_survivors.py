@@ -344,7 +344,7 @@ def test_others_end_with_an_error(spec, tmp_path):
 
 
 def drawn(draws, folder):
-    """A method, a loop and its workers, some of which die at drawn instants, once or together."""
+    """A method, a loop and its workers, some of which die at drawn instants, once or together, and are perhaps replaced."""
     workers = draws.randint(2, 5)
     victims = draws.sample(range(workers), draws.randint(1, workers - 1))
     together = draws.randrange(8)
@@ -357,21 +357,33 @@ def drawn(draws, folder):
         "epochs": draws.choice([1, 2, 5]),
         "sums": draws.random() < 0.3,
     }
+    if draws.random() < 0.3:
+        kills = {one: number % 6 for one, number in kills.items()}
+        newcomers = {8: dict.fromkeys(victims, 1)}
+        options |= {"num_batches": 80, "newcomers": newcomers, "at": "forward", "clips": draws.random() < 0.3}
     return draws.choice(METHODS), Survivors(folder, kills, **options), workers
 
 
 @pytest.mark.soak
 def test_three_hundred_runs_with_deaths(tmp_path):
     """Writes what became of them to PACELINE_SOAK_RESULTS."""
-    before, begun_s, deaths = leftovers.everything(), time.monotonic(), 0
+    before, begun_s, deaths, replaced = leftovers.everything(), time.monotonic(), 0, 0
     for number in range(300):
         draws, folder = random.Random(f"local survivors {number}"), tmp_path / str(number)
         folder.mkdir()
         method, program, workers = drawn(draws, folder)
-        deaths += len(check_drawn(method, program, workers).result["workers_lost"])
+        if program.newcomers:
+            run = check_replaced(method, program, deaths=len(program.kills), workers=workers)
+        else:
+            run = check_drawn(method, program, workers)
+        deaths, replaced = deaths + len(run.result["workers_lost"]), replaced + run.result["restarts"]
     leftovers.assert_nothing_new(before)
     took_s = round(time.monotonic() - begun_s, 1)
-    soak_results.keep("soak_local_survivors", "local methods", {"runs": 300, "deaths": deaths, "took_s": took_s})
+    soak_results.keep(
+        "soak_survivors",
+        "local-sgd, da-sgd and diloco",
+        {"runs": 300, "deaths": deaths, "replaced": replaced, "took_s": took_s},
+    )
 
 
 def check_drawn(method, program, workers):
