@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from forked import AGAINST_HANGS_S
 from paceline.cli import doctor
+from paceline.system import compilation, limits
 
 
 def test_algorithms_table_and_filter(run, training):
@@ -48,6 +50,23 @@ def test_doctor_on_other_machines(monkeypatch, tmp_path):
     assert doctor._nodes().startswith("2;")
     monkeypatch.setattr(doctor, "_NODES", tmp_path / "missing")
     assert "treated as 1" in doctor._nodes()
+
+
+def test_doctor_in_a_small_container(monkeypatch):
+    monkeypatch.setattr(limits, "memory_limit", lambda: 2**30)
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    monkeypatch.setattr(compilation._Cache, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError))
+    for name in ("_fork_server", "_atomics"):
+        monkeypatch.setattr(doctor, name, lambda: "Yes.")
+    checks = {check.name: check for check in doctor.examine()}
+    assert "a quota allows the time of 0.5" in checks["cores"].finding
+    assert "A container may use 1.0 GiB." in checks["memory"].finding
+    assert "fewer workers" in checks["memory"].remedy
+    assert not checks["temporary files"].works
+    assert "TMPDIR" in checks["temporary files"].finding
+    assert "NUMBA_CACHE_DIR" in checks["sparse kernels"].remedy
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "simulate", "calibrate", "algorithms", "doctor"])

@@ -25,6 +25,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import LogSpread
 from paceline.simulator import Cluster
+from paceline.system.limits import temporary_folder
 from paceline.system.machine import machine, num_cores
 from paceline.tasks.base import keep_data
 
@@ -79,7 +80,8 @@ def advise(
     circumstances = circumstances or Circumstances()
     _check(target, circumstances, budget_s)
     given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
-    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
+    parent = temporary_folder()
+    with tempfile.TemporaryDirectory(prefix="paceline-", dir=parent, ignore_cleanup_errors=True) as folder:
         place = Path(os.devnull) if log is None else log.absolute()
         scratch = Scratch(Path(folder), Path.cwd(), place, writes_elsewhere)
         loaded = load_program(program, scratch, data) if isinstance(program, str) else program

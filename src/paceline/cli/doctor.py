@@ -17,9 +17,12 @@ import typer
 import paceline
 from paceline.cli.console import out, print_json
 from paceline.cli.installed import integrations
+from paceline.errors import UsageError
+from paceline.system import limits
 
 _NODES = Path("/sys/devices/system/node")
 _START_LIMIT_S = 60.0
+_SMALL_GIB, _SMALL = 1.5, "Two workers on a small model need 0.7 GiB."
 _WRONG = "They gave wrong results.", "Report this with your processor's name."
 
 
@@ -71,6 +74,7 @@ def examine() -> list[Check]:
         "numba": _numba,
         "paceline": lambda: f"{paceline.__version__}.",
         "shared memory": _shared_memory,
+        "temporary files": lambda: f"In {limits.temporary_folder()}.",
         "atomic operations": _atomics,
         "sparse kernels": _sparse_kernels,
         "starting workers": _fork_server,
@@ -88,6 +92,8 @@ def _checked(name: str, examination: Callable[[], _Found]) -> Check:
         found = examination()
     except _FailsError as error:
         return Check(name, False, *error.args)
+    except UsageError as error:
+        return Check(name, False, str(error))
     except Exception as error:
         finding = f"{type(error).__name__}: {error}."
         return Check(name, False, finding, "Reinstall Paceline; if that changes nothing, report this line.")
@@ -99,10 +105,8 @@ def _cores() -> _Found:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
     remedy = "" if usable > 1 else "More workers than cores only take turns; give this process more cores."
     allowed = f" of {total}, the others are not given to this process" if usable < total else ""
-    path = Path("/sys/fs/cgroup/cpu.max")  # of a container
-    words = path.read_text().split() if path.is_file() else []
-    quota = int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else usable
-    limited = f"; a quota allows the time of {quota:g}" if quota < usable else ""
+    quota = limits.cpu_quota()
+    limited = f"; a quota allows the time of {quota:g}" if quota is not None and quota < usable else ""
     return f"{usable}{allowed}{limited}.", remedy
 
 
@@ -119,8 +123,10 @@ def _memory() -> _Found:
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     if "MemAvailable" in kib:
         available, total = kib["MemAvailable"] / 2**20, kib["MemTotal"] / 2**20
-        remedy = "Close something, or use fewer workers." if available < 1 else ""
-        return f"{available:.1f} GiB available of {total:.1f} GiB.", remedy
+        limit = (limits.memory_limit() or 2**60) / 2**30
+        allowed = f" A container may use {limit:.1f} GiB." if limit < total else ""
+        remedy = f"{_SMALL} Close something, or use fewer workers." if min(available, limit) < _SMALL_GIB else ""
+        return f"{available:.1f} GiB available of {total:.1f} GiB.{allowed}", remedy
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{total:.1f} GiB in all."
 
@@ -176,6 +182,7 @@ def _sparse_kernels() -> _Found:
     from scipy import sparse
 
     from paceline.sklearn import HogwildClassifier
+    from paceline.system.compilation import has_cache
 
     started_s = time.monotonic()
     for kind in (np.float32, np.float64):
@@ -186,6 +193,8 @@ def _sparse_kernels() -> _Found:
             if model.fit(X[labels], labels).score(X, np.arange(classes)) != 1.0:
                 raise _FailsError(*_WRONG)
     took_s = time.monotonic() - started_s
+    if not has_cache():
+        return f"Compiled in {took_s:.1f} s, and so by every process.", "Name a folder for them in NUMBA_CACHE_DIR."
     return f"Compiled, or loaded from Numba's cache, in {took_s:.1f} s; cached from now on."
 
 

@@ -25,8 +25,8 @@ from paceline.integrations.spark_rows import spark_folder, spilled
 from paceline.membership.environment import Invitation, LaunchedEnvironment, WorkerEnvironment
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.system import files
+from paceline.system.exit_codes import how_ended
 from paceline.transport.keys import Keys
-from paceline.worker.supervised import how_ended
 
 _CAUSE_S = 30.0  # time for the worker that failed first to report why; waited in full only if it never does
 _BETWEEN_LOOKS_S = 0.1

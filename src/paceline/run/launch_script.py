@@ -28,10 +28,11 @@ from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
 from paceline.system import files
+from paceline.system.exit_codes import how_ended
 from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
+from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
-from paceline.worker.supervised import how_ended
 
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
@@ -110,7 +111,8 @@ class Agent:
             where = "Holding" if join_point.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
-            with noted() as interruption, tempfile.TemporaryDirectory(prefix="paceline-") as self._said:
+            temporary = tempfile.TemporaryDirectory(prefix="paceline-", dir=temporary_folder())
+            with noted() as interruption, temporary as self._said:
                 try:
                     for _ in range(self.workers):
                         self._start(of)

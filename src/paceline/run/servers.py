@@ -12,9 +12,11 @@ from typing import Any
 from paceline.algorithms import registry
 from paceline.memory.arena import Arena
 from paceline.system import files
+from paceline.system.exit_codes import how_ended
+from paceline.system.limits import temporary_folder
 from paceline.worker.process import Done, Failure, NotSaved, Ready
 from paceline.worker.server_process import Restored, ServerMain, TakeOver, TookOver
-from paceline.worker.supervised import Outcome, WorkerState, how_ended
+from paceline.worker.supervised import Outcome, WorkerState
 
 _FRUITLESS_RESTARTS = 3  # consecutive restarts without an update in between
 
@@ -66,7 +68,7 @@ class Servers:
         snapshots = None
         copies = arena.plan.needs.copies > 1
         if own_processes and not copies:
-            with files.writing(folder or Path(tempfile.gettempdir())):
+            with files.writing(folder or Path(temporary_folder())):
                 if folder is None:
                     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
                     self._own_folder = str(folder)

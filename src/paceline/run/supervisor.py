@@ -21,15 +21,12 @@ from paceline.run.loops import Loop
 from paceline.run.servers import Servers
 from paceline.run.spool import Spool
 from paceline.run.starter import Starter
+from paceline.system.exit_codes import how_ended
 from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Contribution, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
 from paceline.worker.server_process import ServerMain
-from paceline.worker.supervised import (
-    Outcome,
-    WorkerState,
-    how_ended,
-)
+from paceline.worker.supervised import Outcome, WorkerState
 
 _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too

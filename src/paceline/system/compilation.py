@@ -27,6 +27,15 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
+def has_cache() -> bool:
+    """Whether there is a folder for kernels."""
+    try:
+        _Cache(has_cache)
+    except RuntimeError:
+        return False
+    return True
+
+
 def compiled(function: Any, signature: str | None = None, *, cached: bool = True, **options: Any) -> Any:
     """Compiles a function.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from paceline.errors import UsageError, printable
+from paceline.system.limits import temporary_folder
 
 _LONGEST = 70  # bytes; the path of a Unix socket in it may have 107
 
 
 def socket_folder() -> str:
     """The parent of folders for Unix sockets: the temporary folder, or /tmp if that path is too long."""
-    usual = tempfile.gettempdir()
+    usual = temporary_folder()
     return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
 
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import secrets
 import stat
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 
 from paceline.errors import UsageError
+from paceline.system.limits import temporary_folder
 
 _REMEDY = "Set XDG_RUNTIME_DIR to a folder that only you may use, or give all workers a key file (--key)."
 
@@ -98,7 +98,7 @@ def _own_folder() -> Path:
     folder = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     if folder.is_absolute() and _is_own(folder):
         return folder
-    folder = Path(tempfile.gettempdir()) / f"paceline-{os.geteuid()}"
+    folder = Path(temporary_folder()) / f"paceline-{os.geteuid()}"
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

@@ -111,13 +111,6 @@ class Outcome:
         self.snapshots_failed += 1
 
 
-def how_ended(code: int | None) -> str:
-    """A process's exit code in words; None: unknown, or a thread."""
-    if code is None:
-        return "ended without a word"
-    return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-
-
 def survivors(workers: Iterable[WorkerState]) -> list[int]:
     """Workers that ended by themselves, or because they missed another one."""
     return [
