@@ -93,7 +93,9 @@ class Train:
                     optimizer.step()
                     rates.step()
                     if not has_note:  # the others have let it in
-                        note.write_text(str(os.getpid()))
+                        written = note.with_suffix(".part")
+                        written.write_text(str(os.getpid()))
+                        written.replace(note)
                         has_note = True
         (Path(self.folder) / f"{worker.worker_id}.json").write_text(json.dumps(example.validation_loss(model)))
 
@@ -121,12 +123,11 @@ class Killer(threading.Thread):
         self._folder, self._method, self._every_s = folder, method, every_s
         self._draws = random.Random(0)
         self.over = threading.Event()
-        self.usage: list[tuple[float, int]] = []
+        self.usage: list[tuple[float, int]] = []  # at every death
 
     def run(self) -> None:
         """Until `over`."""
         while not self.over.wait(self._every_s):
-            self.usage.append(usage())
             notes = sorted(one for one in self._folder.iterdir() if one.suffix == "")
             if len(notes) < 2:
                 continue
@@ -135,6 +136,7 @@ class Killer(threading.Thread):
             note.unlink()  # its replacement writes it anew
             with contextlib.suppress(ProcessLookupError):  # its loop has ended
                 os.kill(process, signal.SIGKILL)
+            self.usage.append(usage())
             if len(self.usage) % 20 == 0:
                 print(
                     f"{self._method}: {len(self.usage)} deaths, launcher's memory {self.usage[-1][0]:.0f} MB",
