@@ -125,6 +125,28 @@ def test_a_worker_that_looks_before_the_round_of_newcomers_is_decided_decides_it
     assert second.coming(3) == first.coming(3) == {2: 1}
 
 
+def test_others_begin_rounds_while_the_first_worker_decides(of, monkeypatch):
+    """They find the mark, and decide in its place."""
+    first, second, seen = of(0), of(1), []
+    first.begin(0)
+    second.begin(0)
+    newest = first._newest
+
+    def slowly():
+        found = newest()
+        for k in range(1, 4):
+            seen.append(second.coming(k))
+            if seen[-1]:
+                break
+            second.begin(k)
+        return found
+
+    monkeypatch.setattr(first, "_newest", slowly)
+    first.announce({2: 1})
+    assert seen == [{}, {2: 1}]
+    assert [first.coming(k) for k in (1, 2)] == seen
+
+
 @pytest.mark.parametrize("enters", [False, True])
 def test_a_newcomer_that_dies_as_it_is_let_in_does_not_come(enters, of):
     first, second, supervisor = of(0), of(1), of(SUPERVISOR)
