@@ -34,7 +34,7 @@ class DPSGD(Algorithm):
     Every worker has its own model; evaluation uses the mean of all models. Models travel while the gradient is computed.
 
     If a worker dies, its model is lost. The others keep its steps that are in models that it sent, and train on the batches of
-    its later steps. A replacement starts as a copy of the first of them.
+    its later steps. A replacement starts with a copy of the first survivor's model.
 
     Costs per step: one message of the parameters' size to and from every neighbour; a round takes as long as the slowest
     neighbour's, and so, after as many rounds as the graph's diameter, as the slowest worker's.
@@ -47,8 +47,8 @@ class DPSGD(Algorithm):
         deadline_s: how long a round may wait for one neighbour.
 
     Differs from the paper: dead workers are left out. In rounds that have begun, a worker uses its own model in place of a
-    missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size; once a
-    replacement has come, that of the workers with it.
+    missing one. Later rounds use the topology of the living workers, or a ring if theirs does not exist at that size. A
+    replacement becomes part of the topology again.
     Mixing weights are not arguments but the Metropolis weights of the topology, which may change every step. In a round
     without a batch a worker averages and does not step.
 

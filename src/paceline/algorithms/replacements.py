@@ -30,9 +30,9 @@ class Part(Protocol):
 class Replacements:
     """Lets newcomers in, on all workers as the same step begins; on a newcomer, enters.
 
-    The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows; or it
-    announces them through `Views`. They take part from the next step on that begins with a batch, or from one of the steps
-    after that, and have none in it. Until the others have made ten means or rounds more, newcomers are compared with them.
+    The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows. If
+    workers exchange models, it announces newcomers through `Views`. They take part from one of the next steps that begin with
+    a batch, and have none in it. For ten means or rounds the others compare newcomers with themselves.
 
     Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
 

@@ -22,7 +22,7 @@ from paceline.system import limits
 
 _NODES = Path("/sys/devices/system/node")
 _START_LIMIT_S = 60.0
-_SMALL_GIB, _SMALL = 1.5, "Two workers on a small model need 0.7 GiB."
+_SMALL_GIB = 1.5
 _WRONG = "They gave wrong results.", "Report this with your processor's name."
 
 
@@ -125,7 +125,8 @@ def _memory() -> _Found:
         available, total = kib["MemAvailable"] / 2**20, kib["MemTotal"] / 2**20
         limit = (limits.memory_limit() or 2**60) / 2**30
         allowed = f" A container may use {limit:.1f} GiB." if limit < total else ""
-        remedy = f"{_SMALL} Close something, or use fewer workers." if min(available, limit) < _SMALL_GIB else ""
+        remedy = "Close something, or use fewer workers: two on a small model need 0.7 GiB."
+        remedy = remedy if min(available, limit) < _SMALL_GIB else ""
         return f"{available:.1f} GiB available of {total:.1f} GiB.{allowed}", remedy
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{total:.1f} GiB in all."
@@ -199,6 +200,7 @@ def _sparse_kernels() -> _Found:
 
 
 def _fork_server() -> _Found:
+    limits.temporary_folder()  # for its sockets
     context = multiprocessing.get_context("forkserver")
     started_s = time.monotonic()
     process = context.Process(target=os.getpid, daemon=True)

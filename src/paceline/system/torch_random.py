@@ -1,8 +1,8 @@
-"""Reads the states of PyTorch's generators without holding their locks while Python runs.
+"""Reads the states of PyTorch's generators without a deadlock between threads.
 
-`Generator.get_state` makes a tensor under the generator's lock. In Python 3.11 that can start a garbage collection, whose
-finalizers let other threads run; one that needs the same lock waits for it and keeps the GIL, so neither goes on. So no other
-module calls `get_rng_state` or `fork_rng`. `clone_state` makes an object that starts no collection.
+`Generator.get_state` makes a tensor while it holds the generator's lock. In Python 3.11 that can start a garbage collection,
+whose finalizers let other threads run. A thread that then needs the lock waits for it and keeps the GIL: a deadlock.
+`clone_state` makes an object that starts no collection. No other module calls `get_rng_state` or `fork_rng`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def torch_state(generator: torch.Generator = torch.default_generator) -> torch.Tensor:
-    """The state of a generator that other threads use, too: `torch.set_rng_state` restores the default one's."""
+    """The state of a generator; `torch.set_rng_state` restores the default one's."""
     return generator.clone_state().get_state()
 
 

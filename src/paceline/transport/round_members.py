@@ -180,7 +180,7 @@ class RoundMembers:
             self._propose()
 
     def call(self) -> None:
-        """All members must meet in the next view, whoever they are by then."""
+        """Calls all members of the next view to a meeting."""
         self._propose()
 
     def miss(self, worker: int) -> None:
