@@ -309,7 +309,9 @@ def check_newcomers(workers, faults, runs, *, silences=False):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("faults", [1, 2, 4])
 def test_newcomers_take_part_from_a_round_on_of_which_all_know(workers, faults):
-    assert check_newcomers(workers, faults, runs=150 if workers == 2 else 60) > 5  # of two, one soon trains alone to the end
+    assert (
+        check_newcomers(workers, faults, runs=150 if workers == 2 else 60) > 5
+    )  # of two, one soon trains alone to the end
 
 
 @pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), (4, 3)])
