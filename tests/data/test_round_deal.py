@@ -20,7 +20,7 @@ def test_members_get_the_next_batches_in_the_order_of_their_ids():
     deal = RoundDeal(1, 3)
     deal.begin(7, 0, NUMBERS)
     assert [deal.places(7), deal.places(8)] == [[0, 1, 2], [3, 4, 5]]
-    assert (deal.place(8), deal.first(8)) == (4, 3)
+    assert (deal.place(8), deal.places(8)[0]) == (4, 3)
 
 
 def test_what_a_dead_worker_left_comes_first():
@@ -62,6 +62,19 @@ def test_a_newcomer_has_no_batch_in_a_round_that_was_dealt_before():
     hand_out(newcomer, 1)
     assert [newcomer.places(2), newcomer.places(3)] == [[1, 4, 6], [7, 8, 9]]
     assert newcomer.place(3) == 8
+
+
+def test_a_newcomers_first_round_exists_even_if_only_a_dead_worker_had_a_batch_in_it():
+    deal, newcomer = RoundDeal(1, 2), RoundDeal(0, 2)
+    deal.begin(0, 0, 3)
+    hand_out(deal, 0, 1, begun=2)
+    deal.meet([0, 1], rounds=1)
+    deal.meet([1], rounds=1)  # worker 0 had the last batch, and this worker none
+    newcomer.enter(deal.let_in([0, 1]))
+    assert not newcomer.is_over(1, range(3).__contains__)
+    assert newcomer.place(1) == 3
+    assert not deal.is_over(2, range(3).__contains__)
+    assert [deal.places(2), deal.is_over(3, range(3).__contains__)] == [[2, 4], True]
 
 
 def test_a_stream_does_not_go_back():
@@ -152,7 +165,7 @@ def test_each_batch_is_in_one_mean_whoever_dies_whenever(num_batches, plan, plac
     for number in range(1000):
         first, *_ = deals.values()
         assert all(deal.places(number) == first.places(number) for deal in deals.values())
-        if first.first(number) >= num_batches:
+        if first.is_over(number, num_batches.__gt__):
             break
         meets, dying = plan.pop(0) if plan else (True, set())
         for worker, deal in deals.items():
@@ -160,7 +173,7 @@ def test_each_batch_is_in_one_mean_whoever_dies_whenever(num_batches, plan, plac
             unmet.append((worker, deal.place(number)))
             hand_out(deal, number)
         deals = {worker: deal for worker, deal in deals.items() if worker not in dying} or {min(deals): first}
-        if meets or not plan or first.first(number + 1) >= num_batches:
+        if meets or not plan or first.is_over(number + 1, num_batches.__gt__):
             trained += [batch for worker, batch in unmet if worker in deals and batch < num_batches]
             unmet = []
             for deal in deals.values():

@@ -165,10 +165,14 @@ class WorkerClaims:
 
     def _in_round(self, deal: RoundDeal, round: int) -> int:
         numbers = self.batches.epoch_numbers
-        first, place = deal.first(round), deal.place(round)
-        if first >= numbers or not self.batches.has(first):
+
+        def has(place: int) -> bool:
+            return place < numbers and self.batches.has(place)
+
+        if deal.is_over(round, has):
             return END
-        return self.epoch * numbers + place if place < numbers and self.batches.has(place) else ABSENT
+        place = deal.place(round)
+        return self.epoch * numbers + place if has(place) else ABSENT
 
     def _claimed(self) -> int:
         first = self.epoch * self.batches.epoch_numbers

@@ -94,10 +94,17 @@ class RoundDeal:
             return list(self._unmet[round].values())
         return [self._at(number) for number in range(first, first + len(self.members))]
 
-    def first(self, round: int) -> int:
-        """The place of the first batch of a round: without it, the epoch is over."""
+    def is_over(self, round: int, has: Callable[[int], bool]) -> bool:
+        """Whether the epoch ends before a round, which its first member has no batch for.
+
+        A newcomer's first round exists even if only a dead worker had a batch in it: the others have begun it.
+
+        Args:
+            round: its number.
+            has: whether the epoch has a batch at a place.
+        """
         number = (round - self._first_round) * len(self.members)
-        return self._at(number) if number >= 0 else self.places(round)[0]
+        return number >= 0 and not has(self._at(number))
 
     def place(self, round: int) -> int:
         """This worker's batch in that round; from the epoch's end on, it has none."""

@@ -18,6 +18,11 @@ END = -1
 ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part and weighs zero
 
 
+def _before(end: int) -> Callable[[int], bool]:
+    """Whether a place comes before this one."""
+    return lambda place: place < end
+
+
 def _claimed_at(address: int) -> Callable[[], int]:
     """Claims the next number of a counter that processes share."""
     from paceline.memory.atomics import (
@@ -143,12 +148,12 @@ class BatchClaims:
             before, end = self._epoch * numbers, numbers
             if self._limit is not None:
                 end = min(numbers, self._limit - before)
-            if deal.first(self.taken) >= end:
+            if deal.is_over(self.taken, _before(end)):
                 deal.settle()
-            if deal.first(self.taken) < end:
+            if not deal.is_over(self.taken, _before(end)):
                 place = deal.place(self.taken)
                 return before + place if place < end else ABSENT
-            if deal.first(self.taken) < numbers:
+            if not deal.is_over(self.taken, _before(numbers)):
                 return END
             self._begin_epoch(deal, self._epoch + 1)
 
