@@ -9,6 +9,8 @@ from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.data.loader_batches import shared_batches
 from paceline.data.round_deal import Left
 from paceline.data.sources import ABSENT, END
+from paceline.memory import epoch_claims
+from paceline.memory.atomics import load
 from paceline.memory.epoch_claims import SharedEpochClaims
 from paceline.memory.segment import Layout, Segment
 
@@ -89,6 +91,24 @@ def test_a_late_worker_does_not_take_up_epochs_that_others_have_left(counts):
     assert epoch(one, 0, most=1) + epoch(one, 1, most=1) == [0, 5]
     late = claims(counts, 1, is_late=True)
     assert (epoch(late, 0), epoch(late, 1, most=2)) == ([], [6, 7])
+
+
+@pytest.mark.parametrize("meanwhile", range(8))
+def test_workers_that_compare_their_data_at_once_find_the_first_difference(meanwhile, monkeypatch):
+    """The other worker compares after this one has read so many words."""
+    counts, own, others, agreed = in_shared_memory(), [5, 21, 31, 41], [5, 20, 30, 40], []
+    words = iter(range(100))
+
+    def interrupted(word):
+        if next(words) == meanwhile:
+            agreed.extend(counts.agree(0, others))
+        return load(word)
+
+    monkeypatch.setattr(epoch_claims, "load", interrupted)
+    found = counts.agree(0, own)
+    theirs = agreed or counts.agree(0, others)
+    assert (found == own) != (theirs == others), "one of them was first"
+    assert found[:2] == theirs[:2]
 
 
 def test_epochs_that_are_long_over():

@@ -21,7 +21,9 @@ class EpochClaims(Protocol):
         ...
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        """The fingerprint of an epoch's data from the worker that gave one first; this worker's own if the epoch is long over.
+        """The fingerprint of an epoch's data from the worker that gave one first, at least to the first number that differs.
+
+        This worker's own if the epoch is long over.
 
         Args:
             epoch: that begins.

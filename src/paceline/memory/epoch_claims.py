@@ -106,7 +106,12 @@ class SharedEpochClaims:
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
         first = self._first + epoch % _WORDS * LINE_BYTES + WORD_BYTES
-        return [self._agree(first + place * WORD_BYTES, epoch, number) for place, number in enumerate(numbers)]
+        agreed = list(numbers)
+        for place, number in enumerate(numbers):
+            agreed[place] = self._agree(first + place * WORD_BYTES, epoch, number)
+            if number and agreed[place] != number:
+                break  # or it would write words that belong to data of which it is not the first
+        return agreed
 
     def _agree(self, word: int, epoch: int, number: int) -> int:
         while (found := load(word)) >> _PLACE_BITS <= epoch:
