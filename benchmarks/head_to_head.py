@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,7 +37,7 @@ from contest.methods import METHODS
 from contest.picture import pictures
 from contest.results import TIMES_AGAIN, markdown
 from contest.runs import run
-from contest.tables import DISTURBED, SCENES, Record, of, table
+from contest.tables import DISTURBED, SCENES, Record, of, shares_of_run, table
 
 from paceline.errors import UsageError
 from paceline.tasks.load import load_task
@@ -73,10 +76,16 @@ def main() -> None:
             print(f"{len(todo)} runs are left: the same command goes on.")
             break
         wanted = todo.popleft()
+        if wanted.rate is not None and math.inf in shares_of_run(records, wanted.method, wanted.rate):
+            continue
         settings = settings_of(arguments, wanted, records, data)
         record = run(settings, target=arguments.target, pythons=arguments.pythons)
         disturbed = not arguments.small and record["stolen_share"] > MOST_STOLEN
-        record |= {"scene": wanted.scene + (DISTURBED if disturbed else ""), "quiet": arguments.quiet}
+        record |= {
+            "scene": wanted.scene + (DISTURBED if disturbed else ""),
+            "quiet": arguments.quiet,
+            "day": date.today().isoformat(),
+        }
         records.append(record)
         with arguments.runs.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
@@ -95,7 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--small", action="store_true", help="three methods, small data, one slow worker; into runs/")
     parser.add_argument(
-        "--tune", action="store_true", help=f"first try the learning rates {RATES}, once for each method"
+        "--tune", action="store_true", help=f"first try the learning rates {RATES}, as often as --repetitions says"
     )
     parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PYTHON", help="a peer's environment")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no run later than this")
@@ -182,10 +191,11 @@ class Wanted:
 def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[Wanted]:
     """What is missing, everybody in turn, in another order in each repetition."""
     if arguments.tune:
-        for rate in RATES:
-            for method in arguments.methods:
-                if not of(records, scene="tune", method=method, learning_rate=rate):
-                    yield Wanted("tune", method, 0, rate)
+        for seed in range(arguments.repetitions):
+            for rate in RATES:
+                for method in arguments.methods:
+                    if not of(records, scene="tune", method=method, learning_rate=rate, seed=seed):
+                        yield Wanted("tune", method, seed, rate)
     for seed in range(1, arguments.repetitions + 1):
         for scene in arguments.scenes:
             order = [arguments.methods[i] for i in np.random.default_rng(seed).permutation(len(arguments.methods))]
@@ -195,11 +205,10 @@ def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[Wante
 
 
 def best_rate(records: list[Record], method: str, usual: float) -> float:
-    """The rate whose undisturbed run reached the target after the least of its samples; a usual one where none was tried."""
-    tried = of(records, scene="tune", method=method)
-    return (
-        min(tried, key=lambda one: one.get("share_of_run") or 2.0)["learning_rate"] if tried else METHODS[method].rate
-    )
+    """Of the rates whose runs all reached the target, the one that took the fewest of its samples; `usual` without any."""
+    shares = {rate: shares_of_run(records, method, rate) for rate in RATES}
+    medians = {rate: median(found) for rate, found in shares.items() if found and math.isfinite(max(found))}
+    return min(medians, key=lambda rate: medians[rate], default=usual)
 
 
 def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Settings:

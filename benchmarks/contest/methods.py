@@ -9,7 +9,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[1]
 SOURCE = BENCHMARKS.parent / "src"
-OURS, DDP, TORCHFT, HIVEMIND = "contest.ours", "contest.ddp", "contest.torchft_local_sgd", "contest.hivemind_peers"
+OURS, DDP, TORCHFT, HIVEMIND = "contest.ours", "contest.ddp", "contest.torchft_peers", "contest.hivemind_peers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ METHODS = {
     ),
     "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", colour=1),
     "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", colour=7),
+    "torchft DistributedDataParallel": Method(program=TORCHFT, spec="ddp", mean=False, system="torchft", colour=None),
     "torchft LocalSGD": Method(program=TORCHFT, spec="local-sgd", mean=True, system="torchft", colour=6),
     "hivemind": Method(program=HIVEMIND, spec="local-updates", mean=True, system="hivemind", colour=None),
 }

@@ -32,10 +32,10 @@ def train(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Trains; where the method needs all its workers and one is lost, goes on from the newest checkpoint."""
+    """Trains; where the method can neither go on without a worker nor replace it, goes on from the newest checkpoint."""
     settings = Settings.here()
     algorithm = registry.build(settings.spec)
-    survives = "kill" in algorithm.tolerates
+    survives = "kill" in algorithm.tolerates or algorithm.survivors_continue
     folder = Path(settings.folder) / "run"
     launch = partial(
         pl.launch, partial(train, settings), workers=settings.workers, algorithm=algorithm, seed=settings.seed

@@ -9,7 +9,7 @@ from statistics import median
 
 from contest.course import num_samples
 from contest.methods import BY_SPEED, LEADING, METHODS
-from contest.tables import DISTURBED, SCENES, Record, lead, of, table, times
+from contest.tables import DISTURBED, SCENES, Record, lead, of, shares_of_run, spread, table, times
 from paceline.system.machine import machine, versions
 
 TIMES_AGAIN = 3  # is a run made that was disturbed
@@ -45,8 +45,8 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " (`--max-restarts=1`) and go on from the checkpoint of the last epoch, each start with names of its own in the store."
         " Of three runs of DistributedDataParallel with `env://`, two failed at their restart (one with refused connections,"
         " probably to dead workers' addresses; the other's messages were not kept) and one did not end in ten minutes; those"
-        " runs are not in the file. Paceline's lockstep methods go on by `pl.launch(resume=...)`, its others have"
-        " `restarts=1`, and torchft's and hivemind's dead worker is replaced by the program that started it."
+        f" runs are not in the file. Paceline's methods have `restarts=1`; only `{BY_SPEED}` goes on by"
+        " `pl.launch(resume=...)`. torchft's and hivemind's dead worker is replaced by the program that started it."
     )
     missed = len(SCENES) * len(METHODS) * max(counts) - len(runs)
     tuned = " --tune" if of(records, scene="tune") else ""
@@ -60,6 +60,7 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         " hivemind=...`; the runs are in [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this"
         " loop in [head_to_head_advice.md](head_to_head_advice.md)."
     )
+    made += earlier(runs)
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
     for paragraph in (summary(runs, target), how, killed, made):
         text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
@@ -78,6 +79,27 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         "",
     ]
     return "\n".join(text)
+
+
+def earlier(runs: Sequence[Record]) -> str:
+    """A sentence on the rows that are not of the newest day, on which the machine may have been faster or slower."""
+    days = {
+        (scene, name): max(str(one.get("day", "")) for one in found)
+        for scene in SCENES
+        for name in METHODS
+        if (found := of(runs, scene=scene, method=name))
+    }
+    newest = max(days.values())
+    rows = {
+        scene: [name for (of_scene, name), day in days.items() if (of_scene, day < newest) == (scene, True)]
+        for scene in SCENES
+    }
+    said = "; ".join(
+        f"{title.format(factor=runs[0]['slow_factor']).lower()}: {', '.join(rows[scene])}"
+        for scene, title in SCENES.items()
+        if rows[scene]
+    )
+    return f" Measured on an earlier day, and so not next to the other rows: {said}." if said else ""
 
 
 def summary(records: Sequence[Record], target: float) -> str:
@@ -166,16 +188,16 @@ def rates(records: Sequence[Record]) -> list[str]:
         ]
     lines = [
         "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"
-        " the target, of the same few for all, one run each. Shares in %:",
+        " the target, in the median; a rate with which one run did not reach it is out. Shares in %:",
         "",
         f"| method | {' | '.join(f'{rate:g}' for rate in tried)} | taken |",
         f"|---|{'---|' * (len(tried) + 1)}",
     ]
     for name in METHODS:
-        own = {one["learning_rate"]: one for one in of(records, scene="tune", method=name)}
+        own = {rate: found for rate in tried if (found := shares_of_run(records, name, rate))}
         taken = {one["learning_rate"] for one in records if one["method"] == name and one["scene"] != "tune"}
         if own:
-            cells = [_share(own.get(rate)) for rate in tried]
+            cells = [spread(own.get(rate, []), 0, 100) for rate in tried]
             lines.append(
                 f"| {name} | {' | '.join(cells)} | {', '.join(f'{rate:g}' for rate in sorted(taken)) or '-'} |"
             )
@@ -195,12 +217,5 @@ def at_the_edge(records: Sequence[Record], highest: float) -> list[str]:
     return [
         "",
         f"Of the {all_highest} runs at {highest:g}, {of_highest} did not reach the target, of the {all_lower} at lower rates"
-        f" {of_lower}: a search with one run per rate finds rates at the edge of what is stable.",
+        f" {of_lower}.",
     ]
-
-
-def _share(record: Record | None) -> str:
-    if record is None:
-        return "-"
-    share = record.get("share_of_run")
-    return f"{100 * share:.0f}" if share is not None else "never"

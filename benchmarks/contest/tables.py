@@ -44,6 +44,12 @@ def times(records: Iterable[Record]) -> list[float]:
     return [math.inf if (value := one.get("time_to_target_s")) is None else value for one in records]
 
 
+def shares_of_run(records: Iterable[Record], method: str, rate: float) -> list[float]:
+    """What part of its samples each undisturbed run at a rate took to reach the target; infinite where it did not."""
+    tried = of(records, scene="tune", method=method, learning_rate=rate)
+    return [math.inf if (share := one.get("share_of_run")) is None else share for one in tried]
+
+
 def goodputs(records: Iterable[Record], undisturbed: Sequence[Record]) -> list[float]:
     """Useful samples per second as fractions of the same system's undisturbed median; 0 for what did not finish."""
     if not undisturbed:

@@ -1,6 +1,7 @@
-"""torchft's LocalSGD on the course: one replica group per worker, a lighthouse, and a launcher that replaces a dead one.
+"""torchft's DistributedDataParallel and LocalSGD on the course, with one replica group per worker and a lighthouse.
 
-torchft is not among the project's dependencies: this runs in an environment of its own (see `head_to_head.py`).
+The launcher replaces a dead worker. torchft is not among the project's dependencies: this runs in an environment of its own
+(see `head_to_head.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchft import Manager, ProcessGroupGloo
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.data import DistributedSampler
 from torchft.local_sgd import LocalSGD
@@ -29,7 +33,7 @@ def launch(settings: Settings) -> int:
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
-    command = [sys.executable, "-m", "contest.torchft_local_sgd"]
+    command = [sys.executable, "-m", "contest.torchft_peers"]
     port = lighthouse.address().rpartition(":")[2]  # the address has the machine's name, where it does not listen
     environment = {**os.environ, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
 
@@ -77,7 +81,7 @@ def train(settings: Settings, replica: int) -> None:
         rank=0,
         world_size=1,
         hostname="127.0.0.1",
-        use_async_quorum=False,
+        use_async_quorum=settings.spec == "ddp",
         init_sync=False,  # all begin with equal parameters
         timeout=timedelta(seconds=5),
     )
@@ -92,24 +96,65 @@ def train(settings: Settings, replica: int) -> None:
         drop_last=True,
     )
     worker = Worker(settings, replica)
+
+    def batches(step: int) -> Iterator[list[Tensor]]:
+        epoch, first = divmod(step, settings.rounds_per_epoch)
+        sampler.set_epoch(epoch)
+        return batches_of(settings, list(sampler), data, first=first)
+
     worker.line_up()
-    rounds = settings.rounds_per_epoch
-    step, num_steps = 0, settings.epochs * rounds
+    if settings.spec == "ddp":
+        averaged_gradients(settings, worker, manager, model, optimizer, batches)
+    else:
+        local_sgd(settings, worker, manager, model, optimizer, batches)
+    manager.shutdown(wait=False)
+
+
+def averaged_gradients(
+    settings: Settings,
+    worker: Worker,
+    manager: Manager,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Callable[[int], Iterator[list[Tensor]]],
+) -> None:
+    """DistributedDataParallel; a step that was not committed is made again."""
+    parallel, committing = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
+    num_steps = settings.epochs * settings.rounds_per_epoch
+    while (step := manager.current_step()) < num_steps:
+        for x, y in batches(step):
+            committing.zero_grad()
+            worker.gradient(parallel, x, y)
+            committing.step()
+            if manager.current_step() == step + 1:
+                step += 1
+                worker.stepped(model, len(x))
+            else:  # not committed, or it has come back and is now as far as the others are
+                break
+
+
+def local_sgd(
+    settings: Settings,
+    worker: Worker,
+    manager: Manager,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Callable[[int], Iterator[list[Tensor]]],
+) -> None:
+    """LocalSGD; a worker that has come back is as far as the others are once it has synchronised with them."""
+    step, num_steps = 0, settings.epochs * settings.rounds_per_epoch
     with LocalSGD(manager, model, optimizer, sync_every=SYNC_EVERY):
         while step < num_steps:
-            sampler.set_epoch(step // rounds)
-            for x, y in batches_of(settings, list(sampler), data, first=step % rounds):
+            for x, y in batches(step):
                 optimizer.zero_grad()
                 worker.gradient(model, x, y)
                 optimizer.step()
                 worker.stepped(model, len(x))
-                # Who has come back is as far as the others are once it has synchronised with them.
                 behind = manager.current_step() * SYNC_EVERY - (step + 1)
                 step += 1
                 if behind > 0:
                     step += behind
                     break
-    manager.shutdown(wait=False)
 
 
 def main() -> None:
