@@ -15,8 +15,8 @@ BAD = [
     ("--join 192.0.2.1:29400 -- script.py", "make a key with `paceline key FILE`"),
     ("--join 192.0.2.1:29400 --key none.key -- script.py", "Cannot read the key file none.key"),
     (
-        "--algorithm local-sgd(codec=fp16) -- script.py",
-        "choose all-reduce or ad-psgd, or start local-sgd(codec=fp16) with",
+        "--algorithm lockstep(shares=auto) -- script.py",
+        "choose all-reduce or ad-psgd, or start lockstep(shares=auto) with",
     ),
     ("--algorithm parameter-server -- script.py", "needs servers, which workers that join do not start"),
     ("--algorithm hogwild -- script.py", "works on memory that all workers share"),

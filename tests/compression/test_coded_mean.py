@@ -27,7 +27,7 @@ def test_all_workers_have_the_same_bits_near_the_mean(codec, num_workers):
     results = means(codec, flows(num_workers), steps=4)
     for step in range(4):
         first, totals = results[0][0][step]
-        assert totals == (num_workers, sum(range(num_workers)))
+        assert totals == (num_workers, sum(range(num_workers)), tuple(range(num_workers)))
         assert all(torch.equal(found[step][0], first) for found, _ in results)
         exact = sum(one(step) for one in flows(num_workers)) / num_workers
         cosine = torch.cosine_similarity(first, exact, dim=0).item()
@@ -73,7 +73,7 @@ def test_one_worker_is_the_identity(codec):
     x = gaussian(1, 100)
     coded = CodedMean(codec, ports_of(0, 1, object()))
     y = x.clone()
-    assert coded.start(0, y, 3.0, 2.0).wait() == (3.0, 2.0)
+    assert coded.start(0, y, 3.0, 2.0).wait() == (3.0, 2.0, [0])
     assert torch.equal(x, y)
     assert coded.counts.coded_bytes == 0
 
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_left_out_and_it_is_said_once(codec, workers, size)
 
     def program(worker, ports, kept=None, n=600):
         coded, found = CodedMean(codec, ports, ((0, n),), [(20, n // 20)]), []
-        coded.load(kept)
+        coded.load(kept and {**kept, "worker": worker})
         for number in (0, 1):
             found.append(gaussian(worker, n))
             coded.start(number, found[-1], 1.0).wait()

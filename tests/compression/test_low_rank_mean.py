@@ -304,7 +304,7 @@ def test_a_checkpoint_with_right_factors_of_zeros_goes_on():
     def program(worker, ports):
         coded, sent = CodedMean(RANK_2, ports, RANGES, SHAPES), torch.zeros(SIZE)
         kept = {"count": 3, "memory": torch.zeros(SIZE), "share": 0.0, "rights": [torch.zeros(2, COLUMNS)]}
-        coded.load({"codec": coded.fingerprint, "slots": {0: kept}, "sizes": {}, "tuner": {}})
+        coded.load({"codec": coded.fingerprint, "worker": worker, "slots": {0: kept}, "sizes": {}, "tuner": {}})
         for _ in range(4):
             y = x.clone()
             coded.start(0, y, 1.0).wait()

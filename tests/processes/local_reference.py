@@ -4,7 +4,7 @@ import copy
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,11 @@ STREAM = Method(
     "diloco(period=4, fragments=2, delay=1, local_weight=0.5)", 4, 1, 0.5, fragments=2, rate=0.7, momentum=0.9
 )
 METHODS = [LOCAL, EACH, LONG, LONGEST, WARM, LATE, WHOLE, LATEST, OUTER, PLAIN, PARTS, STREAM]
+
+
+def coded(method):
+    """The same, with messages that pass through a codec that loses nothing."""
+    return replace(method, spec=f"{method.spec[:-1]}, codec=exact(feedback=true))")
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import exact_codec
 import paceline as pl
 from lazy_copies import LazyCopies
 from leftovers import wait_until
@@ -51,6 +52,7 @@ class Loop:
     event: str = ""
     at: int = 6
     victim: int = 1
+    algorithm: str = "all-reduce"
     optimizer: str = "sgd"
     data: str = "plain"
     per_step: int = 1
@@ -65,6 +67,7 @@ class Loop:
     epochs: int = EPOCHS
 
     def run(self):
+        exact_codec.learn()
         torch.set_num_threads(1)
         multiprocessing.set_start_method("fork", force=True)  # as in programs that no fork server has started
         net, data = model(), loader(self.data, self.num_batches)
@@ -75,7 +78,7 @@ class Loop:
         if not LIFE:
             self._arrange()
         number, step = 0, []
-        with pl.attach(net, optimizer) as worker:
+        with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
             self._worker, shared = worker, worker._membership.ports.shared
             self._note({"begun": shared.version})
             batches = OneAhead(worker, data) if self.ahead else worker.batches(data, own=self.own)

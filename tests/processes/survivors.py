@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import exact_codec
 import paceline as pl
 from paceline.memory.atomics import load
 from paceline.memory.newcomers import _ASKS, _EPOCH, _LET_IN
@@ -19,6 +20,8 @@ from paceline.records import checkpoint_files
 from paceline.worker.memberships.elastic import ElasticMembership
 
 BATCH_SIZE, EPOCHS = 4, 2
+
+
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
@@ -159,6 +162,7 @@ class Survivors:
     epochs: int = EPOCHS
 
     def __call__(self):
+        exact_codec.learn()
         net, data = model(self.net), loader(self.data, self.num_batches)
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
         if self.data == "stream":
@@ -285,7 +289,7 @@ class Survivors:
             optimizer.zero_grad()
             for parameter, *gradients in zip(net.parameters(), *means, strict=True):
                 parameter.grad = sum(gradients) if gradients[0] is not None else None
-            if self.clips and self.algorithm == "all-reduce":
+            if self.clips and self.algorithm != "lockstep":
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             optimizer.step()
         return net.state_dict()

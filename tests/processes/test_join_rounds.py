@@ -21,6 +21,7 @@ import leftovers
 import paceline as pl
 import paceline.membership.elastic
 import soak_results
+from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.join_point import JoinPoint
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
@@ -35,13 +36,14 @@ from processes.local_reference import (
     WHOLE,
     LocalReference,
     Training,
+    coded,
     lives_of,
     steps_of,
 )
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
 
 WORKERS = 3
-METHODS = ["lockstep", "all-reduce"]
+METHODS = ["lockstep", "all-reduce", CODED]
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def test_a_worker_that_is_told_to_end_makes_its_step_and_leaves(number, tmp_path
     check(Crew(Survivors(tmp_path, algorithm="lockstep"), {number % WORKERS: (number, signal.SIGTERM)}))
 
 
-@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM, coded(STREAM)], ids=lambda one: one.spec)
 @pytest.mark.parametrize("kills", [{}, {0: 2, 2: 2}, {1: 4}], ids=str)
 def test_methods_with_local_steps(method, kills, tmp_path):
     crew = Crew(Survivors(tmp_path, kills, method.spec))

@@ -14,6 +14,7 @@ import leftovers
 import paceline as pl
 import rounds
 import soak_results
+from exact_codec import exact_codec  # noqa: F401
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records import checkpoint_files
 from processes.drill import Drill
@@ -33,6 +34,7 @@ from processes.local_reference import (
     WHOLE,
     LocalReference,
     Training,
+    coded,
     lives_of,
     steps_in,
     steps_of,
@@ -223,7 +225,10 @@ def check_models(method, program, workers=WORKERS, ended=()):
 
 @pytest.mark.parametrize(
     ("method", "worker"),
-    [(LOCAL, 0), (WARM, 1), (LATE, 1), (WHOLE, 0), (OUTER, 2), (PARTS, 1), (STREAM, 0)],
+    [
+        *[(LOCAL, 0), (WARM, 1), (LATE, 1), (WHOLE, 0), (OUTER, 2), (PARTS, 1), (STREAM, 0)],
+        *[(coded(LOCAL), 1), (coded(WHOLE), 0), (coded(STREAM), 2)],
+    ],
     ids=lambda one: getattr(one, "spec", one),
 )
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
@@ -334,13 +339,29 @@ def test_a_replacement_in_a_task(method):
     assert (drill.run().result["workers_lost"], drill.supervisor.outcome.restarts) == ([1], 1)
 
 
-@pytest.mark.parametrize(
-    "spec", ["local-sgd(codec=fp16)", "da-sgd(codec=qsgd(bits=4))", "diloco(period=2, codec=fp16)"]
-)
-def test_others_end_with_an_error(spec, tmp_path):
-    with pytest.raises(pl.WorkerLostError, match="Worker 0 was ended by signal 9") as raised:
-        pl.launch(Survivors(tmp_path, {0: 2}, spec), workers=WORKERS)
-    raised.value.__traceback__ = None
+@pytest.mark.parametrize("method", [LOCAL, LATE, PARTS, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("kills", [*SOME_KILLS, "two at once, the first among them"])
+def test_changes_that_travel_through_a_codec(method, kills, tmp_path):
+    check(coded(method), Survivors(tmp_path, KILLS[kills]))
+
+
+@pytest.mark.parametrize("hit", range(1, 9))
+@pytest.mark.parametrize("method", [LOCAL, STREAM], ids=lambda one: one.spec)
+def test_a_worker_that_dies_between_the_two_operations_of_a_coded_mean(method, hit, tmp_path, monkeypatch):
+    """Each has two barriers. The mean contains the worker if it has brought its part to both."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
+    program = replace(Survivors(tmp_path, {1: -1}), algorithm=coded(method).spec)
+    pl.launch(program, workers=WORKERS)
+    first, other = program.models([0, 2])
+    assert all(torch.equal(first[name], other[name]) for name in first)
+    steps = steps_of(tmp_path, WORKERS)
+    found = []
+    for last in range(len(steps[1]) + 1):
+        reference = LocalReference(method, Training.of(program), steps, {1: last}).train()
+        found += [last] * all(
+            torch.allclose(first[name], one, rtol=1e-9, atol=1e-12) for name, one in reference.items()
+        )
+    assert found, "as if it had died before or after one of its means"
 
 
 def drawn(draws, folder):

@@ -13,6 +13,7 @@ import pytest
 import forked
 import leftovers
 import soak_results
+from exact_codec import CODED
 from free_ports import free_port
 from processes import step_checkpoints
 from processes.step_checkpoints import Loop, check, notes
@@ -26,6 +27,7 @@ OPTIONS = [
     {"data": "drawn"},
     {"sums": True, "optimizer": "adam"},
     {"on_device": True, "optimizer": "adam"},
+    {"algorithm": CODED},
 ]
 
 

@@ -12,13 +12,14 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
+from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records.run_data import RunData
 from processes.drill import Drill
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
 
 WORKERS = 3
-METHODS = ["lockstep", "all-reduce"]
+METHODS, UNREMEMBERED = ["lockstep", "all-reduce"], "all-reduce(codec=exact)"
 REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
 LOST_IN_LAST_STEP = {"ahead": True, "data": "drawn", "num_batches": 9, "kills": {1: 2}, "fails": {0: 5}}
 
@@ -81,7 +82,7 @@ def test_a_worker_that_dies_while_it_steps_leaves_its_own_copy_torn(worker, tmp_
         "alone in it",
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED, UNREMEMBERED])
 def test_whoever_dies_whenever(method, kills, tmp_path):
     program = Survivors(tmp_path, kills, method)
     check(program, run_of(program))
@@ -102,6 +103,9 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         {"scales": True, "algorithm": "lockstep"},
         {"ahead": True},
         {"twice": True},
+        {"algorithm": CODED, "clips": True, "sums": True},
+        {"algorithm": CODED, "twice": True},
+        {"algorithm": UNREMEMBERED, "scales": True, "optimizer": "adam"},
     ],
     ids=str,
 )
@@ -166,7 +170,7 @@ def check_replaced(program, run, *, deaths, **expected):
     check(replace(program, kills={}), run, **expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED])
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
@@ -181,7 +185,7 @@ def test_a_replacement_of_a_worker_whose_last_gradient_counts(number, tmp_path, 
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1, num_unrecorded=1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "all-reduce(codec=qsgd)"])
 def test_a_replacement_in_a_task(method, monkeypatch):
     """The run is stopped once the replacement takes part: until then, all batches but that of the missing record."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "replicated.mid_write@1#20")
@@ -266,7 +270,7 @@ def test_a_stream_loses_the_dead_workers_batch(tmp_path):
     check(program, run_of(program), num_missing=4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED])
 @pytest.mark.parametrize(
     ("workers", "options"),
     [(1, {}), (2, {}), (3, {}), (5, {}), (2, {"ahead": True}), (2, LOST_IN_LAST_STEP), (2, REPLACED), (3, REPLACED)],
@@ -305,7 +309,7 @@ def drawn(draws, folder):
     together = draws.randrange(6)
     kills = {one: together if draws.random() < 0.3 else draws.randrange(6) for one in victims}
     options = {
-        "algorithm": draws.choice(METHODS),
+        "algorithm": draws.choice([*METHODS, CODED]),
         "optimizer": draws.choice(["sgd", "adam"]),
         "at": draws.choice(["forward", "backward"]),
         "data": draws.choice(["plain", "drawn", "list"]),

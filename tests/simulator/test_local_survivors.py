@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
+from exact_codec import exact_codec  # noqa: F401
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
 from processes.local_reference import (
@@ -22,6 +23,7 @@ from processes.local_reference import (
     LocalReference,
     Method,
     Training,
+    coded,
     steps_in,
 )
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, in_order, made, shuffled, task_file
@@ -91,7 +93,7 @@ def name(tmp_path_factory):
     return task_file(tmp_path_factory.mktemp("task"), NUM_BATCHES)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
 @KILLS
 def test_a_loop_goes_on(method, kills):
     run, *_ = found = loop_run(method, at_step(kills), Cluster(workers=3, **CLUSTER))
@@ -99,7 +101,7 @@ def test_a_loop_goes_on(method, kills):
     assert sorted(run.returned) == [worker for worker in range(3) if worker not in kills]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
 @KILLS
 def test_a_task_goes_on(method, kills, name):
     run, *_ = found = task_run(method, at_step(kills), Cluster(workers=3, **CLUSTER), name)
@@ -147,7 +149,7 @@ def test_whoever_dies_whenever(name, method, workers, kills, is_task):
     check(method, found, steps_made(run, run.result["workers_lost"]))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
 @pytest.mark.parametrize("worker", [0, 2])
 def test_a_worker_dies_at_any_instant(method, worker, name):
     """If it has brought its model to a mean, its last step counts there, of which it leaves no record."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, backward, in_order, made, mixture, shuffled, task_file
@@ -113,7 +114,7 @@ DEATHS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED])
 @DEATHS
 def test_a_loop_goes_on_as_one_process_with_the_batches_that_are_dealt_again(method, workers, kills, deaths):
     run, models = loop_run(method, at_step(kills), workers)
@@ -121,14 +122,14 @@ def test_a_loop_goes_on_as_one_process_with_the_batches_that_are_dealt_again(met
     assert sorted(run.returned) == [worker for worker in range(workers) if worker not in kills]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED])
 @DEATHS
 def test_a_task_goes_on_as_one_process_with_the_batches_that_are_dealt_again(method, workers, kills, deaths, tmp_path):
     run, models = task_run(method, at_step(kills), Cluster(workers=workers, **CLUSTER), tmp_path)
     check(run, models, shuffled(NUM_BATCHES), deaths, workers)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, CODED])
 @pytest.mark.parametrize(("worker", "round"), [(0, 2), (2, 2), (0, 3)])
 def test_a_gradient_counts_if_its_worker_brought_it_and_otherwise_its_batch_is_dealt_again(
     method, worker, round, tmp_path

@@ -242,6 +242,21 @@ def given(worker, round):
     return torch.full((SIZE,), float(10**worker * (round + 1)))
 
 
+def start_gather(collectives, me, workers, round, to_all):
+    """An all-to-all or an all-gather of numbers that say who has sent them to whom; and its result."""
+    found = torch.full((workers,), -1.0)
+    if to_all:
+        sent = torch.tensor([100.0 * round + 10 * me + to for to in range(workers)])
+        return collectives.start_all_to_all(sent, found), found
+    return collectives.start_all_gather(torch.tensor([1e4 + 100 * round + 10 * me]), found), found
+
+
+def check_gathered(members, me, round, found):
+    for one, number in enumerate(found.tolist()):
+        sent = 100 * round + 10 * one
+        assert number in ((sent + me, 1e4 + sent) if one in members else (-1,))
+
+
 def collectives_over(mailbox):
     network = mailbox.network
     return MessageCollectives(
@@ -265,8 +280,11 @@ def train(network, histories, *, leaver=None):
             x, total = given(me, round), torch.ones(3, dtype=torch.float64)
             if round % 2:
                 handles = [collectives.start_all_reduce(x), collectives.start_all_reduce(total)]
+                gathered = [start_gather(collectives, me, network.workers, round, to_all) for to_all in (True, False)]
                 for one in handles:
-                    one.wait()
+                    assert one.wait() == collectives.members
+                for handle, found in gathered:
+                    check_gathered(handle.wait(), me, round, found)
             else:
                 number = collectives.all_reduce_mean(x, weight=2.0, number=float(2**me))
                 assert number == sum(2**one for one in collectives.members)
@@ -546,11 +564,13 @@ def check_early(network, plan, early):
 
     def program(mailbox):
         me, collectives = mailbox.me, collectives_over(mailbox)
-        pending = []
+        pending, gathered = [], []
         try:
             for step, what in enumerate(plan):
                 x = given(me, step)[: SIZE if step % 3 else 1]  # one element is no early exchange by itself
-                if what == "start":
+                if what == "start" and step % 4 == 1:
+                    gathered.append((step, *start_gather(collectives, me, network.workers, step, step % 8 == 1)))
+                elif what == "start":
                     pending.append((step, x, collectives.start_all_reduce(x)))
                 elif what == "sum":
                     collectives.add_up(x)
@@ -561,7 +581,9 @@ def check_early(network, plan, early):
                     for begun, total, handle in pending:
                         handle.wait()
                         histories[me].append((collectives.members, begun, total.tolist()))
-                    pending = []
+                    for begun, handle, found in gathered:
+                        check_gathered(handle.wait(), me, begun, found)
+                    pending, gathered = [], []
         except WorkerLostError:
             failed.add(me)
         else:

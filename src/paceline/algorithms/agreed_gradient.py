@@ -11,10 +11,16 @@ from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round_messages import Header, Reports
 from paceline.algorithms.same_rounds import SameRounds
 from paceline.algorithms.shares import SharesBySpeed
+from paceline.errors import WorkerLostError
 from paceline.optim.flat import Ranges
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
+
+_LOST_IN_STEP = (
+    "In one of a step's backward passes only workers that have died had batches, and with them the sum of the passes is lost:"
+    " resume the run from its last checkpoint."
+)
 
 
 class AgreedGradient:
@@ -53,6 +59,7 @@ class AgreedGradient:
         self._told: Ranges | None = ()
         self._agreed: Ranges = ()
         self.is_void = False
+        self._step = 0  # of the last mean
         self.unit = 1.0
 
     def steps(self) -> Iterator[int]:
@@ -72,6 +79,17 @@ class AgreedGradient:
         replica.round_samples = max(replica.round_samples, total.samples)  # backward passes may have added up
         self.is_void = not total.samples
         self._settle(total, lambda: replica.g)
+
+    def note_samples(self, number: float | None) -> None:
+        """Notes how many samples a mean contains; None: only time is simulated.
+
+        Raises:
+            WorkerLostError: none, and an earlier mean of this step is lost with them.
+        """
+        self.is_void = number == 0
+        if self.is_void and self._step == self._replica.step:
+            raise WorkerLostError(_LOST_IN_STEP)
+        self._step = self._replica.step
 
     def number(self) -> float:
         """This worker's header as a number, whose sum over all workers is exact even in float32."""

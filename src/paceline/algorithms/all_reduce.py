@@ -16,17 +16,12 @@ from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
-from paceline.errors import UsageError, WorkerLostError
+from paceline.errors import UsageError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT
-
-_LOST_IN_STEP = (
-    "In one of a step's backward passes only workers that have died had batches, and with them the sum of the passes is lost:"
-    " resume the run from its last checkpoint."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +83,7 @@ class AllReduce(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return self.takes_shards
+        return not (self.sharded or self.by_speed)
 
     @property
     def by_speed(self) -> bool:
@@ -188,7 +183,6 @@ class _OverlappedMean:
         self._moved = ports.moved
         self._shards = ports.shards
         self._num_begun = 0  # elements
-        self._step = 0  # of the last mean
         # Bucket, the vector sent, its handle (None: no other worker has these shards), and whether all workers have it.
         self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
 
@@ -233,10 +227,7 @@ class _OverlappedMean:
             self._divide(bucket, vector, total or 0.0)
         buckets = [bucket for bucket, *_ in reversed(self._under_way)]
         self._under_way.clear()
-        self._gradient.is_void = total == 0.0  # None: only time is simulated
-        if self._gradient.is_void and self._step == self._replica.step:
-            raise WorkerLostError(_LOST_IN_STEP)
-        self._step = self._replica.step
+        self._gradient.note_samples(total)
         total = total or 0.0
         self._num_begun = 0
         self._replica.round_samples += round(total * self._gradient.unit)

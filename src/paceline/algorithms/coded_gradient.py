@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.compression.codec import Codec
-from paceline.compression.coded_mean import CodedMean
+from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
+from paceline.errors import WorkerLostError
 from paceline.optim.flat import Ranges, within
 from paceline.ports.ports import Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
+
+_LOST_TWICE = (
+    "Two workers died one after the other in one step, so that the means of its buckets contain different workers: resume the"
+    " run from its last checkpoint."
+)
 
 
 def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Codec, *, by_speed: bool = False) -> None:
@@ -29,6 +37,10 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        if gradient.is_void:
+            mean.coded.settle(is_applied=True)
+            replica.absent(version)
+            continue
         with shared.writing():
             replica.apply(to=shared.x)
             mean.coded.settle(is_applied=not replica.skipped)
@@ -45,6 +57,8 @@ class _CodedGradient:
     A codec with error feedback first gets all workers' weights, by one small all-reduce, so that its feedback keeps its weight
     in rounds in which some have no batch or a smaller one. So it starts only after backward, and so does a codec whose bits
     depend on the size of all workers' gradients (`CodedMean.fit`).
+
+    If a worker dies meanwhile, the mean is that of the others' vectors, as coded; its own error feedback is lost.
 
     If a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that all
     scalers skip the step and lower their scale; the error feedback is then restored to before the step.
@@ -63,11 +77,12 @@ class _CodedGradient:
         self._num_elements = ports.shared.x.numel()
         self._num_left = self._num_elements  # elements that have not been handed out
         self._waiting: list[torch.Tensor] = []  # buckets
-        self._under_way: list[Mean] = []
+        self._under_way: list[tuple[torch.Tensor, Mean]] = []
         # Samples, and how many workers use GradScaler: of all, once summed.
         self._known = torch.zeros(2, dtype=torch.float64)
         self._weighed: Handle | None = None
         self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
+        gradient.replacements.parts.append(self)
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Codes a bucket (n,) and starts averaging it in place; only queues it if the codec waits for all workers."""
@@ -88,7 +103,8 @@ class _CodedGradient:
         if bucket.numel() and not self._num_left:  # missing gradients are known by now
             said = self._gradient.number()
         number, weight = len(self._under_way), self._replica.samples
-        self._under_way.append(self.coded.start(number, bucket, weight, said, first=self._num_left, total=total))
+        mean = self.coded.start(number, bucket, weight, said, first=self._num_left, total=total)
+        self._under_way.append((bucket, mean))
 
     def finish(self) -> None:
         """Adds up this worker's pieces of all buckets, in order, and waits for the means."""
@@ -104,14 +120,26 @@ class _CodedGradient:
             self.coded.fit(self._waiting, self._replica.samples)
             for bucket in self._waiting:
                 self._start(bucket, total)
-        for mean in self._under_way:
+        for _, mean in self._under_way:
             mean.advance()
-        totals = [mean.wait() for mean in self._under_way]
+        totals = [mean.wait() for _, mean in self._under_way]
+        if len({tuple(one.members) for one in totals}) > 1:
+            raise WorkerLostError(_LOST_TWICE)
+        buckets = [bucket for bucket, _ in reversed(self._under_way)]
         self._under_way.clear()
         self._num_left = self._num_elements
+        self._gradient.note_samples(totals[0].weight if self._num_elements else None)
         self._replica.round_samples += round(totals[0].weight)
-        self._gradient.settle(totals[-1].number)
+        self._gradient.settle(totals[-1].number, lambda: torch.cat(buckets))
         self._leave_out(self._replica.missing)
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """As of `Part`."""
+        return without_memories(self.coded.state())
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """As of `Part`."""
+        self.coded.load(given)
 
     def _leave_out(self, missing: Ranges) -> None:
         """Resets what codecs have made of parameters without a gradient on any worker."""

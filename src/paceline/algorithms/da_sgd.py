@@ -91,7 +91,7 @@ class DaSGD(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return not self.is_coded
+        return True
 
     @property
     def needs(self) -> Needs:

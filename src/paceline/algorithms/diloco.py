@@ -87,7 +87,7 @@ class DiLoCo(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return not self.is_coded
+        return True
 
     @property
     def needs(self) -> Needs:

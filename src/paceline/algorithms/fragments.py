@@ -10,7 +10,7 @@ Shapes: x: (P,), n elements of a fragment.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -120,7 +120,7 @@ class Averages:
             self._choice = ChosenDelay(ports, most_delay) if ports.num_workers > 1 else None
         self._rule = make_rule(self._common)
         self._keeps = self._is_on and bool(schedule.delay or self._rule.state())
-        self._means = self._new_means(keeps=self._keeps and ports.storage is not None)
+        self._means = self._new_means(keeps=self._keeps and (ports.storage is not None or ports.newcomers is not None))
         ports.counts.delay = int(self._schedule.delay)
         if self._kept is not None and self._keeps:
             self._load(self._kept)
@@ -205,13 +205,13 @@ class Averages:
         vector = vector if self._only_time else rule.outgoing(index, vector)
         if is_whole and rule.sends_a_copy:
             total = ports.collectives.all_reduce_mean(vector, 1.0, number=number)
-            mean, vector = vector, x
+            mean, vector, members = vector, x, ports.collectives.members
         else:
-            mean, total = self._means.start(index, vector, number).wait()
+            mean, total, members = self._means.start(index, vector, number).wait()
             self._means.landed(index)
             ports.moved(2, of=x)
         self._rounds_sent[index] = replica.rounds_begun
-        self._contains(index)
+        self._contains(index, members)
         self._rounds[index].meet_after(total)
         self._write(index, x, vector, mean)
 
@@ -229,19 +229,18 @@ class Averages:
         self._rounds_sent[index] = self._replica.rounds_begun
 
     def _land(self, flight: Flight) -> None:
-        mean, total = flight.mean.wait()
+        mean, total, members = flight.mean.wait()
         self._means.landed(flight.fragment)
-        self._contains(flight.fragment)
+        self._contains(flight.fragment, members)
         self._rounds[flight.fragment].tell_if(total)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
 
-    def _contains(self, index: int) -> None:
+    def _contains(self, index: int, members: Sequence[int]) -> None:
         """A fragment's mean contains its members' steps; a batch counts once it is in all fragments' means."""
-        assert self._ports.collectives is not None
         self._rounds_in[index] = self._rounds_sent[index]
-        self._replica.meet(self._ports.collectives.members, min(self._rounds_in))
+        self._replica.meet(members, min(self._rounds_in))
 
     def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
         ports, rule = self._ports, self._rule
@@ -298,8 +297,9 @@ class Averages:
         """As of `Part`. Averages under way end, and start again: a newcomer contributes the same as the first worker."""
         for index, _, _, mean in self._flights:
             self._rounds[index].tell_if(mean.wait()[1])
-        self._flights = [one._replace(mean=self._means.start(one.fragment, one.sent, 0.0)) for one in self._flights]
+        self._flights = [one._replace(mean=self._means.start_again(one.fragment, one.sent)) for one in self._flights]
         return self._state() | {
+            "means": self._means.for_newcomers(),
             "rounds": [one.for_newcomers(self._rule.common(index)) for index, one in enumerate(self._rounds)],
             "rounds_in": self._rounds_in,
             "rounds_sent": self._rounds_sent,

@@ -63,7 +63,7 @@ class LocalSGD(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return not self.is_coded
+        return True
 
     @property
     def needs(self) -> Needs:

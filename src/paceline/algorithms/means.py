@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from paceline.compression.codec import WHAT, Codec, NoCodec
-from paceline.compression.coded_mean import CodedMean
+from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
@@ -43,8 +43,8 @@ class MeanUnderWay(Protocol):
         """Waits for its end and discards the result."""
         ...
 
-    def wait(self) -> tuple[torch.Tensor, float]:
-        """The mean (n,), of half types in float32, and the sum of the numbers."""
+    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
+        """The mean (n,), of half types in float32, the sum of the numbers, and the workers whose vectors these contain."""
         ...
 
 
@@ -55,7 +55,7 @@ class Means:
         ports: this worker's.
         codec: compresses the vectors.
         layouts: of the fragments; none if only time is simulated.
-        keeps: whether a checkpoint may be written while a mean is under way.
+        keeps: whether a mean under way may have to be started again, from a checkpoint or as newcomers come.
     """
 
     def __init__(
@@ -70,6 +70,12 @@ class Means:
             shapes = [shape for one in layouts for shape in one.shapes]
             self._coded = [CodedMean(codec, ports, one.ranges, one.shapes, shapes) for one in layouts or [nothing]]
         self._before: dict[int, dict[str, Any]] = {}
+
+    def start_again(self, fragment: int, vector: torch.Tensor) -> MeanUnderWay:
+        """As `start`, in place of a mean that has ended and not landed."""
+        if self._coded is not None:
+            self._coded[fragment if vector.numel() else 0].restore(self._before[fragment])
+        return self.start(fragment, vector, 0.0)
 
     def start(self, fragment: int, vector: torch.Tensor, number: float) -> MeanUnderWay:
         """Starts the mean of `vector` (n,) over all workers; only reads `vector`."""
@@ -94,6 +100,10 @@ class Means:
         """The codecs' memories; of a fragment under way, that of before it was sent, as a resumed run sends it again."""
         return [self._before.get(index) or one.state() for index, one in enumerate(self._coded or ())]
 
+    def for_newcomers(self) -> list[dict[str, Any]]:
+        """The codecs' states without this worker's memories."""
+        return [without_memories(one) for one in self.state()]
+
     def load(self, state: list[dict[str, Any]]) -> None:
         """Restores the codecs' memories, if there are any."""
         if self._coded is not None and state:
@@ -113,7 +123,6 @@ class _PlainMean:
     """
 
     def __init__(self, collectives: Collectives, vector: torch.Tensor, number: float, *, is_padded: bool) -> None:
-        self._collectives = collectives
         self._is_padded = is_padded
         self._only_time = not vector.numel()  # then no number travels
         self._buffer = vector
@@ -131,17 +140,17 @@ class _PlainMean:
         """As of `MeanUnderWay`."""
         self._handle.wait()
 
-    def wait(self) -> tuple[torch.Tensor, float]:
-        """The mean (n,), of half types in float32, and the sum of the numbers."""
-        self._handle.wait()
+    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
+        """The mean (n,), of half types in float32, the sum of the numbers, and the workers whose vectors these contain."""
+        members = self._handle.wait()
         if self._only_time:
-            return self._buffer, 0.0
+            return self._buffer, 0.0, members
         total, number = self._buffer, self._buffer[-1].item()
         if self._is_padded:
             total[-1] = 0.0
         else:
             total = total[:-1]
-        return total.div_(len(self._collectives.members)), number
+        return total.div_(len(members)), number, members
 
 
 class _CodedMean:
@@ -163,7 +172,7 @@ class _CodedMean:
         """As of `MeanUnderWay`."""
         self._mean.wait()
 
-    def wait(self) -> tuple[torch.Tensor, float]:
+    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
         """As of `MeanUnderWay`."""
         totals = self._mean.wait()
-        return self._buffer, totals.number if self._buffer.numel() else 0.0
+        return self._buffer, totals.number if self._buffer.numel() else 0.0, totals.members

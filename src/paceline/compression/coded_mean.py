@@ -134,15 +134,20 @@ class CodedMean(Coding):
     def settle(self, *, is_applied: bool) -> None:
         """Ends the transaction; restores the state of `keep` unless its means have been applied."""
         if self._before is not None and not is_applied:
-            self.slots.clear()
-            self.load(self._before)
+            self.restore(self._before)
         self._before = None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to what `state` returned."""
+        self.slots.clear()
+        self.load(state)
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint: memories, counts, and the tuner's state."""
         slots = {number: slot.state() for number, slot in self.slots.items()}
         return {
             "codec": self.fingerprint,
+            "worker": self.worker_id,
             "slots": {**self.kept, **slots},
             "tuner": self.tuner.state(),
             "sizes": dict(self.sizes),
@@ -157,9 +162,21 @@ class CodedMean(Coding):
                     stacklevel=2,
                 )
             return
-        check_fits(state, {"codec": int, "slots": dict, "tuner": self.tuner.state(), "sizes": dict}, WHAT)
+        like = {"codec": int, "worker": int, "slots": dict, "tuner": self.tuner.state(), "sizes": dict}
+        check_fits(state, like, WHAT)
         check_fits(state["sizes"], dict.fromkeys(state["sizes"], float), WHAT)
         check_fits(state["slots"], dict.fromkeys(state["slots"], dict), WHAT)
+        if state["worker"] != self.worker_id:  # of which this worker takes the place
+            state = without_memories(state)
         self.kept, self.sizes = dict(state["slots"]), dict(state["sizes"])
         if state["tuner"]:
             self.tuner.load(state["tuner"])
+
+
+def without_memories(state: dict[str, Any]) -> dict[str, Any]:
+    """What all workers have alike of a state."""
+    slots = {
+        number: {name: slot[name] for name in ("count", "rights") if name in slot}
+        for number, slot in state["slots"].items()
+    }
+    return state | {"slots": slots}

@@ -60,6 +60,10 @@ class LowRankMean:
     def load(self, kept: dict[str, Any] | None) -> None:
         if kept is None:
             return
+        if "memory" not in kept:  # another worker's
+            check_fits(kept, {"count": int, "rights": self.rights}, WHAT)
+            self.count, self.rights = kept["count"], list(kept["rights"])
+            return
         check_slot(kept, self.type)
         if "rights" not in kept or kept["memory"].shape != self.memory.shape:
             self.owner.does_not_fit()
@@ -100,33 +104,37 @@ class LowRankMean:
             used = owner.usable_weight(self.given, weight)
             if not used > 0:
                 self.given.zero_()
-            lefts = [right @ one.of(self.given).T for one, right in zip(matrices, self.rights, strict=False)]
-            numbers = torch.tensor([used, weight, said], dtype=self.type)
-            parts = [*(left.reshape(-1) for left in lefts), self.given[dense]]
-            sent = torch.cat([*(part * used for part in parts), numbers])
-        owner.count(vector.numel(), sent.nbytes)
-        yield owner.collectives.start_all_reduce(sent if vector.numel() else vector)
-        total, *sums = sent[-_NUMBERS:].tolist()
-        totals = Totals(*sums)
-        *flat, exact, _ = sent.split([*(rank * one.rows for one in matrices), len(dense), _NUMBERS])
-        lefts = [left.view(rank, one.rows) for left, one in zip(flat, matrices, strict=True)]
-        averaged = None
-        if total > 0 or not vector.numel():  # else zero or NaN, as all workers know
-            with owner.coding(4 + rank, vector):
-                if is_finite(sent.div_(total or 1.0)):  # else finite numbers, but not their sum
-                    averaged = self._right_factors(matrices, lefts, used)
-        if averaged is None:
-            yield None
-            if vector.numel():
-                vector.fill_(float("nan") if totals.weight else 0.0)
-                for begin, end in self.gaps:
-                    vector[begin:end] = 0
-            return totals
-        owner.count(0, averaged.nbytes)
-        if not vector.numel():
-            yield owner.collectives.start_all_reduce(vector)
-            return totals
-        yield owner.collectives.start_all_reduce(averaged) if matrices else None
+        while True:  # until both operations have the same members
+            with owner.coding(0, vector):
+                lefts = [right @ one.of(self.given).T for one, right in zip(matrices, self.rights, strict=False)]
+                numbers = torch.tensor([used, weight, said], dtype=self.type)
+                parts = [*(left.reshape(-1) for left in lefts), self.given[dense]]
+                sent = torch.cat([*(part * used for part in parts), numbers])
+            owner.count(vector.numel(), sent.nbytes)
+            members = yield owner.collectives.start_all_reduce(sent if vector.numel() else vector)
+            total, given, number = sent[-_NUMBERS:].tolist()
+            totals = Totals(given, number, members)
+            *flat, exact, _ = sent.split([*(rank * one.rows for one in matrices), len(dense), _NUMBERS])
+            lefts = [left.view(rank, one.rows) for left, one in zip(flat, matrices, strict=True)]
+            averaged = None
+            if total > 0 or not vector.numel():  # else zero or NaN, as all workers know
+                with owner.coding(4 + rank, vector):
+                    if is_finite(sent.div_(total or 1.0)):  # else finite numbers, but not their sum
+                        averaged = self._right_factors(matrices, lefts, used)
+            if averaged is None:
+                yield None
+                if vector.numel():
+                    vector.fill_(float("nan") if totals.weight else 0.0)
+                    for begin, end in self.gaps:
+                        vector[begin:end] = 0
+                return totals
+            owner.count(0, averaged.nbytes)
+            if not vector.numel():
+                yield owner.collectives.start_all_reduce(vector)
+                return totals
+            alive = yield owner.collectives.start_all_reduce(averaged) if matrices else None
+            if not matrices or tuple(alive) == tuple(members):
+                break
         with owner.coding(4 + rank, vector):
             mean = torch.zeros(len(vector), dtype=self.type)
             mean[dense] = exact

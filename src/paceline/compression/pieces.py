@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor
 from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
 from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
+from paceline.compression.piece_codes import HEAD, Head, PieceCodes, heads_of
 from paceline.errors import UsageError, name_workers
 from paceline.optim.flat import Ranges, within
-from paceline.optim.half_types import sum_type
+from paceline.optim.half_types import is_finite, sum_type
 from paceline.system.saved_state import check_fits
 
-_HEAD = 32  # bytes of a piece before its payload: codec, weight used, weight given, number
 _STATUS = 8  # bytes of a piece of the mean before its payload: the size of what was rounded for it, NaN: not finite
 
 
@@ -58,6 +59,9 @@ class Pieces:
     def load(self, kept: dict[str, Any] | None) -> None:
         """Restores `kept`, if it is of as many workers and of the same elements."""
         if kept is None:
+            return
+        if "memory" not in kept:  # another worker's
+            self.count = kept["count"]
             return
         check_slot(kept, self._type)
         self.count = kept["count"]
@@ -107,68 +111,85 @@ class Pieces:
     def _steps(self, vector: Tensor, weight: float, said: float) -> Steps:
         owner = self._owner
         if owner.num_workers == 1:
-            return Totals(weight, said)
+            return Totals(weight, said, [0])
         if not self._length:
             return (yield from self._timed_steps(vector, weight, said))
         codec, workers = owner.tuner.codec, owner.num_workers
         moves, key = owner.moves_of(codec), key_of(owner.seed, self.count, self._number)
-        size = codec.payload_bytes(self.piece, self.given.dtype)
-        padded, kind = -(-size // 8) * 8, self._payload_type(codec)
-        given = torch.zeros(workers, _HEAD + padded, dtype=torch.uint8)
-        taken = torch.empty_like(given)
+        codes = PieceCodes(owner.tuner, self.piece, self.given.dtype, self._payload_type(codec))
+        given, taken = codes.rows(workers), codes.rows(workers)
         with owner.coding(moves.encoding + 3, vector):
             used = owner.usable_weight(vector, weight)
-            if used > 0 and not self._encode(codec, vector, given[:, _HEAD : _HEAD + size], key):
+            if used > 0 and not self._encode(codec, vector, codes.payloads(given), key):
                 used = owner.weight_left_out()
-        head = torch.tensor([owner.fingerprint, used, weight, said], dtype=torch.float64)
-        given[:, :_HEAD] = head.view(torch.uint8)
+        given[:, :HEAD] = torch.tensor(Head(owner.fingerprint, used, weight, said), dtype=torch.float64).view(
+            torch.uint8
+        )
         owner.count(vector.numel(), given.nbytes)
-        yield owner.collectives.start_all_to_all(given.view(-1), taken.view(-1))
-        heads = taken[:, :_HEAD].contiguous().view(torch.float64).tolist()
-        self._check_codecs(heads)
-        weights = [head[1] for head in heads]
-        totals = Totals(sum(head[2] for head in heads), sum(head[3] for head in heads))
-        if not sum(weights) > 0:  # zero or NaN, as all workers know
+        members = yield owner.collectives.start_all_to_all(given.view(-1), taken.view(-1))
+        totals, weights = self._totals(taken, members)
+        if not sum(weights.values()) > 0:  # zero or NaN, as all workers know
             yield None
-            vector.fill_(float("nan") if totals.weight else 0.0)
-            self._clear_gaps(vector)
-            owner.finished(self._number, 0.0)
-            return totals
-
-        def encoded(payload: Tensor) -> Encoded:
-            return Encoded(payload if kind == torch.uint8 else payload.view(kind))
-
-        def decoded(payload: Tensor) -> Tensor:
-            return codec.decode(encoded(payload), self.piece, self.given.dtype)
-
+            return self._without_weights(vector, totals)
         # This worker's piece of the mean is added up, and coded again.
-        unit = next(one for one in weights if one)
-        part, error = torch.zeros(_STATUS + padded, dtype=torch.uint8), 0.0
+        part = torch.zeros(_STATUS + codes.padded, dtype=torch.uint8)
+        status, payload = part[:_STATUS].view(torch.float64), part[_STATUS : _STATUS + codes.size]
+        second = self.second if self.second is None else self.second.clone()
         with owner.coding(moves.decoding + 3 + (moves.encoding + 2) / workers, vector):
-            mean = torch.zeros(self.piece, dtype=self.given.dtype)
-            total = sum(weight / unit for weight in weights)
-            for weight, payload in zip(weights, taken[:, _HEAD : _HEAD + size], strict=True):
-                if weight:
-                    mean.add_(decoded(payload), alpha=weight / unit)
-                    error += (weight / unit / total) ** 2 * owner.tuner.coded_size(encoded(payload), self.piece)
-            mean.div_(total)
+            mean, error = codes.mean(taken, weights)
             try:
-                coded = codec.encode(mean, self.second, key_of(key, workers))
-                part[_STATUS : _STATUS + size] = coded.x.view(torch.uint8)
-                error += owner.tuner.coded_size(encoded(part[_STATUS : _STATUS + size]), self.piece)
+                payload.copy_(codec.encode(mean, self.second, key_of(key, workers)).x.view(torch.uint8))
+                status.fill_(error + codes.coded_size(payload))
             except NotFiniteError:  # finite numbers, but not their sum
-                error = math.nan
-        part[:_STATUS].view(torch.float64).fill_(error)
-        pieces = torch.empty(workers, _STATUS + padded, dtype=torch.uint8)
-        yield owner.collectives.start_all_gather(part, pieces.view(-1))
+                status.fill_(math.nan)
+        pieces = torch.zeros(workers, len(part), dtype=torch.uint8)
+        lost = {worker: codes.rows(workers) for worker in range(workers) if worker not in members}
+        started = [owner.collectives.start_all_gather(part, pieces.view(-1))]
+        started += [owner.collectives.start_all_gather(given[one], rows.view(-1)) for one, rows in lost.items()]
+        owner.count(0, given.nbytes * len(lost))
+        alive = members
+        for one in started:
+            alive = yield one
+        if tuple(alive) != tuple(members):  # a mean of the same workers in all pieces, which nobody has added up
+            if second is not None and self.second is not None:
+                self.second.copy_(second)
+            rows = codes.rows(workers, workers)
+            owner.count(0, rows.nbytes)
+            alive = yield owner.collectives.start_all_gather(given.view(-1), rows.view(-1))
+            totals, weights = self._totals(rows[:, owner.worker_id], alive)
+            if not sum(weights.values()) > 0:
+                return self._without_weights(vector, totals)
+            lost = {worker: rows[:, worker] for worker in range(workers)}
         errors = pieces[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
         with owner.coding(moves.decoding + 2, vector):
-            payloads = pieces[:, _STATUS : _STATUS + size]
-            for error, payload, part in zip(errors, payloads, vector.split(self.piece), strict=False):
-                part.fill_(error) if math.isnan(error) else part.copy_(decoded(payload)[: len(part)])
+            for worker, piece in enumerate(vector.split(self.piece)):
+                if worker in lost:
+                    mean, error = codes.mean(lost[worker], weights)
+                    errors[worker] = error if is_finite(mean) else math.nan
+                else:
+                    mean = codes.decoded(pieces[worker, _STATUS : _STATUS + codes.size])
+                piece.fill_(math.nan) if math.isnan(errors[worker]) else piece.copy_(mean[: len(piece)])
             if self.memory is not None or any(map(math.isnan, errors)):
                 self._clear_gaps(vector)
         owner.finished(self._number, sum(errors))
+        return totals
+
+    def _totals(self, rows: Tensor, members: Sequence[int]) -> tuple[Totals, dict[int, float]]:
+        """The sums of what the members' heads say, and the weights with which their vectors take part."""
+        heads = heads_of(rows, members)
+        others = [worker for worker, head in heads.items() if head.codec != self._owner.fingerprint]
+        if others:
+            raise UsageError(
+                f"{name_workers(others).capitalize()} sent gradients with a codec other than worker "
+                f"{self._owner.worker_id}'s, {self._owner.codec}: name the same one on every worker."
+            )
+        weight, number = (sum(one) for one in zip(*((head.given, head.number) for head in heads.values()), strict=True))
+        return Totals(weight, number, members), {worker: head.used for worker, head in heads.items()}
+
+    def _without_weights(self, vector: Tensor, totals: Totals) -> Totals:
+        vector.fill_(float("nan") if totals.weight else 0.0)
+        self._clear_gaps(vector)
+        self._owner.finished(self._number, 0.0)
         return totals
 
     def _encode(self, codec: Codec, vector: Tensor, payloads: Tensor, key: int) -> bool:
@@ -188,15 +209,6 @@ class Pieces:
             payload.copy_(done[-1].x.view(torch.uint8))
         return True
 
-    def _check_codecs(self, heads: list[list[float]]) -> None:
-        owner = self._owner
-        others = [worker for worker, head in enumerate(heads) if head[0] != owner.fingerprint]
-        if others:
-            raise UsageError(
-                f"{name_workers(others).capitalize()} sent gradients with a codec other than worker "
-                f"{owner.worker_id}'s, {owner.codec}: name the same one on every worker."
-            )
-
     def _timed_steps(self, vector: Any, weight: float, said: float) -> Steps:
         """For a vector without elements: only its time is simulated."""
         owner = self._owner
@@ -205,18 +217,20 @@ class Pieces:
         stand_in = vector.coded(share_of(codec)) if hasattr(vector, "coded") else vector
         num_bytes = getattr(vector, "num_bytes", None)
         if num_bytes is not None:
-            size = _HEAD + -(-codec.payload_bytes(piece_of(num_bytes // 4, workers), torch.float32) // 8) * 8
+            size = HEAD + -(-codec.payload_bytes(piece_of(num_bytes // 4, workers), torch.float32) // 8) * 8
             stand_in = vector.standing_for(workers * size)
             owner.count(num_bytes // 4, workers * size)
         with owner.coding(moves.encoding + 3, vector):
             pass
-        yield owner.collectives.start_all_to_all(stand_in, stand_in)
+        members = yield owner.collectives.start_all_to_all(stand_in, stand_in)
         with owner.coding(moves.decoding + 3 + (moves.encoding + 2) / workers, vector):
             pass
-        yield owner.collectives.start_all_gather(stand_in, stand_in)
+        gathers = [owner.collectives.start_all_gather(stand_in, stand_in) for _ in range(1 + workers - len(members))]
+        for one in gathers:
+            members = yield one
         with owner.coding(moves.decoding + 2, vector):
             pass
-        return Totals(weight * workers, said * workers)
+        return Totals(weight * workers, said * workers, members)
 
 
 def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:

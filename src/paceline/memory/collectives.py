@@ -23,6 +23,8 @@ from paceline.ports.started import CarriedOutTogether, Operation
 _BYTES_PER_LINE_LOST = 2**16  # a step's buckets fit into one round if they are this large: each begins a line
 _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
 _DIED = "has left the run (killed, or its loop ended earlier)"
+_GATHERS = ("all-gather", "all-to-all")
+_NEED_ALL = ("reduce-scatter", "broadcast", "reduce")  # these go on without nobody
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
@@ -159,7 +161,10 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         for number, round_ in enumerate(rounds):
             before = self.members
             self._run_round(round_)
-            if number and self.members != before:  # operations that belong together have parts of other workers
+            sums = any(one.kind not in _GATHERS for one in operations)
+            if (
+                number and sums and self.members != before
+            ):  # operations that belong together have parts of other workers
                 raise self._lost(set(before) - set(self.members), _DIED)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:
@@ -178,14 +183,14 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return rounds
 
     def _run_round(self, operations: list[tuple[int, Operation]]) -> None:
-        me, workers = self._worker_id, range(self._num_workers)
+        me = self._worker_id
         for offset, operation in operations:
             source = operation.part if operation.kind == "all-gather" else operation.vector
             if operation.kind != "broadcast" or operation.root == me:
                 self._area(me, offset, source).copy_(source)
         self._gather_members()
-        if len(self.members) < self._num_workers and any(one.kind != "all-reduce" for _, one in operations):
-            raise self._lost(set(workers) - set(self.members), _DIED)
+        if len(self.members) < self._num_workers and any(one.kind in _NEED_ALL for _, one in operations):
+            raise self._lost(set(range(self._num_workers)) - set(self.members), _DIED)
         for offset, (kind, vector, part, root) in operations:
             if kind in ("broadcast", "reduce"):
                 if kind == "broadcast" and root != me:
@@ -194,12 +199,14 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
                     self._add_up(offset, vector, slice(None), vector)
                 continue
             if kind == "all-gather":
-                for worker, piece in zip(workers, vector.chunk(self._num_workers), strict=True):
-                    piece.copy_(self._area(worker, offset, part))
+                pieces = vector.chunk(self._num_workers)
+                for worker in self.members:
+                    pieces[worker].copy_(self._area(worker, offset, part))
                 continue
             if kind == "all-to-all":
-                for worker, piece in zip(workers, part.chunk(self._num_workers), strict=True):
-                    piece.copy_(self._area(worker, offset, vector).chunk(self._num_workers)[me])
+                pieces = part.chunk(self._num_workers)
+                for worker in self.members:
+                    pieces[worker].copy_(self._area(worker, offset, vector).chunk(self._num_workers)[me])
                 continue
             mine = self._part_of(me, vector.numel())
             self._add_up(

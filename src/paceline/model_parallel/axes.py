@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,11 +88,11 @@ class _Started:
     def __init__(self, handles: list[Handle], x: Tensor, flat: Tensor) -> None:
         self._handles, self._x, self._flat = handles, x, flat
 
-    def wait(self) -> None:
-        for handle in self._handles:
-            handle.wait()
+    def wait(self) -> Sequence[int]:
+        members = [handle.wait() for handle in self._handles]
         if self._flat.data_ptr() != self._x.data_ptr():
             self._x.copy_(self._flat.view(self._x.shape))
+        return members[-1] if members else ()
 
 
 def exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:

@@ -69,13 +69,17 @@ class Collectives(Protocol):
         ...
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
-        """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,)."""
+        """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,).
+
+        The parts of workers that are no members stay as they are.
+        """
         ...
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
         """Begins sending piece k of `given` (n,) to worker k, for every k; `taken` (n,) receives the pieces for this worker.
 
-        Pieces have n / num_workers elements and are ordered by worker id; both vectors may be bytes.
+        Pieces have n / num_workers elements and are ordered by worker id; both vectors may be bytes. Those of workers that are
+        no members stay as they are.
         """
         ...
 
@@ -83,8 +87,8 @@ class Collectives(Protocol):
 class Handle(Protocol):
     """A collective operation under way."""
 
-    def wait(self) -> None:
-        """Returns when it is done, with its result in place.
+    def wait(self) -> Sequence[int]:
+        """Returns when it is done, with its result in place: the workers whose parts this contains, as in `members`.
 
         Raises:
             WorkerLostError: a worker left, or did not arrive within the deadline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -23,8 +24,11 @@ class Operation(NamedTuple):
 class CarriedOutTogether:
     """The part of `Collectives` that queues operations; waiting for one carries out all of them."""
 
+    members: Sequence[int]
+
     def __init__(self) -> None:
         self._started: list[Operation] = []
+        self._handles: list[_Started] = []
         self._num_started = self._num_done = 0
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
@@ -46,14 +50,18 @@ class CarriedOutTogether:
     def _start(self, operation: Operation) -> Handle:
         self._num_started += 1
         self._started.append(operation)
-        return _Started(self, self._num_started)
+        self._handles.append(_Started(self, self._num_started))
+        return self._handles[-1]
 
     def finish(self, number: int) -> None:
         """Carries out all that was started, if operation `number` is still among it; workers wait at the same places."""
         if number > self._num_done:
             operations, self._started = self._started, []
+            handles, self._handles = self._handles, []
             self._num_done = self._num_started
             self._carry_out(operations)
+            for one in handles:
+                one.members = self.members
 
     def start_broadcast(self, vector: torch.Tensor, root: int) -> Handle:
         """Begins replacing `vector` (n,) by that of `root`."""
@@ -78,7 +86,9 @@ class _Started:
     def __init__(self, owner: CarriedOutTogether, number: int) -> None:
         self._owner = owner
         self._number = number
+        self.members: Sequence[int] = ()
 
-    def wait(self) -> None:
-        """Returns with the result in place."""
+    def wait(self) -> Sequence[int]:
+        """Returns with the result in place: the workers whose parts it contains."""
         self._owner.finish(self._number)
+        return self.members

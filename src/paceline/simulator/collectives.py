@@ -145,7 +145,8 @@ class SimulatedCollectives(CarriedOutTogether):
 
     def _carry_out(self, operations: list[Operation]) -> None:
         num_vectors = sum(map(self._num_vectors, operations))
-        self._meet([_STEPS[one.kind](one) for one in operations], num_vectors, num_vectors)
+        place = self._core.worker_id, self._state.num_workers
+        self._meet([_STEPS[one.kind](one, *place) for one in operations], num_vectors, num_vectors)
 
     def _meet(self, steps: list[Step], num_given: float, num_vectors: float) -> None:
         state, core = self._state, self._core
@@ -230,19 +231,21 @@ def sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         part.copy_(piece)
 
 
-def gather_into_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """All-gather: sets every vector (n,) to the concatenation of all parts (n / num_workers,)."""
-    whole = torch.cat([part for part, _ in given])
-    for _, vector in given:
-        vector.copy_(whole)
+Pieces = tuple[int, Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""A worker, and for each worker what it gives and what it takes."""
 
 
-def exchange_all(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """All-to-all: worker k receives (n,) the k-th piece of every worker's input (n,), in worker order."""
-    pieces = [vector.chunk(len(given)) for vector, _ in given]
-    if given[0][0].numel():
-        for worker, (_, taken) in enumerate(given):
-            torch.cat([own[worker] for own in pieces], out=taken)
+def pieces_of(worker: int, num_workers: int, given: torch.Tensor, taken: torch.Tensor) -> Pieces:
+    """Of an all-gather, in which all workers take the whole of `given`, or of an all-to-all."""
+    is_part = given.numel() < taken.numel()
+    return worker, [given] * num_workers if is_part else given.chunk(num_workers), taken.chunk(num_workers)
+
+
+def exchange_pieces(given: list[Pieces]) -> None:
+    """All-gather and all-to-all: each worker gets what every worker has for it."""
+    for sender, pieces, _ in given:
+        for receiver, _, taken in given:
+            taken[sender].copy_(pieces[receiver])
 
 
 def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
@@ -251,9 +254,9 @@ def _sum(vectors: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-_STEPS: dict[str, Callable[[Operation], Step]] = {
-    "all-reduce": lambda one: (sum_into_all, one.vector),
-    "reduce-scatter": lambda one: (sum_into_parts, (one.vector, one.part)),
-    "all-gather": lambda one: (gather_into_all, (one.part, one.vector)),
-    "all-to-all": lambda one: (exchange_all, (one.vector, one.part)),
+_STEPS: dict[str, Callable[[Operation, int, int], Step]] = {
+    "all-reduce": lambda one, _, __: (sum_into_all, one.vector),
+    "reduce-scatter": lambda one, _, __: (sum_into_parts, (one.vector, one.part)),
+    "all-gather": lambda one, worker, n: (exchange_pieces, pieces_of(worker, n, one.part, one.vector)),
+    "all-to-all": lambda one, worker, n: (exchange_pieces, pieces_of(worker, n, one.vector, one.part)),
 }

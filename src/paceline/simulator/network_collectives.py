@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +14,10 @@ from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Counts
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
-    exchange_all,
-    gather_into_all,
+    exchange_pieces,
     lost_in_collective,
     mean_into_all,
+    pieces_of,
     sum_into_all,
     sum_into_parts,
 )
@@ -259,10 +259,12 @@ class NetworkCollectives:
         return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)), add_up)
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
-        return self._start((part, vector), gather_into_all, self._costs.half(self._bytes(vector)))
+        pieces = pieces_of(self._worker_id, self._state.num_workers, part, vector)
+        return self._start(pieces, exchange_pieces, self._costs.half(self._bytes(vector)))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> NetworkHandle:
-        return self._start((given, taken), exchange_all, self._costs.half(self._bytes(given)))
+        pieces = pieces_of(self._worker_id, self._state.num_workers, given, taken)
+        return self._start(pieces, exchange_pieces, self._costs.half(self._bytes(given)))
 
     def _bytes(self, vector: torch.Tensor) -> int:
         if vector.numel() or self._declared_bytes is None:
@@ -302,10 +304,11 @@ class NetworkHandle:
         self._number = number
         self._then = then
 
-    def wait(self) -> None:
+    def wait(self) -> Sequence[int]:
         time_s = self._state.scheduler.time_s
         begun_s = time_s()
         self._state.wait(self._number)
         self._owner.waited_s += time_s() - begun_s
         if self._then is not None:
             self._then()
+        return self._owner.members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -241,10 +241,11 @@ class _GroupOperation:
         self._finish = finish
         self._in_slices = in_slices
 
-    def wait(self) -> None:
+    def wait(self) -> Sequence[int]:
         self._collectives.wait_for(self._work, self._label, in_slices=self._in_slices)
         if self._finish is not None:
             self._finish()
+        return self._collectives.members
 
 
 def _has_failed(work: Any) -> bool:

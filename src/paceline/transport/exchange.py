@@ -1,4 +1,4 @@
-"""Vectors that travel together: every member adds up a piece of each, and sends the sums to all."""
+"""Vectors that travel together: every member adds up a piece of each, and sends the sums to all; or gathers them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Exchange:
             self._mine, self._is_reduced = self.vectors.reduce(messages), True
             if self.vectors.is_cut:
                 for other in self._others:
-                    self._say(self._kinds.means, self.number, other, packed(self._mine))
+                    self._say(self._kinds.means, self.number, other, packed(self.vectors.added(self._mine)))
             else:
                 self.results, self._is_over = self._mine, True
         if self._is_reduced and not self._is_over and (messages := self._all(self._kinds.means)) is not None:

@@ -29,6 +29,18 @@ _LOOK_EVERY_S = 0.1  # how often a wait checks whether this worker has been told
 _GRACE_S = 5.0  # how long a stopped worker helps the others to end the round
 
 
+def _part(operation: Operation) -> Part:
+    kind, vector, part, _ = operation
+    match kind:
+        case "all-reduce":
+            return Part(vector, vector)
+        case "all-gather":
+            return Part(part, vector, kind)
+        case "all-to-all":
+            return Part(vector, part, kind)
+    raise AssertionError(f"{kind} needs all workers")
+
+
 class JoinRequest(NamedTuple):
     """A newcomer asks to be let in."""
 
@@ -126,11 +138,10 @@ class MessageCollectives(CarriedOutTogether):
             RunStopped: this worker has been told to end, and waits for another one.
         """
         self.finish(self._num_started)
-        self._run_round([Part(vector, is_mean=True)], weight, number)
+        self._run_round([Part(vector, vector, "mean")], weight, number)
         return self._total
 
     def _start(self, operation: Operation) -> Handle:
-        assert operation.kind == "all-reduce"
         started = super()._start(operation)
         self._exchange_early()
         return started
@@ -140,7 +151,7 @@ class MessageCollectives(CarriedOutTogether):
         if self._voted_in != self._next.view or self._next.changes or not self._next.others or self.has_left:
             self._first_early = self._num_started + 1
             return
-        parts = [Part(one.vector) for one in self._started[self._first_early - self._num_done - 1 :]]
+        parts = list(map(_part, self._started[self._first_early - self._num_done - 1 :]))
         num_bytes = sum(part.vector.nbytes for part in parts)
         if num_bytes >= max(_LEAST_EARLY_BYTES, self._usual_bytes / _EARLY_EXCHANGES):
             header = RoundHeader(purpose=self.purpose, num_bytes=num_bytes)
@@ -152,14 +163,14 @@ class MessageCollectives(CarriedOutTogether):
             one.advance()
 
     def _carry_out(self, operations: list[Operation]) -> None:
-        self._run_round([Part(one.vector) for one in operations], early=self._early)
+        self._run_round(list(map(_part, operations)), early=self._early)
         self._usual_bytes = sum(one.vector.nbytes for one in operations)
         self._early, self._first_early = [], self._num_done + 1
         self._early_received = {key: x for key, x in self._early_received.items() if key[0] > self._num_done}
 
     def add_up(self, vector: torch.Tensor) -> None:
         """Replaces `vector` (n,) by the sum over all members; operations that have been started are not carried out."""
-        self._run_round([Part(vector)])
+        self._run_round([Part(vector, vector)])
 
     def living(self) -> Sequence[int]:
         """As in `Survivors`."""
@@ -231,7 +242,7 @@ class MessageCollectives(CarriedOutTogether):
             self.waited_s += self._now_s() - began_s
         for exchange in self._exchanges:
             for part, result in zip(exchange.vectors.parts, exchange.results, strict=True):
-                part.vector.copy_(result)
+                part.result.copy_(result)
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
         self._voted_in = self._next.view if has_votes else -1
         if self._voted_in != view:
@@ -259,7 +270,7 @@ class MessageCollectives(CarriedOutTogether):
         return self._hear_until(lambda: all(key in self._received for key in keys))
 
     def _exchange(self, parts: Sequence[Part], header: RoundHeader, kinds: Kinds, number: int) -> Exchange:
-        vectors = RoundVectors(parts, header, self._next.ids, self._worker_id, self._lost)
+        vectors = RoundVectors(parts, self._num_workers, header, self._next.ids, self._worker_id, self._lost)
         received = self._early_received if kinds is _EARLY else self._received
         return Exchange(vectors, kinds, number, self._next.view, self._next.others, self._say, received)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,17 +16,33 @@ _AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members l
 
 
 class Part(NamedTuple):
-    """A vector (n,) that a round replaces: by the sum over the members or, where they have weights, by the weighted mean."""
+    """A vector of a round.
+
+    Args:
+        vector: what this worker has, (n,).
+        result: becomes the sum over the members or, where they have weights, the weighted mean (n,); of a gathered vector,
+            what the members have for this worker, each in the place of its id.
+        kind: "sum" or "mean"; "all-to-all" and "all-gather" as in `Collectives`.
+    """
 
     vector: torch.Tensor
-    is_mean: bool = False
+    result: torch.Tensor
+    kind: Literal["sum", "mean", "all-to-all", "all-gather"] = "sum"
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the members' vectors are added up."""
+        return self.kind in ("sum", "mean")
 
 
 class RoundVectors:
     """A worker's vectors in a round; each member adds up a piece of every vector, and sends the sum to all.
 
+    Gathered vectors need only the members' first messages.
+
     Args:
         parts: the vectors.
+        num_workers: of the run.
         header: of this worker's pieces; its `num_bytes` may count other vectors, too.
         members: of the round, in the order of their ids.
         worker_id: this worker.
@@ -40,24 +56,25 @@ class RoundVectors:
     def __init__(
         self,
         parts: Sequence[Part],
+        num_workers: int,
         header: RoundHeader,
         members: Sequence[int],
         worker_id: int,
         lost: Callable[[Sequence[int], str], Exception],
     ) -> None:
         self.parts, self._header, self._members, self._worker_id, self._lost = parts, header, members, worker_id, lost
-        self.is_cut = len(members) > 2 or sum(part.vector.nbytes for part in parts) > _AT_ONCE_BYTES
+        self._num_workers = num_workers
+        added_bytes = sum(part.vector.nbytes for part in parts if part.is_added)
+        self.is_cut = added_bytes > (_AT_ONCE_BYTES if len(members) <= 2 else 0)
         self.total = 0.0
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""
-        parts = [part for part in self.parts if self._header.weight or not part.is_mean]
-        return packed(
-            [self._header.vector(), *(part.vector[self._slice_of(member, len(part.vector))] for part in parts)]
-        )
+        parts = [part for part in self.parts if self._header.weight or part.kind != "mean"]
+        return packed([self._header.vector(), *(part.vector[self._given_to(member, part)] for part in parts)])
 
     def reduce(self, messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
-        """This worker's pieces of the results, from the other members' messages.
+        """This worker's pieces of the sums and means, from the other members' messages; those of gathered vectors are whole.
 
         Raises:
             WorkerLostError: they are of other rounds, or cannot be read.
@@ -69,15 +86,20 @@ class RoundVectors:
             if why := other.why_unlike(self._header, me):
                 raise self._lost([one], why)
         self.total = sum(headers[one].number for one in self._members)
-        likes = [part.vector[self._slice_of(me, len(part.vector))] for part in self.parts]
+        likes = [part.vector[self._given_to(me, part)] for part in self.parts]
         pieces = {me: likes}
         for one, x in messages.items():
             given = zip(self.parts, likes, strict=True)
-            brings = [piece if headers[one].weight or not part.is_mean else piece[:0] for part, piece in given]
+            brings = [piece if headers[one].weight or part.kind != "mean" else piece[:0] for part, piece in given]
             _, *pieces[one] = self._unpack(one, x, [like, *brings])
-        mine = [torch.empty_like(piece) for piece in likes]
+        given = zip(self.parts, likes, strict=True)
+        mine = [torch.empty_like(piece) if part.is_added else part.result.clone() for part, piece in given]
         for place, (part, out) in enumerate(zip(self.parts, mine, strict=True)):
-            if part.is_mean:
+            if not part.is_added:
+                places = out.chunk(self._num_workers)
+                for one in self._members:
+                    places[one].copy_(pieces[one][place])
+            elif part.kind == "mean":
                 total = to_sum_type(out)
                 given = [(pieces[one][place], headers[one].weight) for one in self._members]
                 mean_into(total, [(piece, weight) for piece, weight in given if weight])
@@ -92,13 +114,27 @@ class RoundVectors:
         Raises:
             WorkerLostError: these cannot be read.
         """
-        results = [torch.empty_like(part.vector) for part in self.parts]
+        added = [torch.empty_like(part.vector) for part in self.parts if part.is_added]
         for one in self._members:
-            slices = [result[self._slice_of(one, len(result))] for result in results]
-            found = mine if one == self._worker_id else self._unpack(one, messages[one], slices)
+            slices = [result[self._slice_of(one, len(result))] for result in added]
+            found = self.added(mine) if one == self._worker_id else self._unpack(one, messages[one], slices)
             for out, piece in zip(slices, found, strict=True):
                 out.copy_(piece)
-        return results
+        sums = iter(added)
+        return [next(sums) if part.is_added else whole for part, whole in zip(self.parts, mine, strict=True)]
+
+    def added(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of what `reduce` has returned, the pieces that the other members need."""
+        return [piece for part, piece in zip(self.parts, mine, strict=True) if part.is_added]
+
+    def _given_to(self, member: int, part: Part) -> slice:
+        """What of a vector a member needs."""
+        if part.kind == "all-gather":
+            return slice(None)
+        if part.kind == "all-to-all":
+            length = len(part.vector) // self._num_workers
+            return slice(member * length, (member + 1) * length)
+        return self._slice_of(member, len(part.vector))
 
     def _slice_of(self, member: int, num_elements: int) -> slice:
         """What a member adds up of a vector."""

@@ -1,0 +1,79 @@
+"""The codes of pieces in rows of bytes: how they are read, and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.compression.codec import Encoded, Tuner
+
+HEAD = 32  # bytes of a row before its payload
+
+
+class Head(NamedTuple):
+    """What a worker says in the head of each of its rows."""
+
+    codec: float  # its fingerprint
+    used: float  # weight with which its vector takes part
+    given: float  # weight of its vector
+    number: float  # to be added up
+
+
+class PieceCodes:
+    """The codes of one step's pieces, all of the same codec and length.
+
+    Args:
+        tuner: has the codec.
+        piece: elements of a piece.
+        dtype: of decoded pieces.
+        kind: of payloads.
+
+    Attributes:
+        size: bytes of a payload.
+        padded: the same, as a multiple of 8.
+    """
+
+    def __init__(self, tuner: Tuner, piece: int, dtype: torch.dtype, kind: torch.dtype) -> None:
+        self._tuner, self._codec, self._piece, self._dtype, self._kind = tuner, tuner.codec, piece, dtype, kind
+        self.size = self._codec.payload_bytes(piece, dtype)
+        self.padded = -(-self.size // 8) * 8
+
+    def rows(self, *numbers: int) -> Tensor:
+        """Of zeros, (*numbers, bytes)."""
+        return torch.zeros(*numbers, HEAD + self.padded, dtype=torch.uint8)
+
+    def payloads(self, rows: Tensor) -> Tensor:
+        """(..., size)."""
+        return rows[..., HEAD : HEAD + self.size]
+
+    def decoded(self, payload: Tensor) -> Tensor:
+        """(piece,)."""
+        return self._codec.decode(self._encoded(payload), self._piece, self._dtype)
+
+    def coded_size(self, payload: Tensor) -> float:
+        """The size of what was rounded for it."""
+        return self._tuner.coded_size(self._encoded(payload), self._piece)
+
+    def mean(self, rows: Tensor, weights: Mapping[int, float]) -> tuple[Tensor, float]:
+        """The weighted mean (piece,) of these workers' rows, and the size of what was rounded for it."""
+        unit = next(one for one in weights.values() if one)
+        total = sum(weight / unit for weight in weights.values())
+        mean, error = torch.zeros(self._piece, dtype=self._dtype), 0.0
+        for worker, weight in weights.items():
+            if weight:
+                payload = self.payloads(rows[worker])
+                mean.add_(self.decoded(payload), alpha=weight / unit)
+                error += (weight / unit / total) ** 2 * self.coded_size(payload)
+        return mean.div_(total), error
+
+    def _encoded(self, payload: Tensor) -> Encoded:
+        return Encoded(payload if self._kind == torch.uint8 else payload.view(self._kind))
+
+
+def heads_of(rows: Tensor, workers: Sequence[int]) -> dict[int, Head]:
+    """By worker, the head of its row."""
+    found = rows[:, :HEAD].contiguous().view(torch.float64).tolist()
+    return {worker: Head(*found[worker]) for worker in workers}
