@@ -89,17 +89,12 @@ def earlier(runs: Sequence[Record]) -> str:
         for name in METHODS
         if (found := of(runs, scene=scene, method=name))
     }
-    newest = max(days.values())
-    rows = {
-        scene: [name for (of_scene, name), day in days.items() if (of_scene, day < newest) == (scene, True)]
-        for scene in SCENES
-    }
-    said = "; ".join(
-        f"{title.format(factor=runs[0]['slow_factor']).lower()}: {', '.join(rows[scene])}"
-        for scene, title in SCENES.items()
-        if rows[scene]
-    )
-    return f" Measured on an earlier day, and so not next to the other rows: {said}." if said else ""
+    newest, said = max(days.values()), []
+    for scene, title in SCENES.items():
+        names = [f"`{name}`" for (its_scene, name), day in days.items() if its_scene == scene and day < newest]
+        if names:
+            said.append(f"{title.format(factor=runs[0]['slow_factor']).lower()}: {', '.join(names)}")
+    return f" Measured on an earlier day, not beside the other rows: {'; '.join(said)}." if said else ""
 
 
 def summary(records: Sequence[Record], target: float) -> str:
@@ -188,7 +183,7 @@ def rates(records: Sequence[Record]) -> list[str]:
         ]
     lines = [
         "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"
-        " the target, in the median; a rate with which one run did not reach it is out. Shares in %:",
+        " the target, in the median. Rates at which a run missed the target are left out. Shares in %:",
         "",
         f"| method | {' | '.join(f'{rate:g}' for rate in tried)} | taken |",
         f"|---|{'---|' * (len(tried) + 1)}",

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,17 @@ from torchft.local_sgd import LocalSGD
 from contest.course import Settings, Worker, batches_of, load_data, make_model, make_optimizer
 
 SYNC_EVERY, REPLICA = 8, "HEAD_TO_HEAD_REPLICA"
+
+
+class Replica(NamedTuple):
+    """What a loop needs; `batches` yields those of an epoch from a step of the run on."""
+
+    worker: Worker
+    manager: Manager
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Callable[[int], Iterator[list[Tensor]]]
+    num_steps: int
 
 
 def launch(settings: Settings) -> int:
@@ -103,24 +114,16 @@ def train(settings: Settings, replica: int) -> None:
         return batches_of(settings, list(sampler), data, first=first)
 
     worker.line_up()
-    if settings.spec == "ddp":
-        averaged_gradients(settings, worker, manager, model, optimizer, batches)
-    else:
-        local_sgd(settings, worker, manager, model, optimizer, batches)
+    num_steps = settings.epochs * settings.rounds_per_epoch
+    program = averaged_gradients if settings.spec == "ddp" else local_sgd
+    program(Replica(worker, manager, model, optimizer, batches, num_steps))
     manager.shutdown(wait=False)
 
 
-def averaged_gradients(
-    settings: Settings,
-    worker: Worker,
-    manager: Manager,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Callable[[int], Iterator[list[Tensor]]],
-) -> None:
+def averaged_gradients(replica: Replica) -> None:
     """DistributedDataParallel; a step that was not committed is made again."""
+    worker, manager, model, optimizer, batches, num_steps = replica
     parallel, committing = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
-    num_steps = settings.epochs * settings.rounds_per_epoch
     while (step := manager.current_step()) < num_steps:
         for x, y in batches(step):
             committing.zero_grad()
@@ -133,16 +136,10 @@ def averaged_gradients(
                 break
 
 
-def local_sgd(
-    settings: Settings,
-    worker: Worker,
-    manager: Manager,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Callable[[int], Iterator[list[Tensor]]],
-) -> None:
+def local_sgd(replica: Replica) -> None:
     """LocalSGD; a worker that has come back is as far as the others are once it has synchronised with them."""
-    step, num_steps = 0, settings.epochs * settings.rounds_per_epoch
+    worker, manager, model, optimizer, batches, num_steps = replica
+    step = 0
     with LocalSGD(manager, model, optimizer, sync_every=SYNC_EVERY):
         while step < num_steps:
             for x, y in batches(step):

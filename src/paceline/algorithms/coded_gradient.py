@@ -17,8 +17,8 @@ from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 
 _LOST_TWICE = (
-    "Two workers died one after the other in one step, so that the means of its buckets contain different workers: resume the"
-    " run from its last checkpoint."
+    "Two workers died one after the other in one step, and the means of its buckets contain different workers: resume the run"
+    " from its last checkpoint."
 )
 
 
@@ -58,7 +58,7 @@ class _CodedGradient:
     in rounds in which some have no batch or a smaller one. So it starts only after backward, and so does a codec whose bits
     depend on the size of all workers' gradients (`CodedMean.fit`).
 
-    If a worker dies meanwhile, the mean is that of the others' vectors, as coded; its own error feedback is lost.
+    If a worker dies meanwhile, the mean is that of the others' coded vectors. The dead worker's error feedback is lost.
 
     If a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that all
     scalers skip the step and lower their scale; the error feedback is then restored to before the step.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -122,27 +122,19 @@ class Pieces:
             used = owner.usable_weight(vector, weight)
             if used > 0 and not self._encode(codec, vector, codes.payloads(given), key):
                 used = owner.weight_left_out()
-        given[:, :HEAD] = torch.tensor(Head(owner.fingerprint, used, weight, said), dtype=torch.float64).view(
-            torch.uint8
-        )
+        head = torch.tensor(Head(owner.fingerprint, used, weight, said), dtype=torch.float64)
+        given[:, :HEAD] = head.view(torch.uint8)
         owner.count(vector.numel(), given.nbytes)
         members = yield owner.collectives.start_all_to_all(given.view(-1), taken.view(-1))
         totals, weights = self._totals(taken, members)
         if not sum(weights.values()) > 0:  # zero or NaN, as all workers know
             yield None
             return self._without_weights(vector, totals)
-        # This worker's piece of the mean is added up, and coded again.
-        part = torch.zeros(_STATUS + codes.padded, dtype=torch.uint8)
-        status, payload = part[:_STATUS].view(torch.float64), part[_STATUS : _STATUS + codes.size]
         second = self.second if self.second is None else self.second.clone()
         with owner.coding(moves.decoding + 3 + (moves.encoding + 2) / workers, vector):
-            mean, error = codes.mean(taken, weights)
-            try:
-                payload.copy_(codec.encode(mean, self.second, key_of(key, workers)).x.view(torch.uint8))
-                status.fill_(error + codes.coded_size(payload))
-            except NotFiniteError:  # finite numbers, but not their sum
-                status.fill_(math.nan)
+            part = self._own_piece(codec, codes, taken, weights, key_of(key, workers))
         pieces = torch.zeros(workers, len(part), dtype=torch.uint8)
+        # The dead workers' pieces have no owner: every worker adds them up itself.
         lost = {worker: codes.rows(workers) for worker in range(workers) if worker not in members}
         started = [owner.collectives.start_all_gather(part, pieces.view(-1))]
         started += [owner.collectives.start_all_gather(given[one], rows.view(-1)) for one, rows in lost.items()]
@@ -150,7 +142,7 @@ class Pieces:
         alive = members
         for one in started:
             alive = yield one
-        if tuple(alive) != tuple(members):  # a mean of the same workers in all pieces, which nobody has added up
+        if tuple(alive) != tuple(members):  # every worker adds up all pieces, so that these contain the same workers
             if second is not None and self.second is not None:
                 self.second.copy_(second)
             rows = codes.rows(workers, workers)
@@ -160,19 +152,47 @@ class Pieces:
             if not sum(weights.values()) > 0:
                 return self._without_weights(vector, totals)
             lost = {worker: rows[:, worker] for worker in range(workers)}
-        errors = pieces[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
         with owner.coding(moves.decoding + 2, vector):
-            for worker, piece in enumerate(vector.split(self.piece)):
-                if worker in lost:
-                    mean, error = codes.mean(lost[worker], weights)
-                    errors[worker] = error if is_finite(mean) else math.nan
-                else:
-                    mean = codes.decoded(pieces[worker, _STATUS : _STATUS + codes.size])
-                piece.fill_(math.nan) if math.isnan(errors[worker]) else piece.copy_(mean[: len(piece)])
-            if self.memory is not None or any(map(math.isnan, errors)):
-                self._clear_gaps(vector)
-        owner.finished(self._number, sum(errors))
+            owner.finished(self._number, self._put(vector, codes, pieces, lost, weights))
         return totals
+
+    def _own_piece(
+        self, codec: Codec, codes: PieceCodes, taken: Tensor, weights: Mapping[int, float], key: int
+    ) -> Tensor:
+        """This worker's piece of the mean, coded again, after the size of what was rounded for it."""
+        part = torch.zeros(_STATUS + codes.padded, dtype=torch.uint8)
+        status, payload = part[:_STATUS].view(torch.float64), part[_STATUS : _STATUS + codes.size]
+        mean, error = codes.mean(taken, weights)
+        try:
+            payload.copy_(codec.encode(mean, self.second, key).x.view(torch.uint8))
+            status.fill_(error + codes.coded_size(payload))
+        except NotFiniteError:  # finite numbers, but not their sum
+            status.fill_(math.nan)
+        return part
+
+    def _put(
+        self,
+        vector: Tensor,
+        codes: PieceCodes,
+        pieces: Tensor,
+        lost: Mapping[int, Tensor],
+        weights: Mapping[int, float],
+    ) -> float:
+        """Replaces the vector by the mean: its coded pieces, and `lost` ones, of which all have the workers' codes.
+
+        Returns the size of what was rounded for them.
+        """
+        errors = pieces[:, :_STATUS].contiguous().view(torch.float64).view(-1).tolist()
+        for worker, piece in enumerate(vector.split(self.piece)):
+            if worker in lost:
+                mean, error = codes.mean(lost[worker], weights)
+                errors[worker] = error if is_finite(mean) else math.nan
+            else:
+                mean = codes.decoded(pieces[worker, _STATUS : _STATUS + codes.size])
+            piece.fill_(math.nan) if math.isnan(errors[worker]) else piece.copy_(mean[: len(piece)])
+        if self.memory is not None or any(map(math.isnan, errors)):
+            self._clear_gaps(vector)
+        return sum(errors)
 
     def _totals(self, rows: Tensor, members: Sequence[int]) -> tuple[Totals, dict[int, float]]:
         """The sums of what the members' heads say, and the weights with which their vectors take part."""

@@ -24,7 +24,7 @@ _BYTES_PER_LINE_LOST = 2**16  # a step's buckets fit into one round if they are 
 _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same round as the vectors
 _DIED = "has left the run (killed, or its loop ended earlier)"
 _GATHERS = ("all-gather", "all-to-all")
-_NEED_ALL = ("reduce-scatter", "broadcast", "reduce")  # these go on without nobody
+_NEED_ALL = ("reduce-scatter", "broadcast", "reduce")  # their pieces and roots belong to fixed workers
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (

@@ -110,7 +110,7 @@ class SharedEpochClaims:
         for place, number in enumerate(numbers):
             agreed[place] = self._agree(first + place * WORD_BYTES, epoch, number)
             if number and agreed[place] != number:
-                break  # or it would write words that belong to data of which it is not the first
+                break  # the following words are for workers whose data agree so far
         return agreed
 
     def _agree(self, word: int, epoch: int, number: int) -> int:

@@ -88,7 +88,7 @@ class Handle(Protocol):
     """A collective operation under way."""
 
     def wait(self) -> Sequence[int]:
-        """Returns when it is done, with its result in place: the workers whose parts this contains, as in `members`.
+        """Waits until its result is in place; returns the workers whose parts the result contains, as in `members`.
 
         Raises:
             WorkerLostError: a worker left, or did not arrive within the deadline.

@@ -89,6 +89,6 @@ class _Started:
         self.members: Sequence[int] = ()
 
     def wait(self) -> Sequence[int]:
-        """Returns with the result in place: the workers whose parts it contains."""
+        """As of `Handle`."""
         self._owner.finish(self._number)
         return self.members
