@@ -1,5 +1,6 @@
 """Means of several workers' vectors through a codec, over shared memory."""
 
+import copy
 import math
 import warnings
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from compression.worlds import ON_ALL_REDUCE, gaussian, means, ports_of, run_workers
-from paceline.compression.coded_mean import CodedMean
+from paceline.compression.bf16 import BFloat16
+from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.dq import DQ
 from paceline.compression.power import Power
 from paceline.compression.qsgd import QSGD
@@ -152,6 +154,34 @@ def test_a_state_goes_on_bit_for_bit(codec):
     states = [state for _, state in run(range(5))]
     for (whole, _), (part, _) in zip(straight, run(range(5, 8), states), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(whole[5:], part, strict=True))
+
+
+@pytest.mark.parametrize(
+    "codec", [Sign(), BFloat16(feedback=True), DQ(target_bits=3), Power(rank=2, warmup_steps=1)], ids=str
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_workers_state_is_taken_over_without_its_memories(codec, whole):
+    """As by a newcomer, or by a dead worker's successor, which finds a survivor's whole state in a checkpoint."""
+
+    def program(worker, ports, states=None):
+        coded, found = CodedMean(codec, ports, ((0, 600),), [(20, 30)]), []
+        if states is not None:
+            state = states[0] if worker == 0 or whole else without_memories(states[0])
+            coded.load(copy.deepcopy(state))
+        for step in range(2):
+            x = gaussian(7 * worker + step, 600)
+            coded.start(0, x, 1.0).wait()
+            found.append(x)
+        kept = coded.slots[0].memory
+        return coded.state(), found, kept
+
+    states = [state for state, *_ in run_workers(2, program, 600)]
+    (first, own, _), (_, others, kept) = run_workers(2, lambda *of: program(*of, states), 600)
+    assert all(map(torch.equal, own, others))
+    assert first["slots"][0]["count"] == 4
+    _, _, fresh = run_workers(2, program, 600)[1]
+    if isinstance(codec, Sign | BFloat16):
+        assert torch.equal(kept, fresh), "as of a worker that begins"
 
 
 def test_another_codecs_state_is_left_out_and_it_is_said():

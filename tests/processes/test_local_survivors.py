@@ -169,7 +169,7 @@ def test_five_workers_of_whom_one_is_left(tmp_path):
     check(LOCAL, Survivors(tmp_path, {0: 1, 1: 1, 3: 4, 4: 5}, num_batches=23), workers=5)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM, coded(LATE), coded(STREAM)], ids=lambda one: one.spec)
 def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(method, tmp_path):
     folder, program = tmp_path / "run", Survivors(tmp_path, {0: 3}, optimizer="adam")
     check(method, program, out=folder)
@@ -235,6 +235,22 @@ def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     """Under `WHOLE` an average is under way whenever it can come in."""
     program = Survivors(tmp_path, {worker: 2}, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
     check_replaced(method, program)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "local-sgd(period=3, codec=sign)",
+        "da-sgd(period=3, delay=3, local_weight=0.5, compensate=false, codec=qsgd(bits=4))",
+        "diloco(period=4, fragments=2, delay=1, local_weight=0.5, codec=dq(target_bits=3))",
+        "local-sgd(period=3, codec=power(rank=1, min_rate=1.5, warmup_steps=1))",
+    ],
+)
+def test_a_replacement_with_a_codec_that_rounds(spec, tmp_path):
+    """In the rounds after it has come, all compare what they have in common."""
+    program = Survivors(tmp_path, {1: 2}, spec, newcomers={4: {1: 1}}, num_batches=60)
+    run = pl.launch(program, workers=WORKERS, restarts=1)
+    assert (run.result["workers_lost"], list(program.entered(1))) == ([1], [1])
 
 
 @pytest.mark.parametrize(
@@ -348,12 +364,13 @@ def test_changes_that_travel_through_a_codec(method, kills, tmp_path):
 @pytest.mark.parametrize("hit", range(1, 9))
 @pytest.mark.parametrize("method", [LOCAL, STREAM], ids=lambda one: one.spec)
 def test_a_worker_that_dies_between_the_two_operations_of_a_coded_mean(method, hit, tmp_path, monkeypatch):
-    """Each has two barriers. The mean contains the worker if it has brought its part to both."""
+    """Each operation has two barriers. A mean contains a worker that has brought its part to both operations."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
     program = replace(Survivors(tmp_path, {1: -1}), algorithm=coded(method).spec)
-    pl.launch(program, workers=WORKERS)
+    run = pl.launch(program, workers=WORKERS)
     first, other = program.models([0, 2])
     assert all(torch.equal(first[name], other[name]) for name in first)
+    assert run.result["workers_lost"] == [1]
     steps = steps_of(tmp_path, WORKERS)
     found = []
     for last in range(len(steps[1]) + 1):
