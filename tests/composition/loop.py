@@ -22,6 +22,7 @@ from oracles.problem import FROZEN, PARTS, SHAPES, SIZE, START, X, Y, elements_w
 from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
+from paceline.compression.pieces import Pieces
 from paceline.compression.registry import codec_registry
 from paceline.optim.flat import FlatBinding
 from paceline.records.summary import NO_UPDATE
@@ -212,20 +213,13 @@ class Log:
                 setattr(kind, name, original)
 
 
-#: Who codes: a worker its push, or its pieces of a mean; or one that has added up a piece of the mean.
-CARRIERS = {
-    ("pushed", "_encode"): "push",
-    ("feedback", "encode"): "push",
-    ("pieces", "_encode"): "piece",
-    ("pieces", "_steps"): "mean",
-}
-
-
 def _carrier():
     """What is coded, a push, a piece of a worker's vector or one of the mean, and of a vector of how many elements."""
     frame = sys._getframe(2)
-    carrier = CARRIERS[Path(frame.f_code.co_filename).stem, frame.f_code.co_name]
-    return carrier, SIZE if carrier == "push" else len(frame.f_locals["vector"])
+    coder = frame.f_locals["self"]
+    if not isinstance(coder, Pieces):
+        return "push", SIZE
+    return "mean" if frame.f_code.co_name == Pieces._own_piece.__name__ else "piece", coder._length
 
 
 def _cut(vector, ranges):

@@ -1,11 +1,16 @@
 """What a replacement gets of another worker's loop, and what it cannot take."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from paceline.errors import NotReplacedError
 from paceline.loop.carried_state import CarriedState, take_state
+from paceline.loop.schedules import find_schedulers
 
 
 def weights():
@@ -48,3 +53,25 @@ def test_other_schedulers_cannot_take_it():
     with pytest.raises(NotReplacedError, match="several schedulers of one class, or only some"):
         take_state(taker, None, given)
     assert scheduler.last_epoch == 0
+
+
+def test_schedulers_are_found_while_another_thread_builds_tuples():
+    """CPython resizes a tuple that it builds of an iterator: a second reference to it, of anyone, is a SystemError."""
+    interval, ended = sys.getswitchinterval(), Event()
+    optimizer = adam()
+    own = {StepLR(optimizer, step_size=2), ReduceLROnPlateau(optimizer)}
+
+    def build():
+        while not ended.is_set():
+            tuple(number for number in range(200))
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(build)
+        sys.setswitchinterval(1e-5)
+        try:
+            found = [find_schedulers([optimizer]) for _ in range(10)]
+        finally:
+            sys.setswitchinterval(interval)
+            ended.set()
+        other.result()
+    assert all(set(one) == own for one in found)

@@ -75,13 +75,16 @@ class FollowedScheduler:
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """The schedulers of these optimizers, to which PyTorch keeps no reference.
 
-    Costs: one look at all objects that Python's garbage collector knows, if one of the optimizers has had a scheduler.
+    Costs: two looks at all objects that Python's garbage collector knows, if one of the optimizers has had a scheduler.
     """
     return find_schedulers(optimizers) if any(map(is_followed_by_scheduler, optimizers)) else []
 
 
 def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
+    # Not gc.get_objects: a tuple that another thread is building must have no second reference (SystemError).
+    holders = gc.get_referrers(*optimizers)
+    every = {id(one): one for one in holders + gc.get_referrers(*(one for one in holders if type(one) is dict))}.values()
     # By type: isinstance would load lazy modules.
-    every = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
-    return [one for one in every if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
+    found = [one for one in every if issubclass(type(one), LRScheduler)]
+    return [one for one in found if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
