@@ -84,7 +84,9 @@ def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
     # Not gc.get_objects: a tuple that another thread is building must have no second reference (SystemError).
     holders = gc.get_referrers(*optimizers)
-    every = {id(one): one for one in holders + gc.get_referrers(*(one for one in holders if type(one) is dict))}.values()
+    every = {
+        id(one): one for one in holders + gc.get_referrers(*(one for one in holders if type(one) is dict))
+    }.values()
     # By type: isinstance would load lazy modules.
     found = [one for one in every if issubclass(type(one), LRScheduler)]
     return [one for one in found if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
