@@ -83,10 +83,8 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
     # Not gc.get_objects: a tuple that another thread is building must have no second reference (SystemError).
-    holders = gc.get_referrers(*optimizers)
-    every = {
-        id(one): one for one in holders + gc.get_referrers(*(one for one in holders if type(one) is dict))
-    }.values()
+    owners = gc.get_referrers(*optimizers)
+    owners += gc.get_referrers(*(one for one in owners if type(one) is dict))  # whose attributes are in a dict
     # By type: isinstance would load lazy modules.
-    found = [one for one in every if issubclass(type(one), LRScheduler)]
+    found = {id(one): one for one in owners if issubclass(type(one), LRScheduler)}.values()
     return [one for one in found if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
