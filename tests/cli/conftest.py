@@ -69,6 +69,7 @@ class TrainConfig:
     seed: int = 0
     data: Path | None = None
     restarts: int = 0
+    min_workers: int = 1
     intra_op_threads: int = 1
 
     @property

@@ -12,6 +12,7 @@ BAD = [
     ("--learning-rate inf", "--learning-rate must be a number above 0"),
     ("--momentum 1", "--momentum must be from 0 to below 1"),
     ("--restarts -1", "--restarts must be 0 or more"),
+    ("--min-workers 0", "--min-workers must be 1 or more"),
     ("--seed -1", "--seed must be 0 or more"),
     ("--target-accuracy 97", "write 0.95 for 95 %"),
     ("--target-loss nan", "--target-loss must be a number"),

@@ -12,7 +12,7 @@ def test_what_the_options_mean(run, training, tmp_path):
     words = (
         "--task digits-mlp --algorithm hogwild(copy=true) --workers 3 --steps 7 --batch-size 4 --learning-rate 0.5 "
         "--momentum 0.9 --optimizer sgd(nesterov=true) --optimizer-state shared --target-loss 0.1 --partition fixed "
-        "--placement first-touch --backend threads --restarts 2 --seed 5 --data . --out here"
+        "--placement first-touch --backend threads --restarts 2 --min-workers 2 --seed 5 --data . --out here"
     )
     result = run("train", *words.split())
     assert result.exit_code == 0, result.output
@@ -22,7 +22,7 @@ def test_what_the_options_mean(run, training, tmp_path):
     assert (config.batch_size, config.learning_rate, config.momentum) == (4, 0.5, 0.9)
     assert (config.optimizer, config.optimizer_state) == ("sgd(nesterov=true)", "shared")
     assert (config.target_loss, config.partition, config.backend) == (0.1, "fixed", "threads")
-    assert (config.restarts, config.seed, str(config.data), str(call.out)) == (2, 5, ".", "here")
+    assert (config.restarts, config.min_workers, config.seed, str(config.data), str(call.out)) == (2, 2, 5, ".", "here")
 
 
 def test_results_go_to_stdout_and_the_rest_to_stderr(run, training):

@@ -171,17 +171,33 @@ def refused(hand):
 
 
 @pytest.mark.parametrize(
-    ("wish", "named"),
-    [({"width": 5}, "55 parameters"), ({"algorithm": "ad-psgd(topology=complete)"}, "ad-psgd(topology=complete)")],
+    ("common", "wish", "named"),
+    [
+        ({}, {"width": 5}, "55 parameters"),
+        ({}, {"algorithm": "ad-psgd(topology=complete)"}, "ad-psgd(topology=complete)"),
+        (
+            {"algorithm": "all-reduce"},
+            {"environment": {"PACELINE_MIN_WORKERS": "2"}},
+            "least number of workers",
+        ),
+    ],
 )
-def test_workers_that_disagree(crew, wish, named):
+def test_workers_that_disagree(crew, common, wish, named):
     """Whichever of the two comes second is refused."""
     crew.hold()
-    hands = {hand.connection: hand for hand in [*crew.start(1), *crew.start(1, **wish)]}
+    hands = {hand.connection: hand for hand in [*crew.start(1, **common), *crew.start(1, **common, **wish)]}
     (told,) = wait(list(hands), DEADLINE_S)
     said = refused(hands[told])
     assert named in said, said
     assert "worker" in said, said
+
+
+@pytest.mark.parametrize(("algorithm", "least"), [("ad-psgd", "2"), ("d-psgd", "2"), ("all-reduce", "4")])
+def test_a_least_number_of_workers_that_nobody_can_wait_for(crew, algorithm, least):
+    crew.hold()
+    (worker,) = crew.start(1, algorithm=algorithm, environment={"PACELINE_MIN_WORKERS": least})
+    said = refused(worker)
+    assert ("min_workers=4 is more than the run's 3 workers" if least == "4" else "min_workers is for methods") in said
 
 
 @pytest.mark.parametrize(

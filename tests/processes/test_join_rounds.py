@@ -58,6 +58,8 @@ class Crew:
         replacements: how many workers that end too early are replaced.
         num_not_let_in: how many of the replacements end without having taken part.
         silence_s: how long a worker that cannot be reached is waited for.
+        min_workers: with fewer, the others wait for replacements.
+        patience_s: how long.
     """
 
     program: Any
@@ -67,6 +69,8 @@ class Crew:
     fatal: dict = field(default_factory=dict)
     replacements: int = 0
     num_not_let_in: int = 0
+    min_workers: int = 1
+    patience_s: float = 590.0
 
     def work(self, environment):
         """One worker."""
@@ -74,7 +78,7 @@ class Crew:
         torch.set_num_threads(1)
         multiprocessing.set_start_method("fork", force=True)  # for a loader's processes, as in a script
         send, sent = MessageCollectives._send, itertools.count(1)
-        answer = MessageNewcomers._answer
+        answer, awaited = MessageNewcomers._answer, MessageNewcomers.awaited
 
         def counting(collectives, to, message):
             number, what = self.signals.get(collectives._worker_id, (0, None))
@@ -99,6 +103,7 @@ class Crew:
 
         MessageCollectives._send, RoundMembers.absent = counting, noting
         MessageNewcomers._answer = answering
+        MessageNewcomers.awaited = lambda newcomers, waited_s: awaited(newcomers, waited_s + 590 - self.patience_s)
         paceline.membership.elastic._SILENCE_S = self.silence_s
         try:
             self.program()
@@ -109,6 +114,7 @@ class Crew:
     def run(self, workers=WORKERS, meanwhile=lambda processes: None):
         """Returns the exit codes of all, in no order."""
         environment = {"PACELINE_JOIN": free_address(), "PACELINE_OF": str(workers), "PACELINE_DEADLINE_S": "590"}
+        environment["PACELINE_MIN_WORKERS"] = str(self.min_workers)
         processes = []
 
         def start():
@@ -275,6 +281,23 @@ def test_a_replacement_with(options, tmp_path):
     check(Crew(program, replacements=1), epochs=program.epochs * (1 + program.twice), num_missing=num_missing)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("worker", [0, 2])
+def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
+    """The step in which the worker died is made without it, and the next one by its replacement, too."""
+    program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam")
+    check(Crew(program, replacements=1, min_workers=3))
+    assert program.entered(worker)[1] == 4
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_too_few_workers_end_if_nobody_comes(worker, tmp_path):
+    crew = Crew(Survivors(tmp_path, {worker: 2}), min_workers=3, patience_s=0.0)
+    assert crew.run() == [-signal.SIGKILL, 1, 1]
+    said = {path.read_text() for path in tmp_path.glob("error-*")}
+    assert said == {"2 of 3 workers are left, fewer than min_workers=3, and no other one comes."}
+
+
 def check_local(method, crew, ended=(), **options):
     """As `check`, for methods with local steps; `ended`: workers whose last process was killed."""
     first = crew.survivors(**options)
@@ -283,6 +306,11 @@ def check_local(method, crew, ended=(), **options):
     for name, value in reference.train().items():
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
     assert reference.counted == dict.fromkeys(range(len(samples(crew.program.num_batches)[0])), EPOCHS)
+
+
+@pytest.mark.parametrize("method", [LOCAL, STREAM], ids=lambda one: one.spec)
+def test_too_few_workers_with_local_steps_wait_for_a_replacement(method, tmp_path):
+    check_local(method, Crew(Survivors(tmp_path, {1: 2}, method.spec), replacements=1, min_workers=3))
 
 
 @pytest.mark.parametrize(

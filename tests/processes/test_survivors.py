@@ -1,6 +1,7 @@
 """Lockstep methods go on without workers that are killed, on one machine."""
 
 import random
+import signal
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,9 @@ import leftovers
 import paceline as pl
 import soak_results
 from exact_codec import CODED, exact_codec  # noqa: F401
+from paceline.membership.environment import current_environment
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
+from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData
 from processes.drill import Drill
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
@@ -175,6 +178,76 @@ def check_replaced(program, run, *, deaths, **expected):
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
+
+
+def lacking(rows):
+    """How many versions lie between a dead worker's last step and its replacement's first."""
+    own = rows["applied_version"][rows["applied_version"] > 0]
+    return max(np.diff(np.sort(own)), default=1) - 1
+
+
+@pytest.mark.parametrize("method", [*METHODS, CODED])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
+    """Only the step in which the worker died is made without it."""
+    program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam")
+    run = pl.launch(program, workers=WORKERS, restarts=1, min_workers=3)
+    check_replaced(program, run, deaths=1)
+    assert lacking(run.records[worker]) <= 1
+
+
+def test_enough_workers_do_not_wait(tmp_path):
+    """Nobody would come."""
+    program = Survivors(tmp_path, {1: 2})
+    check(program, run_of(program, min_workers=2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scales", [False, True])
+def test_too_few_workers_that_nobody_comes_to_end_with_a_checkpoint_of_the_last_step(method, scales, tmp_path):
+    """No replacement is left, or the others cannot let it in; a resumed run trains on each other batch once."""
+    first, second, folder = tmp_path / "first", tmp_path / "second", tmp_path / "run"
+    first.mkdir()
+    second.mkdir()
+    program = Survivors(first, {1: 2}, method, scales=scales)
+    with pytest.raises(pl.WorkerLostError, match="2 of 3 workers are left, fewer than min_workers=3, and no"):
+        pl.launch(program, workers=WORKERS, out=folder, min_workers=3, restarts=int(scales))
+    before = RunData.load(folder, decided=False).records
+    program = replace(program, folder=second, kills={})
+    run = pl.launch(program, workers=2, resume=folder)
+    made = max(int(rows["applied_version"].max()) for rows in before.values())
+    after = {one: rows[rows["applied_version"] > made] for one, rows in run.records.items()}
+    counted = replace(program, folder=first).counted(before) | program.counted(after)
+    times = Counter(n for parts in counted.values() for _, part in parts for n in own_samples(part))
+    assert times == dict.fromkeys(range(len(samples(program.num_batches)[0])), EPOCHS)
+
+
+class TooLate(Survivors):
+    """A replacement calls `attach` when the others have ended."""
+
+    def __call__(self):
+        while current_environment().incarnation and not (self.folder / "model-2.pt").exists():
+            time.sleep(1e-3)
+        super().__call__()
+
+
+def test_workers_that_wait_for_others_end_if_the_run_is_stopped(tmp_path):
+    """They make the step that they were about to make, and a checkpoint of it, as at any other end."""
+
+    def look(progress):
+        if progress.version == 3 and not asked:  # made without worker 1: they wait
+            asked.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    asked, program, folder = [], TooLate(tmp_path, {1: 2}), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        pl.launch(program, workers=WORKERS, restarts=1, min_workers=3, out=folder, on_progress=look)
+    result = RunData.load(folder).result
+    assert (result["outcome"], result["outcome_reason"]) == ("stopped", "Interrupted by Ctrl-C.")
+    assert not [note for note in result["notes"] if "checkpoint" in note]
+    assert result["version"] in (3, 4)
+    assert int(checkpoint_files.newest_or_none(folder / "checkpoint").name) > 0
+    assert all(torch.equal(*pair) for pair in zip(*(one.values() for one in program.models([0, 2])), strict=True))
 
 
 @pytest.mark.parametrize("number", [2, 6])

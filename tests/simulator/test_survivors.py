@@ -9,6 +9,7 @@ from torch import nn
 
 import paceline as pl
 from exact_codec import CODED, exact_codec  # noqa: F401
+from paceline.errors import AlgorithmWarning
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, backward, in_order, made, mixture, shuffled, task_file
@@ -280,6 +281,37 @@ def test_replacements_take_part_with_what_the_others_have(method, kills, tmp_pat
         views = simulation.binding.views(shared.workers[worker].x)
         for one, other in zip(views, model.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [*METHODS, CODED, "local-sgd(period=3)", "diloco(period=4,fragments=2,delay=1)"])
+@pytest.mark.parametrize("kills", [{1: 2}, {0: 2, 2: 2}, {0: 2, 1: 5}], ids=str)
+def test_too_few_workers_wait_for_replacements(method, kills, tmp_path):
+    """A replacement that comes long after the death lacks the step in which the worker died, and that in which it came."""
+    config = pl.TrainConfig(
+        task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=8, restarts=2, min_workers=3
+    )
+    cluster = Cluster(workers=3, restart_s=100.0, **CLUSTER)
+    with pytest.warns(AlgorithmWarning, match="of 3 workers are left, fewer than min_workers=3: waiting for others"):
+        run = TaskSimulation(config, cluster, faults=at_step(kills)).run()
+    assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", sorted(kills))
+    local = "period" in method
+    for worker in kills:
+        rows = run.records[worker]
+        assert (rows["incarnation"] == 1).sum() > 3
+        gap = rows["step"][rows["incarnation"] == 1].min() - rows["step"][rows["incarnation"] == 0].max(initial=0)
+        assert gap <= (5 if local else 2)
+    if not local:
+        batches = np.concatenate([rows["batch"][rows["samples"] > 0] for rows in run.records.values()])
+        assert sorted(batches) == list(range(8 * NUM_BATCHES))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "local-sgd(period=3)"])
+def test_too_few_workers_end_if_no_replacement_comes(method, tmp_path):
+    config = pl.TrainConfig(task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=8, min_workers=2)
+    faults = at_step({1: 2, 2: 4})
+    run = TaskSimulation(config, Cluster(workers=3, **CLUSTER), faults=faults).run()
+    assert run.result["outcome"] == "crashed"
+    assert "1 of 3 workers are left, fewer than min_workers=2, and no other" in run.result["outcome_reason"]
 
 
 @pytest.mark.parametrize(("kills", "outcome"), [({1: 16}, "stopped"), ({0: 2, 1: 2, 2: 2}, "crashed")], ids=str)

@@ -204,6 +204,15 @@ class Algorithm:
                 f" --workers {self.max_workers}."
             )
 
+    def check_min_workers(self, min_workers: int, num_workers: int) -> None:
+        """Refuses a least number of workers that a run cannot wait for."""
+        if min_workers > num_workers:
+            raise UsageError(f"min_workers={min_workers} is more than the run's {num_workers} workers: lower it.")
+        if min_workers > 1 and not (self.lockstep and self.needs.collectives):
+            raise UsageError(
+                "min_workers is for methods in which all workers wait for each other, such as all-reduce: leave it out."
+            )
+
     def work(self, replica: Replica, ports: Ports[Any]) -> None:
         """One worker's program, from its first step to its last; blocking, and the same on every backend."""
         raise TypeError(f"{type(self).__name__} has no worker program")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
+import torch
+
 from paceline.algorithms.round_messages import Reports
-from paceline.errors import NotReplacedError
-from paceline.ports.newcomers import Refusal
+from paceline.errors import AlgorithmWarning, NotReplacedError, WorkerLostError
+from paceline.ports.newcomers import Awaited, Newcomers, Refusal
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.views import ElasticGroup
 
 _COMPARED_ROUNDS = 10
+_LOOK_EVERY_S = 0.05
 
 
 class Part(Protocol):
@@ -32,7 +36,8 @@ class Replacements:
 
     The first worker says with a mean that it accepts newcomers, and names them in the exchange of reports that follows. If
     workers exchange models, it announces newcomers through `Views`. They take part from one of the next steps that begin with
-    a batch, and have none in it. For ten means or rounds the others compare newcomers with themselves.
+    a batch, and have none in it. For ten means or rounds the others compare newcomers with themselves. If fewer than
+    `Newcomers.min_workers` are left, they wait for newcomers before they begin a step.
 
     Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
 
@@ -70,11 +75,14 @@ class Replacements:
             for step in self._replica.steps():
                 if self._is_new:
                     self._enter()
+                    self._begun = self._replica.rounds_begun
                 elif self._ports.views is not None and self._ports.newcomers is not None:
                     self._coming |= self._ports.views.coming(self._ports.shared.version)
                 begun = self._replica.rounds_begun
-                if self._coming and begun > self._begun:  # a loop may make several steps with one batch
-                    self._let_in()
+                if begun > self._begun:  # a loop may make several steps with one batch
+                    self._wait_for_enough()
+                    if self._coming:
+                        self._let_in()
                 self._begun = begun
                 yield step
                 self._scales |= self._replica.scaled
@@ -145,6 +153,41 @@ class Replacements:
         self.incarnations |= compared
         self._compared_until = self._ports.shared.version + _COMPARED_ROUNDS
         self.num_members = len(self._group.members)
+
+    def _wait_for_enough(self) -> None:
+        """If too few are left, waits until enough newcomers have been accepted; all members do so before the same step.
+
+        Raises:
+            WorkerLostError: nobody comes.
+        """
+        ports, port, deal = self._ports, self._ports.newcomers, self._replica.deal
+        if port is None or len(deal.members if deal is not None else self._group.members) >= port.min_workers:
+            return
+        if deal is None:
+            raise WorkerLostError(f"{self._too_few(port)}, and loops that do not use worker.batches get no other one.")
+        assert ports.collectives is not None
+        began_s = ports.clock.now_s()
+        while len(self._group.members) + len(self._coming) < port.min_workers:
+            told = torch.zeros(ports.num_workers + 1, dtype=torch.float64)
+            if ports.worker_id == self._group.members[0]:
+                told[-1] = port.awaited(ports.clock.now_s() - began_s)
+                if not self.has_reports(has_closure=bool(self._replica.closure)):
+                    ports.clock.sleep_s(_LOOK_EVERY_S)
+                for worker, incarnation in self.accepted.items():
+                    told[worker] = incarnation
+            ports.collectives.start_all_reduce(told).wait()
+            *incarnations, awaited = map(int, told.tolist())
+            if awaited == Awaited.END:
+                return
+            if awaited == Awaited.NOBODY:
+                raise WorkerLostError(f"{self._too_few(port)}, and no other one comes.")
+            self._coming |= {worker: one for worker, one in enumerate(incarnations) if one}
+            if not self._coming and ports.worker_id == self._group.members[0]:
+                warnings.warn(f"{self._too_few(port)}: waiting for others.", AlgorithmWarning, stacklevel=2)
+
+    def _too_few(self, port: Newcomers) -> str:
+        left, of = len(self._group.members), self._ports.num_workers
+        return f"{left} of {of} workers are left, fewer than min_workers={port.min_workers}"
 
     def _let_in(self) -> None:
         """From this step on newcomers take part, with what the first worker has; in it, they have no batch."""

@@ -22,7 +22,7 @@ _in_function, _in_together = options.panel("With a function"), options.panel("Wi
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
 _SCRIPT_ONLY = ("join", "of", "key", "deadline")
 _WORKERS = 2  # default
-_PASSED_ON = ("workers", "algorithm", "seed", "restarts", "resume", "target_loss", "target_accuracy")
+_PASSED_ON = ("workers", "algorithm", "seed", "restarts", "min_workers", "resume", "target_loss", "target_accuracy")
 _RESUMED = ("workers", "algorithm", "seed", "slow", "target_loss", "target_accuracy")
 
 
@@ -77,6 +77,9 @@ def launch(
     ] = None,
     algorithm: Annotated[str | None, options.in_run(help="Spec; default: what attach names, else all-reduce")] = None,
     restarts: Annotated[int, options.in_run(help="Dead workers of this machine to replace.")] = 0,
+    min_workers: Annotated[
+        int | None, options.in_run(help="With fewer left, the others wait for replacements; default: 1.")
+    ] = None,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:
@@ -90,7 +93,7 @@ def launch(
     Example: paceline launch --join 10.0.0.1:29400 --of 8 --key run.key --algorithm all-reduce -- train.py --epochs 5
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    options.check_numbers({name: given[name] for name in ("workers", "restarts") if name in given})
+    options.check_numbers({name: given[name] for name in ("workers", "restarts", "min_workers") if name in given})
     if len(command) == 1 and is_loop(command[0]):
         _refuse(given, _SCRIPT_ONLY, "is for scripts, whose workers may be on other machines: leave it out here.")
         options.check_numbers(given)
@@ -130,6 +133,7 @@ def launch(
             folder=folder,
             say=say,
             trains=not _calibrates(command),
+            min_workers=min_workers,
         )
         run, not_written = finished(agent.run)
     if agent.refused(run):

@@ -116,6 +116,7 @@ _CONFIG = {
     "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", in_run),
     "backend": _option(_Backend, "Where workers run; default processes", in_run),
     "restarts": _option(int, "Dead workers to replace; default 0", in_run),
+    "min_workers": _option(int, "With fewer, wait for replacements; default 1", in_run),
     "seed": _option(int, "Of parameters, order, algorithm; default 0", in_run),
     "data": Data,
 }

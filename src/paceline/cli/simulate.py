@@ -26,6 +26,7 @@ _in_cluster = options.panel("The cluster")
     "layout",
     "optimizer_state",
     "backend",
+    "min_workers",
     workers=Annotated[int | None, typer.Option(help="How many; default: the cluster's, or 2")],
 )
 def simulate(

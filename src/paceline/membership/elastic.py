@@ -89,6 +89,7 @@ class JoinedRun:
         spec: of the algorithm.
         worker_id: its place in the run.
         num_workers: places in all.
+        min_workers: if fewer are left, they wait for others.
         incarnation: how many workers have had the place before.
         is_late: whether training had begun without it.
         is_stale: whether its parameters are not those that the others began with.
@@ -108,7 +109,7 @@ class JoinedRun:
             raise UsageError("A process can join only one run: start a new process, with another --join, for each run.")
         _joined = True
         check_joinable(algorithm)
-        self._algorithm = algorithm
+        self._algorithm, self.min_workers = algorithm, invitation.min_workers
         self.deadline_s, self.silence_s = invitation.deadline_s, min(invitation.deadline_s, _SILENCE_S)
         self._join_point = JoinPoint(invitation.address, invitation.key, self.deadline_s)
         self.spec = registry.spec(algorithm)
@@ -121,8 +122,10 @@ class JoinedRun:
         try:
             self.num_workers = num_places(self._join_point, invitation.of, own=1)
             algorithm.check(self.num_workers)
+            algorithm.check_min_workers(invitation.min_workers, self.num_workers)
             check_joinable(algorithm, self.num_workers)
-            self._agree({"algorithm": self.spec, "model": model_words})
+            least = str(invitation.min_workers)
+            self._agree({"algorithm": self.spec, "model": model_words, "least number of workers": least})
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
             self.close()
@@ -206,7 +209,7 @@ class JoinedRun:
             if agreed.get(what) != mine:
                 raise UsageError(
                     f"This worker's {what} is {mine}, and the run at {self._join_point.address} has {agreed.get(what)}: build"
-                    " the same model and name the same algorithm everywhere, or choose another port for another run."
+                    " the same model and give the same options everywhere, or choose another port for another run."
                 )
 
     def _take_place(self, num_workers: int) -> tuple[int, int, bool]:

@@ -35,6 +35,7 @@ class WorkerEnvironment:
         incarnation: 0 for the worker's first process, one more after each restart.
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
         seed: the run's.
+        min_workers: if fewer are left, the others wait for replacements.
         own_data: whether each worker's loaders have samples of their own, so that their batches are not shared out.
     """
 
@@ -43,6 +44,7 @@ class WorkerEnvironment:
     incarnation: int = 0
     algorithm: str | None = None
     seed: int = 0
+    min_workers: int = 1
     own_data: bool = False
 
     @property
@@ -211,6 +213,7 @@ def _invited() -> Invitation | None:
         address=address,
         key=Path(key) if key else None,
         of=of,
+        min_workers=_number("PACELINE_MIN_WORKERS", COUNT, "1"),
         out=Path(out) if out else None,
         deadline_s=_number("PACELINE_DEADLINE_S", DEADLINE_S, "600"),
     )

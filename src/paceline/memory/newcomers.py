@@ -16,7 +16,7 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import wait_briefly, wake_all
-from paceline.ports.newcomers import Refusal
+from paceline.ports.newcomers import Awaited, Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
 # the state; the process and the file that have the state, and the incarnation for which that is.
@@ -39,7 +39,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
     ) -> None:
         super().__init__(segment, plan, participant_id, incarnation, abort_address)
-        self._worker_id = participant_id
+        self._worker_id, self.min_workers = participant_id, 1
         self._count = self._word("count")
         self._seen = 0
         self._files: dict[int, int] = {}  # what this worker gave, by newcomer
@@ -49,12 +49,23 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         return {
             "workers": layout.words("newcomers.workers", plan.num_participants),
             "count": layout.words("newcomers.count", 1),
+            "awaited": layout.words("newcomers.awaited", 1),
         }
 
     def _at(self, worker: int, word: int) -> int:
         return self._word("workers", worker) + word
 
+    # The supervisor
+
+    def tell_awaited(self, what: Awaited) -> None:
+        """Tells workers what they wait for if they are too few; call it before they learn of a death."""
+        store(self._word("awaited"), int(what))
+
     # The others
+
+    def awaited(self, waited_s: float) -> Awaited:
+        """As in `Newcomers`."""
+        return Awaited(load(self._word("awaited")))
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""

@@ -33,11 +33,24 @@ _WHY = {
 }
 
 
+class Awaited(IntEnum):
+    """What workers wait for that are too few to train on."""
+
+    NEWCOMERS = 0
+    NOBODY = 1  # no newcomer is on its way
+    END = 2  # the run is being stopped
+
+
 class Newcomers(Protocol):
     """The replacements of dead workers, and how the others let them in, all at the same step.
 
     Newcomers are mappings from worker ids to incarnations.
+
+    Attributes:
+        min_workers: if fewer are left, they wait for newcomers.
     """
+
+    min_workers: int
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """Those that wait and can come in before the next step; only the first worker asks.
@@ -45,6 +58,10 @@ class Newcomers(Protocol):
         Args:
             epoch: this worker's; a newcomer's loop must have reached it.
         """
+        ...
+
+    def awaited(self, waited_s: float) -> Awaited:
+        """What too few workers wait for after `waited_s`; only the first worker asks."""
         ...
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:

@@ -129,6 +129,7 @@ class Handshake:
         servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
         try:
             algorithm.check(self._num_workers)
+            algorithm.check_min_workers(self._config.min_workers, self._num_workers)
             check_workers(self._num_workers, backend=self._config.backend, num_servers=servers)
             vector_bytes = hello.num_elements * hello.dtype.itemsize
             check_vectors(algorithm.needs.num_vectors(self._num_workers), hello.num_parameters, vector_bytes)

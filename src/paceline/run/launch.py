@@ -34,6 +34,7 @@ def launch(
     backend: str = "processes",
     seed: int | None = None,
     restarts: int = 0,
+    min_workers: int = 1,
     placement: str = "first-touch",
     intra_op_threads: int = 1,
     out: Path | str | None = None,
@@ -64,6 +65,8 @@ def launch(
         seed: of the order of samples in `worker.batches`, and of everything random in the algorithm; None: that of the resumed
             run, or 0.
         restarts: how many dead workers are replaced by new processes.
+        min_workers: if fewer are left, they wait for replacements; if none comes, the run ends with a checkpoint, as after an
+            error. For methods with means of all workers, such as `all-reduce`.
         placement: spec of where the shared parameters lie.
         intra_op_threads: threads per worker inside one PyTorch operation.
         out: folder for events, result, trace, report and checkpoints; None: nothing is written.
@@ -103,10 +106,13 @@ def launch(
     if plan is not None:
         named = _placed(plan, named, workers, backend)
     servers = named.needs.server_programs if named is not None else 0
+    if named is not None:
+        named.check_min_workers(min_workers, workers)
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
     given = {
         "seed": 0 if seed is None else seed,
         "restarts": restarts,
+        "min_workers": min_workers,
         "intra_op_threads": intra_op_threads,
         "checkpoint_every_s": checkpoint_every_s,
     }

@@ -71,6 +71,7 @@ class Agent:
         deadline_s: how long workers wait for each other.
         folder: where workers write their records, and the result goes.
         trains: whether the workers train; otherwise they have no records, and nothing is written.
+        min_workers: if fewer of the run's workers are left, they wait for others; None: as the environment says.
     """
 
     command: Sequence[str]
@@ -84,6 +85,7 @@ class Agent:
     folder: Path
     say: Callable[[str], None]
     trains: bool = True
+    min_workers: int | None = None
     notes: list[str] = field(default_factory=list)
     _children: list[_Child] = field(default_factory=list)
     _num_restarted: int = 0
@@ -108,6 +110,7 @@ class Agent:
                 )
             if algorithm is not None:
                 check_joinable(algorithm, of)
+                algorithm.check_min_workers(self.min_workers or 1, of)
             where = "Holding" if join_point.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
             self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
@@ -142,6 +145,8 @@ class Agent:
             "PACELINE_DEADLINE_S": str(self.deadline_s),
             SAID: self._said,
         }
+        if self.min_workers is not None:
+            environment["PACELINE_MIN_WORKERS"] = str(self.min_workers)
         if self.trains:
             environment["PACELINE_OUT"] = str(self.folder.resolve())
         if self.key is not None:

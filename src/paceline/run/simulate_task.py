@@ -155,6 +155,7 @@ class TaskSimulation:
             faults=self.faults,
             placing=self._placing(),
             restarts=self._restarts(),
+            min_workers=config.min_workers,
         )
         self.scheduler = self.machine.scheduler
         if self.algorithm.needs.averaged and self.model is not None:
@@ -176,6 +177,7 @@ class TaskSimulation:
     def _check(self, num_parameters: int | None) -> None:
         config = self.config
         self.algorithm.check(config.workers)
+        self.algorithm.check_min_workers(config.min_workers, config.workers)
         self.faults.check(config.workers)
         if config.optimizer_state == "shared":
             raise UsageError("Simulations do not support optimizer state that workers share; leave it per worker.")
@@ -190,6 +192,8 @@ class TaskSimulation:
         built = check_optimizer(config.optimizer, config.learning_rate, config.momentum)
         self.algorithm.check_optimizers(built, config.workers)
         targets = (config.target_loss, config.target_accuracy, config.target_fraction)
+        if self.timing_only and config.min_workers > 1:
+            raise UsageError("With timing_only, dead workers are not replaced; leave out min_workers.")
         if self.timing_only and any(target is not None for target in targets):
             raise UsageError("With timing_only, a simulation computes no loss and no accuracy; leave out the target.")
 

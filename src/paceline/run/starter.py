@@ -40,6 +40,7 @@ class Starter:
         self.environment = SupervisedEnvironment(
             num_workers=config.workers,
             seed=config.seed,
+            min_workers=config.min_workers,
             checkpoint=folder / "checkpoint" if folder is not None else None,
             resume=earlier.checkpoint,
             placement=config.placement,

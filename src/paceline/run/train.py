@@ -93,6 +93,7 @@ def prepared(
         num_servers=algorithm.needs.server_programs,
     )
     algorithm.check(config.workers)
+    algorithm.check_min_workers(config.min_workers, config.workers)
     served = algorithm.needs.kind == "served"
     if (algorithm.lockstep or algorithm.gossip or served) and config.optimizer_state == "shared":
         where = "at its servers" if served else "on every worker"

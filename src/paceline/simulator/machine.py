@@ -48,6 +48,7 @@ class SimulatedMachine:
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
         restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
+        min_workers: if fewer are left, they wait for replacements.
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
@@ -76,6 +77,7 @@ class SimulatedMachine:
         scheduler: Scheduler | None = None,
         placing: Placing | None = None,
         restarts: int = 0,
+        min_workers: int = 1,
         update_vectors: float | None = None,
     ) -> None:
         programs = cluster.workers + (needs.server_programs if cluster.workers > 1 else 0)
@@ -121,7 +123,7 @@ class SimulatedMachine:
         shares_memory = self.views is not None or (needs.collectives and self._collective == "memory")
         replaces = survivors_continue and shares_memory
         self._rounds: list[Any] = [one for one in (self.views, self._all_reduce) if one is not None]
-        self.newcomers = SimulatedNewcomers(self.scheduler) if replaces else None
+        self.newcomers = SimulatedNewcomers(self.scheduler, min_workers, lambda: self.restarts) if replaces else None
         restarts = restarts if replaces or not survivors_continue else 0
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * needs.copies
@@ -134,8 +136,7 @@ class SimulatedMachine:
         own = needs, x.clone(), cluster, self.scheduler, self._caller
         self.shared: Any = shared_state(*own, **named, update_vectors=update_vectors)
         self.lost: list[int] = []
-        self.restarts = 0
-        self._num_ended = 0
+        self.restarts = self._num_ended = 0
         self._is_abandoned = False
         self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.errors import NotReplacedError
-from paceline.ports.newcomers import Refusal
+from paceline.ports.newcomers import Awaited, Refusal
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
 
 class SimulatedNewcomers:
-    """Implements `Newcomers` for all workers of a machine."""
+    """Implements `Newcomers` for all workers of a machine.
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    Args:
+        scheduler: of the workers' programs.
+        min_workers: as of `Newcomers`.
+        num_started: how many replacements there have been.
+    """
+
+    def __init__(self, scheduler: Scheduler, min_workers: int, num_started: Callable[[], int]) -> None:
+        self._scheduler, self.min_workers = scheduler, min_workers
+        self._num_started, self._num_in_or_dead = num_started, 0
         self._asking: dict[int, tuple[int, Program]] = {}  # by worker: its incarnation, and the program that waits
         self._inside: dict[int, int] = {}
         self._given: dict[int, dict[str, Any] | Refusal] = {}
+
+    def awaited(self, waited_s: float) -> Awaited:
+        """As in `Newcomers`."""
+        return Awaited.NEWCOMERS if self._num_started() > self._num_in_or_dead else Awaited.NOBODY
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`; a task goes on in any epoch."""
@@ -64,7 +75,10 @@ class SimulatedNewcomers:
             NotReplacedError: they cannot let it in.
         """
         self._asking[worker] = incarnation, self._scheduler.current
-        self._scheduler.wait("the others to let it in")
+        try:
+            self._scheduler.wait("the others to let it in")
+        finally:
+            self._num_in_or_dead += 1
         given = self._given.pop(worker, None)
         if isinstance(given, Refusal):
             raise NotReplacedError(given.why)

@@ -128,6 +128,7 @@ _RUN: Mapping[str, Bound] = {
     "momentum": DECAY,
     "seed": SEED,
     "restarts": COUNT_FROM_0,
+    "min_workers": COUNT,
     "intra_op_threads": PROCESSORS,
     "staleness_ramp_epochs": EPOCHS,
     "checkpoint_every_s": SECONDS,

@@ -193,13 +193,14 @@ class TrialMaker:
     def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
         """Refuses now what a later run would refuse."""
         algorithm.check(config.workers)
+        algorithm.check_min_workers(config.min_workers, config.workers)
         self._built(check_optimizer, config.optimizer, config.learning_rate, config.momentum)
         if self._study.backend != "simulator":
             check_launch(num_workers=1, backend=config.backend, placement=config.placement)
         elif config.optimizer_state == "shared":
             raise UsageError("simulated trials do not support optimizer state that workers share; leave it per worker.")
-        elif config.restarts:
-            raise UsageError("simulated trials have no faults, so no worker restarts; leave out restarts.")
+        elif config.restarts or config.min_workers > 1:
+            raise UsageError("simulated trials have no faults; leave out restarts and min_workers.")
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError, first_line
-from paceline.ports.newcomers import Refusal
+from paceline.ports.newcomers import Awaited, Refusal
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, MessageCollectives
 
@@ -38,8 +38,9 @@ class MessageNewcomers:
         collectives: of the members.
         incarnation: of this worker.
         model: returns the model's part of the state.
-        deadline_s: how long a newcomer waits for the members' next step.
+        deadline_s: how long a newcomer waits for the members' next step, and too few members for newcomers.
         stopped: whether this worker has been told to end.
+        min_workers: as of `Newcomers`.
 
     Costs: nothing while no worker asks; then the state in one message, for which the others wait.
     """
@@ -53,11 +54,17 @@ class MessageNewcomers:
         model: Callable[[], dict[str, Any]],
         deadline_s: float,
         stopped: Callable[[], bool],
+        min_workers: int = 1,
     ) -> None:
         self._mailbox, self._collectives, self._incarnation = mailbox, collectives, incarnation
         self._model, self._deadline_s, self._stopped = model, deadline_s, stopped
+        self.min_workers = min_workers
 
     # The others
+
+    def awaited(self, waited_s: float) -> Awaited:
+        """As in `Newcomers`; any process may come, until the deadline."""
+        return Awaited.NEWCOMERS if waited_s < self._deadline_s else Awaited.NOBODY
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""

@@ -139,6 +139,7 @@ class ElasticMembership(Membership):
             model=lambda: {"version": shared.version, "model": [to_bytes(one) for one in (shared.x, *untrained)]},
             deadline_s=run.deadline_s,
             stopped=lambda: run.leaves,
+            min_workers=run.min_workers,
         )
 
     @property

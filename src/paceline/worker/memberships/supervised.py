@@ -133,6 +133,8 @@ class SupervisedMembership(Membership):
             self._recorder(),
             1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
         )
+        if self.arena.newcomers is not None:
+            self.arena.newcomers.min_workers = environment.min_workers
         if algorithm.needs.mailbox:
             memory.meet(
                 self.arena.shared_store(),
