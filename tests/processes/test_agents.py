@@ -158,6 +158,26 @@ def test_a_worker_that_was_cut_off_is_replaced(machines):
     assert re.search(r"Worker 2 was cut off from the others in round \d+: .* Another one starts in its place.", errors)
     result = json.loads(output.splitlines()[-1])
     assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1, 2], 3)
+    assert {*RunData.load(machines.folder / "run").records[2]["incarnation"]} == {0, 1}
+
+
+@pytest.mark.parametrize("machines", ["all-reduce", "ad-psgd"], indirect=True)
+def test_the_cause_and_the_steps_of_a_run_that_an_error_ends(machines):
+    """Under ad-psgd the other worker goes on alone, and ends in order."""
+    begins = "    for _ in range(1_000_000):\n"
+    fails = "        if (folder / 'done').exists() and worker.worker_id == 1:\n            {}['label 17']\n"
+    script = SCRIPT.replace(begins, begins + fails)
+    (machines.folder / "script.py").write_text(script)
+    agent = machines.launch("run", "--workers", "2", "--deadline", "590")
+    machines.wait_for("steps-*-50", 2)
+    machines.finish()
+    output, errors = agent.communicate(forked.AGAINST_HANGS_S)
+    result = json.loads(output.splitlines()[-1])
+    assert (result["workers_here"], result["workers_lost"]) == ([0, 1], []), errors
+    assert min(result["updates_per_worker"]) >= 50
+    told = agent.returncode, result["outcome"], result["outcome_reason"]
+    crashed = 1, "crashed", "Worker 1: KeyError: 'label 17'."
+    assert told == (crashed if machines.algorithm == "all-reduce" else (0, "stopped", ""))
 
 
 @pytest.mark.parametrize("machines", ["all-reduce"], indirect=True)

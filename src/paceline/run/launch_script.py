@@ -214,11 +214,8 @@ class Agent:
         """The run of this machine's workers, from their files."""
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
-        records = {
-            one["worker"]: read_events(self.folder / f"events-{one['worker']}.jsonl")
-            for one in own
-            if one["state"] in ("ended", "diverged")
-        }
+        events = {one["worker"]: self.folder / f"events-{one['worker']}.jsonl" for one in own}
+        records = {worker: read_events(path) for worker, path in events.items() if path.exists()}
         about = {
             "task": name_of(self.command),
             "algorithm": own[0]["algorithm"] if own else self.algorithm,
@@ -241,7 +238,8 @@ class Agent:
         )
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
         write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
-        silent = [one["worker"] for one in own if one["state"] != "ended" and self._ended_well(one["pid"])]
+        missing = [one for one in own if one["state"] == "started" or one["worker"] not in records]
+        silent = [one["worker"] for one in missing if self._ended_well(one["pid"])]
         if silent:
             error = NotWrittenError(
                 f"The measurements of {name_workers(silent)} are missing in {self.folder}, because they could not be "

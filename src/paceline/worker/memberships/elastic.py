@@ -12,7 +12,14 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import DivergedError, ExcludedError, NotReplacedError, UsageError, WorkerLostError
+from paceline.errors import (
+    DivergedError,
+    ExcludedError,
+    NotReplacedError,
+    UsageError,
+    WorkerLostError,
+    first_line,
+)
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
@@ -225,15 +232,21 @@ class ElasticMembership(Membership):
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
     def close(self, *, failed: bool) -> None:
-        """As in `Membership`; raises a pending interruption. The records of a diverged model are kept."""
+        """As in `Membership`; raises a pending interruption. If an error ends the worker, its records are kept."""
         error = sys.exc_info()[1]
-        if failed and isinstance(error, DivergedError) and self._folder is not None:
-            write_end(self._folder, self.worker_id, self._records.array(), None)
-            report(self._run, self._folder, "diverged", reason=str(error))
-        if isinstance(error, ExcludedError):
-            report(self._run, self._folder, "excluded", reason=error.why)
-        if isinstance(error, NotReplacedError):
-            report(self._run, self._folder, "not let in" if error.can_try_again else "not replaced", reason=error.why)
+        match error:
+            case NotReplacedError():
+                self._end_early("not let in" if error.can_try_again else "not replaced", error.why)
+            case ExcludedError():
+                self._end_early("excluded", error.why)
+            case DivergedError():
+                self._end_early("diverged", str(error))
+            case WorkerLostError():
+                self._end_early("without others", str(error))
+            case Exception() if failed:
+                self._end_early("failed", f"{type(error).__name__}: {first_line(error)}.")
+            case _:
+                pass
         if self._collectives is not None and (
             self._run.leaves
             or not self._has_entered
@@ -243,6 +256,11 @@ class ElasticMembership(Membership):
             self._collectives.leave()
         self._memory.close()
         self._run.close()
+
+    def _end_early(self, state: str, why: str) -> None:
+        if self._folder is not None:
+            write_end(self._folder, self.worker_id, self._records.array(), None)
+        report(self._run, self._folder, state, reason=why)
 
 
 class _NobodyToWaitFor:

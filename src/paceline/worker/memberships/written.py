@@ -14,21 +14,22 @@ import torch
 from torch import nn
 
 from paceline.errors import NotWrittenError
-from paceline.records.run_data import write_events, write_json
+from paceline.records.run_data import read_events, write_events, write_json
 from paceline.system import tensor_files
 
 
 def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **figures: Any) -> None:
-    """Writes `worker-<id>-<incarnation>.json`: the worker's state, "started", "ended" or "diverged", and its figures."""
+    """Writes `worker-<id>-<incarnation>.json`: the worker's state, such as "started" or "ended", and its figures."""
     about = {"worker": worker_id, "incarnation": incarnation, "pid": os.getpid(), "state": state, **figures}
     with _or_warning():
         write_json(folder / f"worker-{worker_id}-{incarnation}.json", about)
 
 
 def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None) -> None:
-    """Writes the worker's records, and the model if it is the run's."""
+    """Writes the worker's records after those of earlier processes in its place, and the model if it is the run's."""
+    events = folder / f"events-{worker_id}.jsonl"
     with _or_warning():
-        write_events(folder / f"events-{worker_id}.jsonl", records)
+        write_events(events, np.concatenate([read_events(events), records]) if events.exists() else records)
         if model is not None:
             tensor_files.save(folder / "model.pt", _on_cpu(model.state_dict()))
 
