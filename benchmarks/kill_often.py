@@ -7,8 +7,8 @@ worker every few seconds, and once undisturbed. The loss on held-out text is com
 side by side; in those with deaths, every gradient takes 50 ms of sleep besides its computing, so that they last.
 
 Also checked: every death is replaced, `all-reduce` trains on each sample once, the launcher's open files do not grow, and it
-ends with no more memory than the undisturbed run's, which keeps as many records. Exit code 1 if a check fails. Prints a table
-and writes benchmarks/results/kill_often.md.
+ends with at most a tenth more memory than the undisturbed run's, which keeps as many records. Exit code 1 if a check fails.
+Prints a table and writes benchmarks/results/kill_often.md.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def faults(outcome: Outcome, undisturbed: Outcome, num_samples: int) -> list[str
         f"{outcome.samples} samples of {num_samples}, {outcome.records_lost} records lost": (
             outcome.method == "all-reduce" and not least <= outcome.samples <= num_samples
         ),
-        f"the launcher ends with {memory:.0f} MB of memory, undisturbed with {own_mb:.0f} MB": memory > BAR * own_mb,
+        f"the launcher ends with {memory:.0f} MB of memory, undisturbed with {own_mb:.0f} MB": memory > 1.1 * own_mb,
         f"the launcher's open files grow from {files[0]} to {files[1]}": files[1] > files[0] + 8,
     }
     return [what for what, is_wrong in checks.items() if is_wrong]
