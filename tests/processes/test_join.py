@@ -178,7 +178,7 @@ def refused(hand):
         (
             {"algorithm": "all-reduce"},
             {"environment": {"PACELINE_MIN_WORKERS": "2"}},
-            "least number of workers",
+            "This worker's min_workers is",
         ),
     ],
 )

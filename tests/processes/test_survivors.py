@@ -1,10 +1,11 @@
 """Lockstep methods go on without workers that are killed, on one machine."""
 
+import os
 import random
 import signal
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData
 from processes.drill import Drill
 from processes.survivors import EPOCHS, Survivors, own_samples, samples
+from processes.survivors import model as made
 
 WORKERS = 3
 METHODS, UNREMEMBERED = ["lockstep", "all-reduce"], "all-reduce(codec=exact)"
@@ -196,6 +198,32 @@ def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
     assert lacking(run.records[worker]) <= 1
 
 
+def test_too_few_workers_end_if_too_few_replacements_come(tmp_path):
+    """One of two dead workers is replaced, and waits."""
+    program = Survivors(tmp_path, {1: 2, 2: 2})
+    with pytest.raises(pl.WorkerLostError, match=r"(is|are) left, fewer than min_workers=3, and no"):
+        pl.launch(program, workers=WORKERS, restarts=1, min_workers=3)
+
+
+def test_too_few_workers_with_batches_of_their_own_end(tmp_path):
+    with pytest.raises(pl.WorkerLostError, match="min_workers=3: dead workers can be replaced only if the loop uses"):
+        pl.launch(OwnBatches(), workers=WORKERS, min_workers=3)
+
+
+@dataclass(frozen=True)
+class OwnBatches:
+    def __call__(self):
+        net = made()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with pl.attach(net, optimizer, algorithm="all-reduce") as worker:
+            for step in range(10):
+                if worker.worker_id == 1 and step == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+
+
 def test_enough_workers_do_not_wait(tmp_path):
     """Nobody would come."""
     program = Survivors(tmp_path, {1: 2})
@@ -210,7 +238,7 @@ def test_too_few_workers_that_nobody_comes_to_end_with_a_checkpoint_of_the_last_
     first.mkdir()
     second.mkdir()
     program = Survivors(first, {1: 2}, method, scales=scales)
-    with pytest.raises(pl.WorkerLostError, match="2 of 3 workers are left, fewer than min_workers=3, and no"):
+    with pytest.raises(pl.WorkerLostError, match="Only 2 of 3 workers are left, fewer than min_workers=3, and no"):
         pl.launch(program, workers=WORKERS, out=folder, min_workers=3, restarts=int(scales))
     before = RunData.load(folder, decided=False).records
     program = replace(program, folder=second, kills={})

@@ -291,7 +291,7 @@ def test_too_few_workers_wait_for_replacements(method, kills, tmp_path):
         task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=8, restarts=2, min_workers=3
     )
     cluster = Cluster(workers=3, restart_s=100.0, **CLUSTER)
-    with pytest.warns(AlgorithmWarning, match="of 3 workers are left, fewer than min_workers=3: waiting for others"):
+    with pytest.warns(AlgorithmWarning, match="left, fewer than min_workers=3: waiting for replacements"):
         run = TaskSimulation(config, cluster, faults=at_step(kills)).run()
     assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", sorted(kills))
     local = "period" in method
@@ -311,7 +311,37 @@ def test_too_few_workers_end_if_no_replacement_comes(method, tmp_path):
     faults = at_step({1: 2, 2: 4})
     run = TaskSimulation(config, Cluster(workers=3, **CLUSTER), faults=faults).run()
     assert run.result["outcome"] == "crashed"
-    assert "1 of 3 workers are left, fewer than min_workers=2, and no other" in run.result["outcome_reason"]
+    assert "Only 1 of 3 workers is left, fewer than min_workers=2, and no other" in run.result["outcome_reason"]
+
+
+@pytest.mark.parametrize("method", [*METHODS, "local-sgd(period=3)"])
+def test_too_few_workers_end_if_too_few_replacements_come(method, tmp_path):
+    config = pl.TrainConfig(
+        task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=8, restarts=1, min_workers=3
+    )
+    run = TaskSimulation(config, Cluster(workers=3, **CLUSTER), faults=at_step({1: 2, 2: 2})).run()
+    assert run.result["outcome"] == "crashed"
+    assert "left, fewer than min_workers=3, and no other" in run.result["outcome_reason"]
+
+
+@pytest.mark.filterwarnings("ignore:Only .* left, fewer than min_workers")
+@pytest.mark.parametrize("method", [*METHODS, "local-sgd(period=3)"])
+def test_a_replacement_that_is_killed_while_it_comes_is_replaced_before_the_next_step(method, tmp_path):
+    """At any instant: as it waits, is accepted, is let in, and takes part; no step but its own lacks a worker."""
+    config = pl.TrainConfig(
+        task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm=method, epochs=4, restarts=3, min_workers=3
+    )
+    cluster = Cluster(workers=3, restart_s=0.3, **CLUSTER)
+    came_s = min(TaskSimulation(config, cluster, faults=at_step({1: 2})).run().records[1]["started_s"][1:])
+    for late_s in np.arange(-0.1, 0.1, 0.004):
+        faults = at_step({1: 2, 2: 2}).kill(worker=1, at_s=float(came_s + late_s))
+        run = TaskSimulation(config, cluster, faults=faults).run()
+        assert run.result["outcome"] == "stopped", (late_s, run.result["outcome_reason"])
+        batches = np.concatenate([rows["batch"][rows["samples"] > 0] for rows in run.records.values()])
+        if "local" not in method:
+            assert sorted(batches) == list(range(4 * NUM_BATCHES)), late_s
+            per_step = [len({w for w, r in run.records.items() if v in r["applied_version"]}) for v in range(1, 6)]
+            assert sum(number < 3 for number in per_step) <= 2 + run.result["records_lost"], (late_s, per_step)
 
 
 @pytest.mark.parametrize(("kills", "outcome"), [({1: 16}, "stopped"), ({0: 2, 1: 2, 2: 2}, "crashed")], ids=str)

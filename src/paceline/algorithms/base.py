@@ -205,12 +205,13 @@ class Algorithm:
             )
 
     def check_min_workers(self, min_workers: int, num_workers: int) -> None:
-        """Refuses a least number of workers that a run cannot wait for."""
+        """Refuses `min_workers` above the run's number of workers, and for methods whose workers do not wait for others."""
         if min_workers > num_workers:
             raise UsageError(f"min_workers={min_workers} is more than the run's {num_workers} workers: lower it.")
-        if min_workers > 1 and not (self.lockstep and self.needs.collectives):
+        if min_workers > 1 and not (self.survivors_continue and self.needs.collectives):
             raise UsageError(
-                "min_workers is for methods in which all workers wait for each other, such as all-reduce: leave it out."
+                "min_workers is for methods in which all workers wait for each other and go on without a dead one, such as"
+                " all-reduce: leave it out."
             )
 
     def work(self, replica: Replica, ports: Ports[Any]) -> None:

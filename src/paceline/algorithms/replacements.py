@@ -10,13 +10,22 @@ import torch
 
 from paceline.algorithms.round_messages import Reports
 from paceline.errors import AlgorithmWarning, NotReplacedError, WorkerLostError
-from paceline.ports.newcomers import Awaited, Newcomers, Refusal
+from paceline.ports.newcomers import Newcomers, Refusal
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.views import ElasticGroup
 
 _COMPARED_ROUNDS = 10
 _LOOK_EVERY_S = 0.05
+_STOPPED = -1
+_TOO_FEW = (
+    "Only {left}, fewer than min_workers={least}, and no other replacement comes: start again with more restarts or a lower"
+    " min_workers."
+)
+_TOO_FEW_WITHOUT_DEAL = (
+    "Only {left}, fewer than min_workers={least}: dead workers can be replaced only if the loop uses worker.batches."
+)
+_WAITING = "Only {left}, fewer than min_workers={least}: waiting for replacements."
 
 
 class Part(Protocol):
@@ -73,16 +82,14 @@ class Replacements:
         """The replica's steps."""
         try:
             for step in self._replica.steps():
+                num_members = None
                 if self._is_new:
-                    self._enter()
-                    self._begun = self._replica.rounds_begun
+                    num_members = self._enter()
                 elif self._ports.views is not None and self._ports.newcomers is not None:
                     self._coming |= self._ports.views.coming(self._ports.shared.version)
                 begun = self._replica.rounds_begun
-                if begun > self._begun:  # a loop may make several steps with one batch
-                    self._wait_for_enough()
-                    if self._coming:
-                        self._let_in()
+                if self._replica.deal is None or begun > self._begun:  # a loop may make several steps with one batch
+                    self._let_in_all(num_members)
                 self._begun = begun
                 yield step
                 self._scales |= self._replica.scaled
@@ -154,43 +161,69 @@ class Replacements:
         self._compared_until = self._ports.shared.version + _COMPARED_ROUNDS
         self.num_members = len(self._group.members)
 
-    def _wait_for_enough(self) -> None:
-        """If too few are left, waits until enough newcomers have been accepted; all members do so before the same step.
+    def _let_in_all(self, num_members: int | None) -> None:
+        """Lets in all that have been accepted, and waits for others until enough members are left.
+
+        All members do so before the same step, newcomers as soon as they have entered.
+
+        Args:
+            num_members: how many there are; None: as in the last mean.
 
         Raises:
-            WorkerLostError: nobody comes.
+            WorkerLostError: they are too few, and no newcomer comes.
         """
-        ports, port, deal = self._ports, self._ports.newcomers, self._replica.deal
-        if port is None or len(deal.members if deal is not None else self._group.members) >= port.min_workers:
+        port, deal = self._ports.newcomers, self._replica.deal
+        if port is None:
             return
-        if deal is None:
-            raise WorkerLostError(f"{self._too_few(port)}, and loops that do not use worker.batches get no other one.")
-        assert ports.collectives is not None
-        began_s = ports.clock.now_s()
-        while len(self._group.members) + len(self._coming) < port.min_workers:
-            told = torch.zeros(ports.num_workers + 1, dtype=torch.float64)
-            if ports.worker_id == self._group.members[0]:
-                told[-1] = port.awaited(ports.clock.now_s() - began_s)
-                if not self.has_reports(has_closure=bool(self._replica.closure)):
-                    ports.clock.sleep_s(_LOOK_EVERY_S)
-                for worker, incarnation in self.accepted.items():
-                    told[worker] = incarnation
-            ports.collectives.start_all_reduce(told).wait()
-            *incarnations, awaited = map(int, told.tolist())
-            if awaited == Awaited.END:
+        if num_members is None:
+            num_members = len(deal.members if deal is not None else self._group.members)
+        while self._coming or num_members < port.min_workers:
+            if num_members < port.min_workers and not self._wait_for_enough(port):
                 return
-            if awaited == Awaited.NOBODY:
-                raise WorkerLostError(f"{self._too_few(port)}, and no other one comes.")
-            self._coming |= {worker: one for worker, one in enumerate(incarnations) if one}
-            if not self._coming and ports.worker_id == self._group.members[0]:
-                warnings.warn(f"{self._too_few(port)}: waiting for others.", AlgorithmWarning, stacklevel=2)
+            num_members = self._let_in()
 
-    def _too_few(self, port: Newcomers) -> str:
-        left, of = len(self._group.members), self._ports.num_workers
-        return f"{left} of {of} workers are left, fewer than min_workers={port.min_workers}"
+    def _wait_for_enough(self, port: Newcomers) -> bool:
+        """Waits until enough newcomers have been accepted; returns False if the run is being stopped."""
+        clock, me, collectives = self._ports.clock, self._ports.worker_id, self._ports.collectives
+        assert collectives is not None
+        if self._replica.deal is None:
+            raise WorkerLostError(_TOO_FEW_WITHOUT_DEAL.format(left=self._left(), least=port.min_workers))
+        began_s, has_warned = clock.now_s(), False
+        while True:
+            look = torch.zeros(self._ports.num_workers + 2, dtype=torch.float64)
+            if me == self._group.members[0]:
+                self.has_reports(has_closure=bool(self._replica.closure))
+                for worker, incarnation in self.accepted.items():
+                    look[worker] = incarnation
+                expected = port.expected(clock.now_s() - began_s)
+                look[-2:] = torch.tensor([1.0, _STOPPED if expected is None else expected])
+            collectives.start_all_reduce(look).wait()
+            *incarnations, has_looked, expected = map(int, look.tolist())
+            self._coming = {worker: one for worker, one in enumerate(incarnations) if one}
+            if has_looked and expected == _STOPPED:
+                return False
+            num_members = len(self._group.members)
+            if num_members + len(self._coming) >= port.min_workers:
+                return True
+            if has_looked and num_members + expected < port.min_workers:
+                raise WorkerLostError(_TOO_FEW.format(left=self._left(), least=port.min_workers))
+            if me == self._group.members[0]:
+                if not has_warned:
+                    has_warned = True
+                    what = _WAITING.format(left=self._left(), least=port.min_workers)
+                    warnings.warn(what, AlgorithmWarning, stacklevel=2)
+                clock.sleep_s(_LOOK_EVERY_S)
 
-    def _let_in(self) -> None:
-        """From this step on newcomers take part, with what the first worker has; in it, they have no batch."""
+    def _left(self) -> str:
+        number = len(self._group.members)
+        return f"{number} of {self._ports.num_workers} workers {'is' if number == 1 else 'are'} left"
+
+    def _let_in(self) -> int:
+        """From this step on newcomers take part, with what the first worker has; in it, they have no batch.
+
+        Returns:
+            how many members there are then.
+        """
         port, replica, group = self._ports.newcomers, self._replica, self._group
         assert port is not None
         newcomers, self._coming, self.accepted = self._coming, {}, {}
@@ -206,10 +239,10 @@ class Replacements:
         if is_first:
             own |= {"giver": first, "program": program, "compared": self._compared, "incarnations": self.incarnations}
             port.give(newcomers, own)
-        group.living()  # the first worker's model must not change until they have it
+        return len(group.living())  # the first worker's model must not change until they have it
 
-    def _enter(self) -> None:
-        """Begins a newcomer's first step.
+    def _enter(self) -> int:
+        """Begins a newcomer's first step; returns how many members there are.
 
         Raises:
             NotReplacedError: it has not come in, as it does where its loop asks for a batch.
@@ -223,4 +256,4 @@ class Replacements:
         self.incarnations = given["incarnations"]
         self._note(given["compared"])
         self.num_members = len(given["deal"]["members"])  # of whom this worker may know by now that some have died
-        self._group.living()
+        return len(self._group.living())

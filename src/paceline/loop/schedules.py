@@ -82,7 +82,7 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 
 def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
-    # Not gc.get_objects: a tuple that another thread is building must have no second reference (SystemError).
+    # gc.get_objects would also refer to tuples that other threads are building, which then fails with SystemError.
     owners = gc.get_referrers(*optimizers)
     owners += gc.get_referrers(*(one for one in owners if type(one) is dict))  # whose attributes are in a dict
     # By type: isinstance would load lazy modules.

@@ -89,7 +89,7 @@ class JoinedRun:
         spec: of the algorithm.
         worker_id: its place in the run.
         num_workers: places in all.
-        min_workers: if fewer are left, they wait for others.
+        min_workers: if fewer than this many workers are left, they wait for replacements.
         incarnation: how many workers have had the place before.
         is_late: whether training had begun without it.
         is_stale: whether its parameters are not those that the others began with.
@@ -125,7 +125,7 @@ class JoinedRun:
             algorithm.check_min_workers(invitation.min_workers, self.num_workers)
             check_joinable(algorithm, self.num_workers)
             least = str(invitation.min_workers)
-            self._agree({"algorithm": self.spec, "model": model_words, "least number of workers": least})
+            self._agree({"algorithm": self.spec, "model": model_words, "min_workers": least})
             self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
         except BaseException:
             self.close()

@@ -16,11 +16,13 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import wait_briefly, wake_all
-from paceline.ports.newcomers import Awaited, Refusal
+from paceline.ports.newcomers import Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
 # the state; the process and the file that have the state, and the incarnation for which that is.
 _ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN = range(0, 56, 8)
+_STOPPED = -1
+_PATIENCE_S = 600.0
 _GIVER_DIED = "the worker that was to give it the others' state has died"
 
 
@@ -49,7 +51,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         return {
             "workers": layout.words("newcomers.workers", plan.num_participants),
             "count": layout.words("newcomers.count", 1),
-            "awaited": layout.words("newcomers.awaited", 1),
+            "expected": layout.words("newcomers.expected", 1),
         }
 
     def _at(self, worker: int, word: int) -> int:
@@ -57,15 +59,19 @@ class SharedNewcomers(SegmentPart[PartPlan]):
 
     # The supervisor
 
-    def tell_awaited(self, what: Awaited) -> None:
-        """Tells workers what they wait for if they are too few; call it before they learn of a death."""
-        store(self._word("awaited"), int(what))
+    def expect(self, number: int | None) -> None:
+        """Publishes how many replacements are on their way; None: the run is being stopped.
+
+        Call it before `mark_lost`, so that no worker reads the old number after a death.
+        """
+        store(self._word("expected"), _STOPPED if number is None else number)
 
     # The others
 
-    def awaited(self, waited_s: float) -> Awaited:
-        """As in `Newcomers`."""
-        return Awaited(load(self._word("awaited")))
+    def expected(self, waited_s: float) -> int | None:
+        """As in `Newcomers`. A replacement that has not come after ten minutes hangs."""
+        number = load(self._word("expected"))
+        return None if number == _STOPPED else number * (waited_s < _PATIENCE_S)
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""

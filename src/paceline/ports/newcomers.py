@@ -33,21 +33,13 @@ _WHY = {
 }
 
 
-class Awaited(IntEnum):
-    """What workers wait for that are too few to train on."""
-
-    NEWCOMERS = 0
-    NOBODY = 1  # no newcomer is on its way
-    END = 2  # the run is being stopped
-
-
 class Newcomers(Protocol):
     """The replacements of dead workers, and how the others let them in, all at the same step.
 
     Newcomers are mappings from worker ids to incarnations.
 
     Attributes:
-        min_workers: if fewer are left, they wait for newcomers.
+        min_workers: if fewer than this many workers are left, they wait for newcomers.
     """
 
     min_workers: int
@@ -60,8 +52,12 @@ class Newcomers(Protocol):
         """
         ...
 
-    def awaited(self, waited_s: float) -> Awaited:
-        """What too few workers wait for after `waited_s`; only the first worker asks."""
+    def expected(self, waited_s: float) -> int | None:
+        """How many are on their way and not let in yet; None: the run is being stopped. Only the first worker asks.
+
+        Args:
+            waited_s: how long the members have waited.
+        """
         ...
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:

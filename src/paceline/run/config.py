@@ -56,8 +56,8 @@ class TrainConfig:
         seed: of parameters, order of samples, and everything random in an algorithm.
         data: folder with data sets; None: the one in PACELINE_DATA.
         restarts: how many dead workers are replaced, under methods that tolerate a death.
-        min_workers: if fewer are left, they wait for replacements; if none comes, the run ends. For methods with means of all
-            workers.
+        min_workers: if fewer than this many workers are left, they wait for replacements; if none comes, the run ends. For
+            methods with means of all workers.
         intra_op_threads: threads per worker inside one PyTorch operation.
         slow: by worker, the factor on the time of its gradients, as on a slow machine; None: no slowdown.
         inject_staleness: delay of gradients before they are applied, as a number of updates or a delay's spec; None: no delay.

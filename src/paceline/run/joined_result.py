@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def joined_result(
 ) -> dict[str, Any]:
     """The content of `result.json`, which begins with `about`, from each worker's last state file.
 
-    The times of `records`, of workers that were not killed, change to count from the run's start. `reason` says why the run
+    Changes the times in `records` to seconds since the run's start. `reason` says why the run
     failed or was interrupted.
     """
     ended = [one for one in own if one["state"] == "ended"]
@@ -44,9 +43,8 @@ def joined_result(
     if diverged := [one for one in own if one["state"] == "diverged"]:
         outcome, why = "diverged", f"Worker {diverged[0]['worker']}: {diverged[0]['reason']}"
     elif not_given or came_to_nothing:
-        failures = [(one["state"], one) for one in own if one["state"] in ("failed", "without others")]  # causes first
-        cause = min(failures, key=itemgetter(0))[1] if failures else None
-        told = f"Worker {cause['worker']}: {cause['reason']}" if cause is not None else reason
+        by_state = [one for state in ("failed", "without others") for one in own if one["state"] == state]
+        told = f"Worker {by_state[0]['worker']}: {by_state[0]['reason']}" if by_state else reason
         outcome, why = "crashed", why_not_given(not_given) if not_given else told
     return {
         **about,

@@ -65,8 +65,8 @@ def launch(
         seed: of the order of samples in `worker.batches`, and of everything random in the algorithm; None: that of the resumed
             run, or 0.
         restarts: how many dead workers are replaced by new processes.
-        min_workers: if fewer are left, they wait for replacements; if none comes, the run ends with a checkpoint, as after an
-            error. For methods with means of all workers, such as `all-reduce`.
+        min_workers: if fewer than this many workers are left, they wait for replacements; if none comes, the run ends with
+            `WorkerLostError`, and under `lockstep` and `all-reduce` with a checkpoint. For methods with means of all workers.
         placement: spec of where the shared parameters lie.
         intra_op_threads: threads per worker inside one PyTorch operation.
         out: folder for events, result, trace, report and checkpoints; None: nothing is written.
@@ -106,8 +106,6 @@ def launch(
     if plan is not None:
         named = _placed(plan, named, workers, backend)
     servers = named.needs.server_programs if named is not None else 0
-    if named is not None:
-        named.check_min_workers(min_workers, workers)
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
     given = {
         "seed": 0 if seed is None else seed,
@@ -117,6 +115,8 @@ def launch(
         "checkpoint_every_s": checkpoint_every_s,
     }
     check_run(given)  # by the names that they have here
+    if named is not None:
+        named.check_min_workers(min_workers, workers)
     config = TrainConfig(
         task=str(getattr(train, "__name__", "train")),
         workers=workers,

@@ -71,7 +71,7 @@ class Agent:
         deadline_s: how long workers wait for each other.
         folder: where workers write their records, and the result goes.
         trains: whether the workers train; otherwise they have no records, and nothing is written.
-        min_workers: if fewer of the run's workers are left, they wait for others; None: as the environment says.
+        min_workers: if fewer than this many workers of the run are left, they wait; None: as the environment says.
     """
 
     command: Sequence[str]

@@ -14,7 +14,6 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import wake_all
-from paceline.ports.newcomers import Awaited
 from paceline.records.checkpoint_contents import Parameters
 from paceline.run.earlier_part import EarlierPart
 from paceline.run.handshake import Handshake
@@ -222,7 +221,7 @@ class Supervisor:
             if worker.running:
                 self._hear(worker)
         self._gathering.settle()
-        self._tell_awaited()
+        self._expect_newcomers()
 
     def _hear(self, worker: WorkerState) -> None:
         """Handles one message; a closed connection without a goodbye is a death."""
@@ -369,7 +368,7 @@ class Supervisor:
         assert self.arena is not None
         are_others_left = not self.goes_on or any(one.takes_part for one in self.workers)
         is_replaced = replace and self._restarts_left > 0 and are_others_left
-        self._tell_awaited(is_replaced=is_replaced)
+        self._expect_newcomers(more=is_replaced)
         if self.goes_on and worker.waits:  # they may have let it in already
             self.arena.group.mark_lost(worker.worker_id, worker.incarnation, is_dead=True)
             self.arena.mark_ended(worker.worker_id)
@@ -381,12 +380,11 @@ class Supervisor:
             worker.incarnation += 1
             self._start(worker)
 
-    def _tell_awaited(self, *, is_replaced: bool = False) -> None:
-        """Tells workers what they wait for if they are too few."""
+    def _expect_newcomers(self, *, more: bool = False) -> None:
+        """Tells workers how many replacements they can wait for; `more`: one that is about to start, too."""
         if self.arena is not None and self.arena.newcomers is not None:
-            comes = is_replaced or any(one.waits and one.running for one in self.workers)
-            awaited = Awaited.NEWCOMERS if comes else Awaited.NOBODY
-            self.arena.newcomers.tell_awaited(Awaited.END if self.arena.is_stopped else awaited)
+            number = more + sum(one.waits and one.running for one in self.workers)
+            self.arena.newcomers.expect(None if self.arena.is_stopped else number)
 
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""

@@ -48,7 +48,7 @@ class SimulatedMachine:
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
         restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
-        min_workers: if fewer are left, they wait for replacements.
+        min_workers: if fewer than this many workers are left, they wait for replacements.
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:

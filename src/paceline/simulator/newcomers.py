@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.errors import NotReplacedError
-from paceline.ports.newcomers import Awaited, Refusal
+from paceline.ports.newcomers import Refusal
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
@@ -28,9 +28,9 @@ class SimulatedNewcomers:
         self._inside: dict[int, int] = {}
         self._given: dict[int, dict[str, Any] | Refusal] = {}
 
-    def awaited(self, waited_s: float) -> Awaited:
+    def expected(self, waited_s: float) -> int | None:
         """As in `Newcomers`."""
-        return Awaited.NEWCOMERS if self._num_started() > self._num_in_or_dead else Awaited.NOBODY
+        return self._num_started() - self._num_in_or_dead
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`; a task goes on in any epoch."""

@@ -348,6 +348,8 @@ class MessageCollectives(CarriedOutTogether):
             case Received(sender=sender, incarnation=incarnation, message=message):
                 self.take(sender, incarnation, message)
             case PeerLeft(peer=peer, incarnation=incarnation, reason=reason):
+                if peer in self.requests and self.requests[peer].incarnation <= incarnation:
+                    del self.requests[peer]
                 self._next.disconnect(peer, incarnation, has_ended=reason == "ended")
             case PeerBack(peer=peer, incarnation=incarnation):
                 self._next.restore(peer, incarnation)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError, first_line
-from paceline.ports.newcomers import Awaited, Refusal
+from paceline.ports.newcomers import Refusal
 from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, MessageCollectives
 
@@ -38,7 +38,7 @@ class MessageNewcomers:
         collectives: of the members.
         incarnation: of this worker.
         model: returns the model's part of the state.
-        deadline_s: how long a newcomer waits for the members' next step, and too few members for newcomers.
+        deadline_s: how long a newcomer waits for the members' next step, and how long members wait for newcomers.
         stopped: whether this worker has been told to end.
         min_workers: as of `Newcomers`.
 
@@ -62,9 +62,9 @@ class MessageNewcomers:
 
     # The others
 
-    def awaited(self, waited_s: float) -> Awaited:
+    def expected(self, waited_s: float) -> int | None:
         """As in `Newcomers`; any process may come, until the deadline."""
-        return Awaited.NEWCOMERS if waited_s < self._deadline_s else Awaited.NOBODY
+        return self.min_workers if waited_s < self._deadline_s else 0
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""

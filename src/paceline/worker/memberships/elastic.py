@@ -106,7 +106,7 @@ class ElasticMembership(Membership):
         )
         memory.has_met(peers, max(1, run.incarnation) if run.is_stale else 0)
         self._collectives: MessageCollectives | None = None
-        self._has_entered = not run.is_late
+        self._has_entered, self._has_written = not run.is_late, False
         if trains_in_rounds(algorithm):
             rounds: Any = self._collectives_over(peers)
             self._collectives = rounds
@@ -227,7 +227,7 @@ class ElasticMembership(Membership):
         """As in `Membership`."""
         if mean is not None:
             if self._folder is not None:  # every worker has the same model
-                write_end(self._folder, self.worker_id, self._records.array(), model)
+                self._write_end(self._folder, model)
             figures = {"consensus_distance": mean.consensus_distance, "models_in_mean": mean.num_models}
             report(self._run, self._folder, "ended", **figures, batches_not_given=mean.num_not_given)
 
@@ -258,9 +258,13 @@ class ElasticMembership(Membership):
         self._run.close()
 
     def _end_early(self, state: str, why: str) -> None:
-        if self._folder is not None:
-            write_end(self._folder, self.worker_id, self._records.array(), None)
+        if self._folder is not None and not self._has_written and len(self._records.array()):
+            self._write_end(self._folder, None)
         report(self._run, self._folder, state, reason=why)
+
+    def _write_end(self, folder: Path, model: nn.Module | None) -> None:
+        write_end(folder, self.worker_id, self._records.array(), model, incarnation=self.incarnation)
+        self._has_written = True
 
 
 class _NobodyToWaitFor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.errors import NotWrittenError
+from paceline.errors import NotWrittenError, UsageError
 from paceline.records.run_data import read_events, write_events, write_json
 from paceline.system import tensor_files
 
@@ -25,11 +25,22 @@ def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **fi
         write_json(folder / f"worker-{worker_id}-{incarnation}.json", about)
 
 
-def write_end(folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None) -> None:
-    """Writes the worker's records after those of earlier processes in its place, and the model if it is the run's."""
+def write_end(
+    folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None, *, incarnation: int = 0
+) -> None:
+    """Writes the worker's records, and the model if it is the run's.
+
+    Args:
+        folder: the run's.
+        worker_id: the worker's.
+        records: its own.
+        model: None: not written.
+        incarnation: above 0: the records come after those of earlier processes in the worker's place.
+    """
     events = folder / f"events-{worker_id}.jsonl"
     with _or_warning():
-        write_events(events, np.concatenate([read_events(events), records]) if events.exists() else records)
+        earlier = read_events(events) if incarnation and events.exists() else records[:0]
+        write_events(events, np.concatenate([earlier, records]))
         if model is not None:
             tensor_files.save(folder / "model.pt", _on_cpu(model.state_dict()))
 
@@ -39,7 +50,7 @@ def _or_warning() -> Iterator[None]:
     """Turns a failed write into a warning, so that the user's program continues: it may have a model to save."""
     try:
         yield
-    except NotWrittenError as error:
+    except (NotWrittenError, UsageError) as error:
         warnings.warn(str(error), stacklevel=5)
 
 
