@@ -87,9 +87,10 @@ class Replacements:
                     num_members = self._enter()
                 elif self._ports.views is not None and self._ports.newcomers is not None:
                     self._coming |= self._ports.views.coming(self._ports.shared.version)
-                begun = self._replica.rounds_begun
-                if self._replica.deal is None or begun > self._begun:  # a loop may make several steps with one batch
-                    self._let_in_all(num_members)
+                begun, port = self._replica.rounds_begun, self._ports.newcomers
+                # A loop may make several steps with one batch.
+                if port is not None and (self._replica.deal is None or begun > self._begun):
+                    self._let_in_all(port, num_members)
                 self._begun = begun
                 yield step
                 self._scales |= self._replica.scaled
@@ -161,20 +162,19 @@ class Replacements:
         self._compared_until = self._ports.shared.version + _COMPARED_ROUNDS
         self.num_members = len(self._group.members)
 
-    def _let_in_all(self, num_members: int | None) -> None:
+    def _let_in_all(self, port: Newcomers, num_members: int | None) -> None:
         """Lets in all that have been accepted, and waits for others until enough members are left.
 
         All members do so before the same step, newcomers as soon as they have entered.
 
         Args:
+            port: of newcomers.
             num_members: how many there are; None: as in the last mean.
 
         Raises:
             WorkerLostError: they are too few, and no newcomer comes.
         """
-        port, deal = self._ports.newcomers, self._replica.deal
-        if port is None:
-            return
+        deal = self._replica.deal
         if num_members is None:
             num_members = len(deal.members if deal is not None else self._group.members)
         while self._coming or num_members < port.min_workers:
