@@ -283,7 +283,10 @@ def test_replacements_take_part_with_what_the_others_have(method, kills, tmp_pat
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED, "local-sgd(period=3)", "diloco(period=4,fragments=2,delay=1)"])
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS, CODED, "local-sgd(period=3)", "da-sgd(period=3,delay=3)", "diloco(period=4,fragments=2,delay=1)"],
+)
 @pytest.mark.parametrize("kills", [{1: 2}, {0: 2, 2: 2}, {0: 2, 1: 5}], ids=str)
 def test_too_few_workers_wait_for_replacements(method, kills, tmp_path):
     """A replacement that comes long after the death lacks the step in which the worker died, and that in which it came."""
@@ -333,7 +336,7 @@ def test_a_replacement_that_is_killed_while_it_comes_is_replaced_before_the_next
     )
     cluster = Cluster(workers=3, restart_s=0.3, **CLUSTER)
     came_s = min(TaskSimulation(config, cluster, faults=at_step({1: 2})).run().records[1]["started_s"][1:])
-    for late_s in np.arange(-0.1, 0.1, 0.004):
+    for late_s in np.arange(-0.1, 0.1, 0.008):
         faults = at_step({1: 2, 2: 2}).kill(worker=1, at_s=float(came_s + late_s))
         run = TaskSimulation(config, cluster, faults=faults).run()
         assert run.result["outcome"] == "stopped", (late_s, run.result["outcome_reason"])
