@@ -254,8 +254,8 @@ class TooLate(Survivors):
     """A replacement calls `attach` when the others have ended."""
 
     def __call__(self):
-        while current_environment().incarnation and not (self.folder / "model-2.pt").exists():
-            time.sleep(1e-3)
+        if current_environment().incarnation:
+            leftovers.wait_until((self.folder / "model-2.pt").exists, "the others' end")
         super().__call__()
 
 

@@ -12,6 +12,7 @@ from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.errors import AlgorithmWarning
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
+from paceline.simulator.newcomers import SimulatedNewcomers
 from rounds import EPOCHS, OPTIMIZERS, SPECS, Loop, backward, in_order, made, mixture, shuffled, task_file
 
 METHODS = ["lockstep", "all-reduce"]
@@ -325,6 +326,26 @@ def test_too_few_workers_end_if_too_few_replacements_come(method, tmp_path):
     run = TaskSimulation(config, Cluster(workers=3, **CLUSTER), faults=at_step({1: 2, 2: 2})).run()
     assert run.result["outcome"] == "crashed"
     assert "left, fewer than min_workers=3, and no other" in run.result["outcome_reason"]
+
+
+@pytest.mark.filterwarnings("ignore:Only .* left, fewer than min_workers")
+def test_workers_that_wait_look_twenty_times_a_second_at_most(tmp_path, monkeypatch):
+    """Also while one replacement has been accepted and another one is on its way, a second later."""
+    looks, expected = [], SimulatedNewcomers.expected
+
+    def noting(newcomers, waited_s):
+        looks.append(newcomers._scheduler.now_s)
+        return expected(newcomers, waited_s)
+
+    monkeypatch.setattr(SimulatedNewcomers, "expected", noting)
+    config = pl.TrainConfig(
+        task=task_file(tmp_path, NUM_BATCHES, "made"), algorithm="all-reduce", epochs=4, restarts=2, min_workers=3
+    )
+    faults = at_step({1: 2}).kill(worker=2, at_s=1.0)
+    run = TaskSimulation(config, Cluster(workers=3, restart_s=2.0, **CLUSTER), faults=faults).run()
+    assert (run.result["outcome"], run.result["restarts"]) == ("stopped", 2)
+    assert looks[-1] - looks[0] > 2.5
+    assert min(np.diff(looks)) >= 0.05
 
 
 @pytest.mark.filterwarnings("ignore:Only .* left, fewer than min_workers")

@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
-from paceline.transport.message_collectives import JoinRequest, MessageCollectives
+from paceline.transport.message_collectives import ASK, JoinRequest, MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
 
 ROUNDS, LONG = 4, 10
@@ -491,6 +491,17 @@ def newcomer(events, peers=lambda left: {0, 1}, ended=False):
     ends = SimpleNamespace(has_ended=lambda worker, incarnation: ended, heard_s=lambda worker: 0.0)
     collectives = MessageCollectives(cast(Any, mailbox), 2, 3, ends=cast(Any, ends))
     return MessageNewcomers(cast(Any, mailbox), collectives, 1, model=dict, deadline_s=0.2, stopped=lambda: False)
+
+
+def test_members_forget_what_a_newcomer_asked_that_has_gone():
+    """Others could wait for ever, as they cannot reach it; what its successor asks counts."""
+    asked = Message(ASK, x=torch.tensor([2]))
+    events = [Received(1, 1, asked), PeerLeft(1, 0, "lost"), PeerLeft(1, 1, "lost"), Received(1, 2, asked)]
+    collectives, known = newcomer([])._collectives, []
+    for event in events:
+        collectives._handle(event)
+        known.append({one: request.incarnation for one, request in collectives.requests.items()})
+    assert known == [{1: 1}, {1: 1}, {}, {1: 2}]
 
 
 def state_from(sender, incarnation, state=None):

@@ -10,14 +10,13 @@ import torch
 
 from paceline.algorithms.round_messages import Reports
 from paceline.errors import AlgorithmWarning, NotReplacedError, WorkerLostError
-from paceline.ports.newcomers import Newcomers, Refusal
+from paceline.ports.newcomers import STOPPED, Newcomers, Refusal
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.views import ElasticGroup
 
 _COMPARED_ROUNDS = 10
 _LOOK_EVERY_S = 0.05
-_STOPPED = -1
 _TOO_FEW = (
     "Only {left}, fewer than min_workers={least}, and no other replacement comes: start again with more restarts or a lower"
     " min_workers."
@@ -99,21 +98,21 @@ class Replacements:
 
     def announce(self) -> None:
         """Announces newcomers through `Views` if this worker is the first and accepts some."""
-        if not self._coming and self.has_reports(has_closure=bool(self._replica.closure)):
+        if not self._coming and self.accept(has_closure=bool(self._replica.closure)):
             assert self._ports.views is not None
             self._ports.views.announce(self.accepted)
 
-    def has_reports(self, *, has_closure: bool) -> bool:
-        """Whether this worker, the first, accepts newcomers, and names them when it reports after the next mean."""
+    def accept(self, *, has_closure: bool) -> dict[int, int]:
+        """Accepts the newcomers that can come in, if this worker is the first; returns all that it has accepted."""
         port = self._ports.newcomers
         if port is None or self._ports.worker_id != self._group.members[0]:
-            return False
+            return {}
         deal = self._replica.deal
         self.accepted = port.accepted(deal.epoch if deal is not None else -1)
         if self.accepted and (why := self._why_not(has_closure)):
             port.refuse(self.accepted, why)
             self.accepted = {}
-        return bool(self.accepted)
+        return self.accepted
 
     def _why_not(self, has_closure: bool) -> Refusal | None:
         if self._replica.deal is None:
@@ -192,15 +191,13 @@ class Replacements:
         while True:
             look = torch.zeros(self._ports.num_workers + 2, dtype=torch.float64)
             if me == self._group.members[0]:
-                self.has_reports(has_closure=bool(self._replica.closure))
-                for worker, incarnation in self.accepted.items():
+                for worker, incarnation in self.accept(has_closure=bool(self._replica.closure)).items():
                     look[worker] = incarnation
-                expected = port.expected(clock.now_s() - began_s)
-                look[-2:] = torch.tensor([1.0, _STOPPED if expected is None else expected])
+                look[-2], look[-1] = 1, port.expected(clock.now_s() - began_s)
             collectives.start_all_reduce(look).wait()
             *incarnations, has_looked, expected = map(int, look.tolist())
             self._coming = {worker: one for worker, one in enumerate(incarnations) if one}
-            if has_looked and expected == _STOPPED:
+            if has_looked and expected == STOPPED:
                 return False
             num_members = len(self._group.members)
             if num_members + len(self._coming) >= port.min_workers:

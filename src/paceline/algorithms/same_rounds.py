@@ -134,7 +134,7 @@ class SameRounds:
         Args:
             changed: whether this worker has something else to report.
         """
-        changed |= self._replacements.has_reports(has_closure=self.has_closure)
+        changed |= bool(self._replacements.accept(has_closure=self.has_closure))
         return Header(int(self._surprised() or self._differs or changed), self._digest)
 
     def heard(self, total: Header) -> bool:

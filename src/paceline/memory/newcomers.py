@@ -16,12 +16,11 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import wait_briefly, wake_all
-from paceline.ports.newcomers import Refusal
+from paceline.ports.newcomers import STOPPED, Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
 # the state; the process and the file that have the state, and the incarnation for which that is.
 _ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN = range(0, 56, 8)
-_STOPPED = -1
 _PATIENCE_S = 600.0
 _GIVER_DIED = "the worker that was to give it the others' state has died"
 
@@ -59,19 +58,19 @@ class SharedNewcomers(SegmentPart[PartPlan]):
 
     # The supervisor
 
-    def expect(self, number: int | None) -> None:
-        """Publishes how many replacements are on their way; None: the run is being stopped.
+    def expect(self, number: int) -> None:
+        """Publishes how many replacements are on their way, or `STOPPED`.
 
         Call it before `mark_lost`, so that no worker reads the old number after a death.
         """
-        store(self._word("expected"), _STOPPED if number is None else number)
+        store(self._word("expected"), number)
 
     # The others
 
-    def expected(self, waited_s: float) -> int | None:
+    def expected(self, waited_s: float) -> int:
         """As in `Newcomers`. A replacement that has not come after ten minutes hangs."""
         number = load(self._word("expected"))
-        return None if number == _STOPPED else number * (waited_s < _PATIENCE_S)
+        return number if number == STOPPED or waited_s < _PATIENCE_S else 0
 
     def accepted(self, epoch: int) -> dict[int, int]:
         """As in `Newcomers`."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Protocol
 
+STOPPED = -1  # in place of a number of newcomers: none comes, as the run is being stopped
+
 
 class Refusal(IntEnum):
     """Why the others cannot let a replacement in; a process tells another its number."""
@@ -52,8 +54,8 @@ class Newcomers(Protocol):
         """
         ...
 
-    def expected(self, waited_s: float) -> int | None:
-        """How many are on their way and not let in yet; None: the run is being stopped. Only the first worker asks.
+    def expected(self, waited_s: float) -> int:
+        """How many are on their way and not let in yet, or `STOPPED`. Only the first worker asks.
 
         Args:
             waited_s: how long the members have waited.

@@ -14,6 +14,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError
 from paceline.memory.arena import Arena
 from paceline.memory.waiting import wake_all
+from paceline.ports.newcomers import STOPPED
 from paceline.records.checkpoint_contents import Parameters
 from paceline.run.earlier_part import EarlierPart
 from paceline.run.handshake import Handshake
@@ -384,7 +385,7 @@ class Supervisor:
         """Tells workers how many replacements they can wait for; `more`: one that is about to start, too."""
         if self.arena is not None and self.arena.newcomers is not None:
             number = more + sum(one.waits and one.running for one in self.workers)
-            self.arena.newcomers.expect(None if self.arena.is_stopped else number)
+            self.arena.newcomers.expect(STOPPED if self.arena.is_stopped else number)
 
     def _tell_waiters(self, worker: WorkerState) -> None:
         """Wakes workers that wait, in lockstep or at the end, for a worker that has left."""

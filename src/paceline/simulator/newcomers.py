@@ -28,7 +28,7 @@ class SimulatedNewcomers:
         self._inside: dict[int, int] = {}
         self._given: dict[int, dict[str, Any] | Refusal] = {}
 
-    def expected(self, waited_s: float) -> int | None:
+    def expected(self, waited_s: float) -> int:
         """As in `Newcomers`."""
         return self._num_started() - self._num_in_or_dead
 

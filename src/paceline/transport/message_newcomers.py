@@ -62,7 +62,7 @@ class MessageNewcomers:
 
     # The others
 
-    def expected(self, waited_s: float) -> int | None:
+    def expected(self, waited_s: float) -> int:
         """As in `Newcomers`; any process may come, until the deadline."""
         return self.min_workers if waited_s < self._deadline_s else 0
 
