@@ -17,7 +17,9 @@ from paceline.ports.views import ElasticGroup
 
 _COMPARED_ROUNDS = 10
 _LOOK_EVERY_S = 0.05
-_TOO_FEW = "Only {left}, fewer than min_workers={least}, and no other replacement comes: allow more restarts, or lower min_workers."
+_TOO_FEW = (
+    "Only {left}, fewer than min_workers={least}, and no other replacement comes: allow more restarts or fewer workers."
+)
 _TOO_FEW_WITHOUT_DEAL = (
     "Only {left}, fewer than min_workers={least}: dead workers can be replaced only if the loop uses worker.batches."
 )
