@@ -59,6 +59,7 @@ def test_a_part_of_an_epoch_ends_within_a_round_of_fewer_workers(counter):
     assert source.next() == 3
     source.deal.meet([0, 2, 3])  # the next rounds have batches 1, 4, 5, and 6, 7
     assert drain(source) == [5, ABSENT]
+    assert source.left() == Left(8, []), "a resumed run trains on the batch that this worker did not get"
 
 
 def test_a_resumed_run_that_is_stopped_before_its_first_batch_leaves_what_it_was_left(counter):

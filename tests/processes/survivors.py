@@ -20,6 +20,8 @@ from paceline.records import checkpoint_files
 from paceline.worker.memberships.elastic import ElasticMembership
 
 BATCH_SIZE, EPOCHS = 4, 2
+# The replacement is accepted in an epoch's last step, so that its loop is still in that epoch when it is let in.
+LET_IN_NEXT_EPOCH = {"num_batches": 9, "newcomers": {3: {1: 1}}, "sums": "epoch", "epochs": 3}
 
 
 OPTIMIZERS = {
@@ -136,6 +138,7 @@ class Survivors:
             its processes there were before.
         schedule: whether the learning rate falls by "epoch", by "step", or by a step that may "follow" the run, or
             on a "plateau", or by the loop's "own" count.
+        sums: whether the loop calls `worker.mean` and `worker.sum` in every step, or after each "epoch".
         twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
     """
@@ -152,7 +155,7 @@ class Survivors:
     marks: bool = False
     data: str = "plain"
     net: str = "plain"
-    sums: bool = False
+    sums: bool | str = False
     scales: bool = False
     ahead: bool = False
     twice: bool = False
@@ -186,7 +189,7 @@ class Survivors:
                                 wait_for_newcomer(worker, of, process)
                     self._die(worker, "forward", number)
                     last = len(step) == self.per_step - 1
-                    if self.sums:
+                    if self.sums is True:
                         worker.mean(float(number))
                     if not step:
                         optimizer.zero_grad()
@@ -216,9 +219,11 @@ class Survivors:
                             optimizer.step()
                             self._log(worker, step)
                         step = []
-                    if self.sums:
+                    if self.sums is True:
                         assert worker.sum(1) <= worker.num_workers
                     number += 1
+                if self.sums == "epoch":
+                    assert worker.sum(1) <= worker.num_workers
                 if self.schedule == "epoch":
                     scheduler.step()
         torch.save(net.state_dict(), self.folder / f"model-{worker.worker_id}.pt")

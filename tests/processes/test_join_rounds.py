@@ -40,7 +40,7 @@ from processes.local_reference import (
     lives_of,
     steps_of,
 )
-from processes.survivors import EPOCHS, Survivors, own_samples, samples
+from processes.survivors import EPOCHS, LET_IN_NEXT_EPOCH, Survivors, own_samples, samples
 
 WORKERS = 3
 METHODS = ["lockstep", "all-reduce", CODED]
@@ -265,6 +265,7 @@ def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
         {"data": "processes"},
         {"ahead": True},
         {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
+        LET_IN_NEXT_EPOCH,
         {"twice": True, "algorithm": "lockstep"},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},

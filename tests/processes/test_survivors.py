@@ -20,7 +20,7 @@ from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData
 from processes.drill import Drill
-from processes.survivors import EPOCHS, Survivors, own_samples, samples
+from processes.survivors import EPOCHS, LET_IN_NEXT_EPOCH, Survivors, own_samples, samples
 from processes.survivors import model as made
 
 WORKERS = 3
@@ -307,6 +307,7 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"data": "list"},
         {"ahead": True},
         {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
+        LET_IN_NEXT_EPOCH,
         {"twice": True},
         {"twice": True, "algorithm": "lockstep"},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
@@ -364,6 +365,14 @@ def test_a_replacement_whose_loop_counts_steps_by_itself_leaves(tmp_path):
     assert 0 < (run.records[1]["incarnation"] == 1).sum() < 5
     first, other = program.models([0, 2])
     assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epochs_checkpoint_has_a_part_for_a_newcomer_that_came_after_it(method, tmp_path):
+    """The sum between the epochs lets the supervisor look at the others' parts before the newcomer has entered."""
+    program = Survivors(tmp_path, {1: 2}, method, **LET_IN_NEXT_EPOCH)
+    run = pl.launch(program, workers=WORKERS, restarts=1, out=tmp_path / "run", checkpoint_every_s=0)
+    check_replaced(program, run, deaths=1, epochs=3)
 
 
 def test_a_stream_loses_the_dead_workers_batch(tmp_path):

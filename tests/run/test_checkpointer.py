@@ -80,6 +80,21 @@ def test_a_worker_that_ends_holds_no_checkpoint_up(ready):
     assert look()
 
 
+def test_a_newcomer_that_enters_after_the_others_have_written_their_parts_gets_one(ready, tmp_path):
+    supervisor, look = ready
+    supervisor.algorithm = Lockstep()
+    for file in (tmp_path / "20").glob("worker-1.*"):
+        file.unlink()
+    supervisor.workers[1].waits = True
+    supervisor.drain()
+    assert not look()
+    supervisor.workers[1].waits = False
+    supervisor.written[:] = 8, 10
+    supervisor.drain()
+    assert look()
+    assert (tmp_path / "20" / "worker-1.pt").exists()
+
+
 @pytest.mark.parametrize("algorithm", [LocalSGD(), PlacedProgram()])
 def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path):
     """The survivors' parts alone would make a checkpoint that only so many workers could go on from.

@@ -132,8 +132,9 @@ class BatchClaims:
         return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
 
     def left(self) -> Left | None:
-        """Where a resumed run continues in rounds."""
-        return self.deal.left(self.taken) if self.deal is not None else None
+        """Where a resumed run continues in rounds; the last one may lack batches that lie beyond `max_epochs`."""
+        left = self.deal.left(self.taken) if self.deal is not None else None
+        return left if left is None or self._limit is None else left._replace(first=min(left.first, self._limit))
 
     def _begin_epoch(self, deal: RoundDeal, epoch: int) -> None:
         self._epoch, numbers = epoch, self.plan.batches_per_epoch

@@ -38,9 +38,8 @@ class Checkpointer:
         self._every_s = every_s
         self._last_s = 0.0
         self._resumed = resumed.resolve() if resumed is not None else None
-        self._written: dict[
-            int, dict[int, int]
-        ] = {}  # by checkpoint: records of each worker when its last part was there
+        # By checkpoint, when its last part was there: each worker's records, and those who had none to write.
+        self._written: dict[int, tuple[dict[int, int], list[int]]] = {}
         checkpoint_files.clear(self._folder, keep=self._resumed)
 
     def tick(self, supervisor: Supervisor, elapsed_s: float, epochs_done: float, about: About) -> None:
@@ -54,9 +53,10 @@ class Checkpointer:
                 continue
             if number in supervisor.outcome.left_out:  # a part of it could not be written: room for the next one
                 checkpoint_files.remove(self._folder, number)
-            elif self._recorded(supervisor, number, running if lost else needed, running):
-                if lost:
-                    checkpoint.save_successors(self._folder / str(number), lost, running[0], have_programs=True)
+            elif self._recorded(supervisor, number, running if lost else needed, running, lost):
+                wrote, lacking = self._written[number]
+                if lacking:
+                    checkpoint.save_successors(self._folder / str(number), lacking, min(wrote), have_programs=True)
                 self._complete(supervisor, number, needed, about(number, needed), self._resumed)
         if self._every_s == 0:
             supervisor.arena.store("checkpoint_epoch", -1)
@@ -76,7 +76,9 @@ class Checkpointer:
         except NotWrittenError as error:
             supervisor.outcome.leave_out(number, str(error))
 
-    def _recorded(self, supervisor: Supervisor, number: int, needed: list[int], running: list[int]) -> bool:
+    def _recorded(
+        self, supervisor: Supervisor, number: int, needed: list[int], running: list[int], lost: list[int]
+    ) -> bool:
         """Whether the records of all updates in a checkpoint are on disk, so that a kill cannot separate the two.
 
         A worker makes an update visible before it writes the update's record. Once all parts of the checkpoint exist and the
@@ -86,8 +88,8 @@ class Checkpointer:
             assert supervisor.arena is not None
             if not checkpoint_files.all_there(self._folder, number, needed, supervisor.arena.plan.num_servers):
                 return False
-            self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}
-        before = self._written[number]
+            self._written[number] = {worker: supervisor.spool.num_written(worker) for worker in running}, lost
+        before, _ = self._written[number]
         return not supervisor.spool.failure and all(
             supervisor.spool.num_read(worker) > before.get(worker, -1) for worker in running
         )

@@ -91,6 +91,11 @@ class WorkerBatches:
         self._entry: dict[str, Any] | None = None  # what the others have given this newcomer
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the others have let this newcomer in, and its loop is still in an earlier epoch."""
+        return self._entry is not None
+
+    @property
     def given(self) -> BatchesTaken:
         """The batches that the loop got from a shared counter, or claimed ahead and left."""
         claims = self._claims

@@ -14,6 +14,7 @@ from paceline.loop.guards.unfollowed_schedules import UnfollowedSchedules
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
+from paceline.worker.batches import WorkerBatches
 from paceline.worker.gathering import total_of
 from paceline.worker.memberships.membership import Membership
 
@@ -30,6 +31,7 @@ class WholeRun:
     _membership: Membership
     _replica: Any
     _guards: Guards
+    _batches: WorkerBatches
 
     _progress: RunProgress | None = None
     _unfollowed: tuple[UnfollowedSchedules, ...] = ()
@@ -131,7 +133,7 @@ class WholeRun:
             value = value.detach()
         if self._progress is None:
             raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
-        if self.num_workers == 1:
+        if self.num_workers == 1 or self._batches.is_behind:
             return [value]
         if self._replica.before_meeting is not None:
             self._replica.before_meeting()
