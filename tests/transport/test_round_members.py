@@ -62,7 +62,7 @@ def test_a_worker_that_notices_late_waits_whether_the_others_come_back():
     world = World()
     members = members_of(0, 3, world)
     members.disconnect(2, 0, has_ended=False)
-    members._unreachable[2] = members._unreachable[2]._replace(heard_s=-1e9)
+    members._unreachable[2, 0] = members._unreachable[2, 0]._replace(heard_s=-1e9)
     world.now += 0.2 * DEADLINE_S
     assert members.absent() == {}
     world.now += 0.1 * DEADLINE_S
@@ -95,6 +95,21 @@ def test_the_successor_of_an_excluded_worker_is_heard():
     told = torch.tensor([-1, 0, 0, 0, Status.GONE, 1, 0])
     assert members.hear(2, 1, members.proposed, 1, told)
     assert members.living == [0, 2]
+
+
+def test_the_absence_of_an_excluded_worker_is_not_its_successors():
+    """Another member excludes it first, and the successor is let in before this one looks at who is absent again."""
+    world = World()
+    members = members_of(1, 3, world)
+    members.disconnect(0, 0, has_ended=False)
+    world.now += 2 * DEADLINE_S
+    assert members.hear(2, 0, 1, 1, said([Status.EXCLUDED, 0, 0]))
+    members.let_in({0: 1})
+    assert members.absent() == {}
+    assert members.living == [0, 1, 2]
+    members.disconnect(0, 1, has_ended=False)
+    world.now += 2 * DEADLINE_S
+    assert members.absent() == {0: Status.EXCLUDED}
 
 
 @pytest.mark.parametrize(("accuser", "accused", "stays"), [(1, 2, 1), (2, 1, 1)])

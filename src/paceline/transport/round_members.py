@@ -101,7 +101,7 @@ class RoundMembers:
         self._standings = [_Standing(one) for one in incarnations or [0] * num_workers]
         self._told: dict[int, Progress] = {}  # what each worker has said last
         self._told_living: dict[int, list[int]] = {}  # the members that are alive by what it has said
-        self._unreachable: dict[int, _Absence] = {}
+        self._unreachable: dict[tuple[int, int], _Absence] = {}  # by worker and incarnation
         self._probe_at_s = -math.inf
 
     @property
@@ -153,7 +153,6 @@ class RoundMembers:
     def lose(self, workers: Mapping[int, Status]) -> None:
         """Members take part in no further round."""
         for worker, status in workers.items():
-            self._unreachable.pop(worker, None)
             if self._is_member(worker):
                 self._standings[worker] = self._standings[worker]._replace(status=status)
                 self._propose()
@@ -176,7 +175,7 @@ class RoundMembers:
     def restore(self, worker: int, incarnation: int) -> None:
         """A member can be reached again. What was on its way is lost, so all say again what they have to say."""
         if self._is_member(worker, incarnation):
-            self._unreachable.pop(worker, None)
+            self._unreachable.pop((worker, incarnation), None)
             self._propose()
 
     def call(self) -> None:
@@ -185,17 +184,20 @@ class RoundMembers:
 
     def miss(self, worker: int) -> None:
         """A member cannot be reached."""
-        if worker not in self._unreachable and self._is_member(worker):
-            self._unreachable[worker] = _Absence(self._ends.heard_s(worker), self._now_s())
+        absence = worker, self.incarnation(worker)
+        if absence not in self._unreachable and self._is_member(worker):
+            self._unreachable[absence] = _Absence(self._ends.heard_s(worker), self._now_s())
             self._probe_at_s = -math.inf
 
     def absent(self) -> dict[int, Status]:
         """Unreachable members whose processes have ended, or that are to be excluded; empty if it has just been asked."""
+        # Another member may have excluded one first, whose successor is a member by now.
+        self._unreachable = {one: absence for one, absence in self._unreachable.items() if self._is_member(*one)}
         if not self._unreachable or self._now_s() < self._probe_at_s:
             return {}
         self._probe_at_s = self._now_s() + _PROBE_EVERY_S
-        ended = {one for one in self._unreachable if self._ends.has_ended(one, self.incarnation(one))}
-        silent = {one for one, absence in self._unreachable.items() if self._is_overdue(absence)} - ended
+        ended = {worker for worker, incarnation in self._unreachable if self._ends.has_ended(worker, incarnation)}
+        silent = {worker for (worker, _), absence in self._unreachable.items() if self._is_overdue(absence)} - ended
         return dict.fromkeys(ended, Status.GONE) | dict.fromkeys(silent, Status.EXCLUDED)
 
     def _is_overdue(self, absence: _Absence) -> bool:
@@ -274,7 +276,7 @@ class RoundMembers:
         return any(
             standings[one].status is Status.EXCLUDED
             and self._is_member(one, standings[one].incarnation)
-            and one not in self._unreachable
+            and (one, standings[one].incarnation) not in self._unreachable
             for one in self.others
             if one < accuser
         )
