@@ -83,20 +83,64 @@ def test_a_very_slow_worker_keeps_one_sample_and_comes_back():
 
 
 def test_rounds_are_cut_as_they_were_when_they_were_claimed():
-    shares = RoundShares(1, 2)
-    shares.know_batch_size(6)
-    assert [shares.part(round, 12) for round in (0, 9)] == [range(6, 12)] * 2
+    shares = RoundShares(2, batch_size=6)
+    assert [shares.part(round, 12, 2 * round + 1) for round in (0, 9)] == [range(6, 12)] * 2
     shares.change((9, 3), from_round=4)
     shares.change((8, 4), from_round=6)
-    assert [len(shares.part(round, 12)) for round in range(8)] == [6, 6, 6, 6, 3, 3, 4, 4]
-    assert shares.part(5, 4) == range(3, 4), "an epoch's last round, in the same proportion"
-    assert [len(shares.part(7, 1, worker)) for worker in (0, 1)] == [1, 0]
+    assert [len(shares.part(round, 12, 2 * round + 1)) for round in range(8)] == [6, 6, 6, 6, 3, 3, 4, 4]
+    assert shares.part(5, 4, 11) == range(3, 4), "an epoch's last round, in the same proportion"
+    assert [len(shares.part(7, 1, place)) for place in (14, 15)] == [1, 0]
     shares.know_batch_size(99)
     assert shares.sizes == (8, 4), "what has been measured stays"
 
 
+def dealt(shares, rounds, samples):
+    """The sizes of the batches of these rounds, one after the other."""
+    parts = [
+        [shares.part(round, samples, round * shares.num_workers + own) for own in range(shares.num_workers)]
+        for round in rounds
+    ]
+    for one in parts:
+        assert [number for part in one for number in part] == list(range(samples)), "each sample once"
+    return [len(part) for one in parts for part in one]
+
+
+def test_members_that_take_turns_from_another_place_get_their_own_sizes():
+    shares = RoundShares(3, batch_size=4)
+    shares.change((7, 3, 2), from_round=2, first=1)
+    assert dealt(shares, range(2, 4), 12) == [2, 7, 3, 2, 7, 3]
+    shares.change((6, 2), from_round=4, first=0)  # in rounds of two
+    assert dealt(shares, range(4, 6), 12) == [5, 2, 5, 3, 7, 2]
+    shares.change((4,), from_round=6, first=0)
+    assert dealt(shares, range(6, 7), 11) == [4, 4, 3]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_whatever_changes_each_sample_comes_once(num_workers):
+    draw = random.Random(30 + num_workers)
+    shares = RoundShares(num_workers, batch_size=3)
+    for round in range(0, 60, 3):
+        sizes = tuple(draw.randrange(1, 9) for _ in range(draw.randrange(1, num_workers + 1)))
+        shares.change(sizes, from_round=round + 1, first=draw.randrange(len(sizes)))
+        for samples in (3 * num_workers, draw.randrange(1, 3 * num_workers + 1)):
+            dealt(shares, range(round, round + 4), samples)
+        other = RoundShares(num_workers, batch_size=3)
+        other.take_over(shares.changes(round + 1))
+        assert dealt(other, range(round + 1, round + 9), 7) == dealt(shares, range(round + 1, round + 9), 7)
+
+
+def test_rounds_that_others_may_have_claimed_do_not_change():
+    shares = RoundShares(3)
+    shares.claim(epoch=2, numbers=7, place=0)
+    assert shares.next_round == 6
+    shares.claim(epoch=2, numbers=7, place=4)
+    assert shares.next_round == 8
+    shares.claim(epoch=2, numbers=7, place=3)
+    assert shares.next_round == 8, "a batch that has been looked at keeps its samples"
+
+
 def test_one_disturbed_step_is_no_change():
-    shares = RoundShares(0, 2)
+    shares = RoundShares(2)
     for work_s in (1.0, 1.0, 50.0, 1.0, 1.0):
         shares.note(10, work_s)
     assert shares.time_per_sample_s() == pytest.approx(0.1)
@@ -104,7 +148,7 @@ def test_one_disturbed_step_is_no_change():
 
 
 def test_two_slow_steps_at_the_start_are_no_slow_worker():
-    shares = RoundShares(0, 2)
+    shares = RoundShares(2)
     for work_s in (130.0, 31.0, 1.0, 1.1):
         shares.note(10, work_s)
     assert shares.time_per_sample_s() == pytest.approx(0.11)
@@ -112,7 +156,7 @@ def test_two_slow_steps_at_the_start_are_no_slow_worker():
 
 def met_again_and_again(sizes, step_s, meetings):
     """The sizes after every measurement; `step_s`: of worker and size."""
-    shares = RoundShares(0, len(sizes))
+    shares = RoundShares(len(sizes), sum(sizes) // len(sizes))
     shares.sizes = sizes
 
     class Collectives:
@@ -122,7 +166,7 @@ def met_again_and_again(sizes, step_s, meetings):
             return SimpleNamespace(wait=lambda: None)
 
     ports = SimpleNamespace(worker_id=0, num_workers=len(sizes), collectives=Collectives())
-    program = SharesBySpeed(SimpleNamespace(shares=shares), ports)
+    program = SharesBySpeed(SimpleNamespace(shares=shares, deal=None), ports)
     found = []
     for _ in range(meetings):
         program.meet()
@@ -159,7 +203,7 @@ def test_a_limited_change_goes_towards_what_is_wanted(num_workers):
 
 
 def test_sizes_change_every_few_meetings_from_a_round_that_nobody_has_claimed():
-    replicas = [SimpleNamespace(shares=RoundShares(worker, 2)) for worker in range(2)]
+    replicas = [SimpleNamespace(shares=RoundShares(2), deal=None) for _ in range(2)]
     told = [[0.3, 0.1], [9, 7]]
     meetings = []
 
@@ -179,8 +223,7 @@ def test_sizes_change_every_few_meetings_from_a_round_that_nobody_has_claimed():
             replica.shares.next_round = told[1][worker]
             program.meet()
             meetings.append((meeting, replica.shares.sizes))
-        assert [len(replica.shares.part(8, 40, one)) for one in (0, 1)] == [20, 20]
-        assert [len(replica.shares.part(9, 40, one)) for one in (0, 1)] == [10, 30]
+        assert dealt(replica.shares, range(8, 10), 40) == [20, 20, 10, 30]
     assert {sizes for meeting, sizes in meetings if meeting < MEETINGS_BETWEEN} == {(20, 20)}
 
 

@@ -141,6 +141,7 @@ class Survivors:
         sums: whether the loop calls `worker.mean` and `worker.sum` in every step, or after each "epoch".
         twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
+        slow_s: how much longer a sample takes worker 0.
     """
 
     folder: Path
@@ -163,6 +164,7 @@ class Survivors:
     schedule: str = ""
     num_batches: int = 10
     epochs: int = EPOCHS
+    slow_s: float = 0.0
 
     def __call__(self):
         exact_codec.learn()
@@ -188,6 +190,8 @@ class Survivors:
                             if of != worker.worker_id:
                                 wait_for_newcomer(worker, of, process)
                     self._die(worker, "forward", number)
+                    if worker.worker_id == 0 and self.slow_s:
+                        time.sleep(self.slow_s * len(indices))
                     last = len(step) == self.per_step - 1
                     if self.sums is True:
                         worker.mean(float(number))

@@ -200,10 +200,7 @@ def test_a_least_number_of_workers_that_nobody_can_wait_for(crew, algorithm, lea
     assert ("min_workers=4 is more than the run's 3 workers" if least == "4" else "min_workers is for methods") in said
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["all-reduce(sharded=true)", "lockstep(shares=auto)", "hogwild"],
-)
+@pytest.mark.parametrize("algorithm", ["all-reduce(sharded=true)", "hogwild"])
 def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
     (worker,) = crew.start(1, algorithm=algorithm)
     assert "workers cannot come and go: choose all-reduce or ad-psgd" in refused(worker)

@@ -282,6 +282,13 @@ def test_a_replacement_with(options, tmp_path):
     check(Crew(program, replacements=1), epochs=program.epochs * (1 + program.twice), num_missing=num_missing)
 
 
+@pytest.mark.parametrize("method", ["lockstep(shares=auto)", "all-reduce(shares=auto)"])
+@pytest.mark.parametrize("options", [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}], ids=str)
+def test_a_replacement_knows_which_samples_batches_by_speed_have(method, options, tmp_path):
+    options |= {"newcomers": {14: {1: 1}}, "num_batches": 100, "slow_s": 2e-3}
+    check(Crew(Survivors(tmp_path, {1: 12}, method, **options), replacements=1))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("worker", [0, 2])
 def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):

@@ -26,6 +26,7 @@ from processes.survivors import model as made
 WORKERS = 3
 METHODS, UNREMEMBERED = ["lockstep", "all-reduce"], "all-reduce(codec=exact)"
 REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
+ENDS_EARLY = {"kills": {1: 5}, "fails": {0: 5}}
 LOST_IN_LAST_STEP = {"ahead": True, "data": "drawn", "num_batches": 9, "kills": {1: 2}, "fails": {0: 5}}
 
 
@@ -119,6 +120,31 @@ def test_with(options, tmp_path):
     check(program, run_of(program), epochs=EPOCHS * (1 + program.twice))
 
 
+BY_SPEED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shares=auto, codec=exact(feedback=true))"]
+
+
+@pytest.mark.parametrize("method", BY_SPEED)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kills": {0: 12}},
+        {"kills": {1: 12}},
+        {"kills": {1: 3, 2: 17}, "data": "drawn"},
+        {"kills": {1: 11}, "data": "processes"},
+        {"kills": {2: 19}, "ahead": True, "data": "drawn"},
+        {"kills": {1: 19, 2: 19}, "ahead": True},
+    ],
+    ids=str,
+)
+def test_batches_by_speed_keep_their_samples_when_workers_die(method, options, tmp_path):
+    """Batches have other sizes from the sixth step on; an epoch has 20 rounds of three workers."""
+    program = Survivors(tmp_path, algorithm=method, num_batches=60, slow_s=2e-3, **options)
+    run = run_of(program)
+    sizes = np.concatenate([rows["samples"] for rows in run.records.values()])
+    assert sizes.max() > 4, "batches had other sizes"
+    check(program, run)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_scaler_steps_in_a_round_without_batches(method, tmp_path):
     """The last round's only batch is lost with its worker, and dealt again in another round."""
@@ -180,6 +206,17 @@ def check_replaced(program, run, *, deaths, **expected):
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
+
+
+@pytest.mark.parametrize("method", BY_SPEED)
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}], ids=str)
+def test_a_replacement_knows_which_samples_batches_by_speed_have(method, worker, options, tmp_path):
+    program = Survivors(
+        tmp_path, {worker: 12}, method, newcomers={14: {worker: 1}}, num_batches=150, slow_s=2e-3, **options
+    )
+    run = pl.launch(program, workers=WORKERS, restarts=1)
+    check_replaced(program, run, deaths=1)
 
 
 def lacking(rows):
@@ -367,7 +404,7 @@ def test_a_replacement_whose_loop_counts_steps_by_itself_leaves(tmp_path):
     assert all(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce(shares=auto)"])
 def test_an_epochs_checkpoint_has_a_part_for_a_newcomer_that_came_after_it(method, tmp_path):
     """The sum between the epochs lets the supervisor look at the others' parts before the newcomer has entered."""
     program = Survivors(tmp_path, {1: 2}, method, **LET_IN_NEXT_EPOCH)
@@ -388,11 +425,24 @@ def test_a_stream_loses_the_dead_workers_batch(tmp_path):
 )
 def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, options, tmp_path):
     """In the middle of an epoch, in which a dead worker's batch may be the next one."""
-    folder, first, second = tmp_path / "run", tmp_path / "first", tmp_path / "second"
+    check_resumed(Survivors(tmp_path, algorithm=method, optimizer="adam", epochs=3, **ENDS_EARLY | options), workers)
+
+
+@pytest.mark.parametrize("method", BY_SPEED)
+@pytest.mark.parametrize("data", ["plain", "drawn"])
+@pytest.mark.parametrize("fails", [17, 45])
+def test_a_resumed_run_knows_which_samples_batches_by_speed_have(method, data, fails, tmp_path):
+    """Those that are left were cut by the speeds of workers of whom one has died."""
+    options = {"kills": {1: 12}, "fails": {0: fails}, "data": data, "slow_s": 2e-3, "num_batches": 60}
+    check_resumed(Survivors(tmp_path, algorithm=method, epochs=3, **options), WORKERS)
+
+
+def check_resumed(program, workers):
+    """Ends a run by an error, resumes it with so many workers, and compares it with one process."""
+    folder, first, second = (program.folder / name for name in ("run", "first", "second"))
     first.mkdir()
     second.mkdir()
-    options = {"kills": {1: 5}, "fails": {0: 5}} | options
-    program = Survivors(first, algorithm=method, optimizer="adam", epochs=3, **options)
+    program = replace(program, folder=first)
     with pytest.raises(pl.PacelineError, match="label 17") as raised:
         pl.launch(program, workers=WORKERS, out=folder, restarts=len(program.newcomers))
     raised.value.__traceback__ = None

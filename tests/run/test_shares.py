@@ -47,7 +47,7 @@ class Pairs(BatchSampler):
     """A batch sampler of the user's own."""
 
 
-def simulated(algorithm, loader, *, workers=2, epochs=2, slow=2.0, faults=None, seen=None, accumulate=1):
+def simulated(algorithm, loader, *, workers=2, epochs=2, slow=2.0, faults=None, seen=None, accumulate=1, **cluster):
     """Worker 0 is slow; returns the run, the models, and which samples each epoch had."""
     models, lengths = {}, {}
     seen = [] if seen is None else seen
@@ -71,7 +71,8 @@ def simulated(algorithm, loader, *, workers=2, epochs=2, slow=2.0, faults=None, 
         models[worker.worker_id] = torch.cat([p.detach().flatten() for p in model.parameters()])
 
     slowness = ((0, slow),) if slow > 1 else ()
-    run = pl.simulate(train, cluster=Cluster(workers=workers, slowness=slowness), algorithm=algorithm, faults=faults)
+    cluster = Cluster(workers=workers, slowness=slowness, **cluster)
+    run = pl.simulate(train, cluster=cluster, algorithm=algorithm, faults=faults)
     return run, models, lengths
 
 
@@ -232,10 +233,38 @@ def test_a_loop_that_fetches_its_own_batches_is_refused(algorithm):
         pl.simulate(train, workers=2, algorithm=algorithm)
 
 
-@METHODS
-def test_a_killed_worker_ends_the_run_as_without_shares(algorithm):
+def test_a_killed_worker_ends_a_sharded_run():
     with pytest.raises(pl.WorkerLostError, match="worker 1"):
-        simulated(algorithm, loader(400), faults=Faults().kill(worker=1, step=12))
+        simulated("all-reduce(shares=auto, sharded=true)", loader(400), faults=Faults().kill(worker=1, step=12))
+
+
+SURVIVED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shares=auto, codec=qsgd)"]
+
+
+@pytest.mark.parametrize("algorithm", SURVIVED)
+@pytest.mark.parametrize("sampler", [None, Backwards(400)])
+@pytest.mark.parametrize(
+    "kills", [{0: 12}, {1: 12}, {2: 9}, {1: 8, 2: 14}, {0: 17, 1: 19}, {2: 3}, {1: 17, 2: 17}], ids=str
+)
+def test_survivors_train_on_each_sample_once_and_by_their_speeds(algorithm, sampler, kills):
+    """Worker 0 is slow; an epoch has 17 rounds of three workers. Two workers share rounds that were cut for three."""
+    faults, seen = Faults(), []
+    for worker, step in kills.items():
+        faults = faults.kill(worker=worker, step=step)
+    data = loader(400, **({"sampler": sampler, "shuffle": None} if sampler else {}))
+    settings = {"workers": 3, "slow": 3.0, "collective": "memory"}
+    run, models, _ = simulated(algorithm, data, faults=faults, seen=seen, **settings)
+    assert run.result["workers_lost"] == sorted(kills)
+    each_once(seen, list(range(400)))
+    first, *others = models.values()
+    assert all(torch.equal(first, other) for other in others)
+    lost = sum(rows["samples"].max() for worker, rows in run.records.items() if worker in kills)
+    assert 800 - run.result["records_lost"] * lost <= run.result["samples"] <= 800
+    sizes = {worker: np.median(rows["samples"][-8:-1]) for worker, rows in run.records.items() if worker in models}
+    if 0 in sizes and len(sizes) == 2:
+        assert 2 <= max(sizes.values()) / sizes[0] <= 3.5
+    elif len(sizes) == 2:
+        assert len(set(sizes.values())) == 1
 
 
 def test_a_lone_worker_has_whole_batches():
@@ -256,6 +285,25 @@ def test_a_task_takes_its_work_divided_by_the_sum_of_the_speeds(algorithm):
     assert fast.result["samples"] == equal.result["samples"]
     assert fast.result["wall_s"] < 0.77 * equal.result["wall_s"]
     assert fast.result["test_loss"] == pytest.approx(equal.result["test_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", SURVIVED)
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_task_goes_on_without_and_with_replacements(algorithm, restarts):
+    faults = Faults().kill(worker=1, step=8).kill(worker=0, step=30)
+    config = pl.TrainConfig(task=LINEAR, algorithm=algorithm, epochs=4, seed=3, restarts=restarts)
+    cluster = Cluster(workers=3, slowness=((0, 3.0),), collective="memory", restart_s=0.1)
+    run = pl.simulate_task(config, cluster=cluster, faults=faults)
+    assert (run.result["outcome"], run.result["workers_lost"], run.result["restarts"]) == ("stopped", [0, 1], restarts)
+    trained = [rows[rows["samples"] > 0] for rows in run.records.values()]
+    batches = np.concatenate([rows["batch"] for rows in trained])
+    assert len({*batches.tolist()}) == len(batches) == 4 * 180 - run.result["records_lost"]
+    sizes = [np.median(rows["samples"][-30:]) for rows in trained]
+    if restarts:
+        assert sizes[1] == sizes[2] == pytest.approx(3 * sizes[0], rel=0.35)
+        assert sum(rows["samples"].sum() for rows in trained) == pytest.approx(
+            4 * 1437, abs=30 * run.result["records_lost"]
+        )
 
 
 @pytest.mark.parametrize("partition", ["fixed", "skewed(alpha=0.1)"])

@@ -413,7 +413,7 @@ def test_refused_faults(make, says):
         make()
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "lockstep(shares=auto)", "d-psgd"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "all-reduce(shares=auto)", "d-psgd"])
 def test_a_crashed_run_lasts_until_the_others_know_of_the_death(algorithm):
     config = pl.TrainConfig(task="digits-mlp", algorithm=algorithm, workers=3, steps=20)
     cluster = Cluster(workers=3, detection_s=1.5)

@@ -56,6 +56,8 @@ class AgreedGradient:
         self.replacements.parts.append(self)
         self.rounds = SameRounds(replica, ports, self.replacements)
         self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
+        if self._shares is not None:
+            self.replacements.parts.append(self._shares)
         self._told: Ranges | None = ()
         self._agreed: Ranges = ()
         self.is_void = False

@@ -83,7 +83,7 @@ class AllReduce(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return not (self.sharded or self.by_speed)
+        return not self.sharded
 
     @property
     def by_speed(self) -> bool:

@@ -117,7 +117,7 @@ class Algorithm:
     @property
     def takes_any_workers(self) -> bool:
         """Whether a run can be resumed with more or fewer workers."""
-        return not self.lockstep or (self.survivors_continue and self.together)
+        return not self.lockstep or (self.survivors_continue and self.together and not self.by_speed)
 
     @property
     def together(self) -> bool:

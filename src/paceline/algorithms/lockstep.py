@@ -58,7 +58,7 @@ class Lockstep(Algorithm):
 
     @property
     def survivors_continue(self) -> bool:
-        return not self.by_speed
+        return True
 
     def closures(self, num_workers: int) -> Closures:
         """In rounds, as replicas are equal."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -66,7 +68,8 @@ class SharesBySpeed:
     """Exchanges every few meetings how long a sample takes each worker.
 
     All workers get the same numbers, so all compute the same sizes. These apply from the first round in which no worker has
-    claimed a batch: workers whose loaders prefetch report how far ahead they are.
+    claimed a batch: workers whose loaders prefetch report how far ahead they are. After a death or a replacement, the next
+    exchange starts from equal sizes.
 
     Costs: every 5 meetings one all-reduce of two numbers per worker.
     """
@@ -75,6 +78,7 @@ class SharesBySpeed:
         self._replica = replica
         self._ports = ports
         self._times_s = [0.0] * ports.num_workers  # as they were measured last
+        self._members: Sequence[int] = range(ports.num_workers)  # to whom the sizes belong
         self._num_meetings = 0
 
     def meet(self) -> None:
@@ -95,7 +99,26 @@ class SharesBySpeed:
         told[1, self._ports.worker_id] = shares.next_round
         collectives.start_all_reduce(told.view(-1)).wait()
         times_s, next_rounds = told.tolist()
-        self._times_s = [new or old for new, old in zip(times_s, self._times_s, strict=True)]
-        sizes = limited(shares.sizes, next_sizes(shares.sizes, tuple(self._times_s)))
-        if sizes != shares.sizes:
-            shares.change(sizes, from_round=int(max(next_rounds)))
+        deal, sizes = self._replica.deal, shares.sizes
+        members = deal.members if deal is not None else self._members
+        equal = (shares.batch_size,) * len(members)
+        if list(members) != list(self._members) or sum(sizes) != sum(equal):  # a checkpoint's may be of other members
+            self._members, sizes = members, equal
+        self._times_s = [
+            (new or old) if worker in members else 0.0
+            for worker, (new, old) in enumerate(zip(times_s, self._times_s, strict=True))
+        ]
+        first = deal.first_place % len(members) if deal is not None else 0
+        sizes = limited(sizes, next_sizes(sizes, tuple(self._times_s[worker] for worker in members)))
+        if (sizes, first) != (shares.sizes, shares.first):
+            shares.change(sizes, int(max(next_rounds)), first)
+
+    # For newcomers
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """As of `Part`."""
+        return {"times_s": self._times_s, "members": [*self._members], "meetings": self._num_meetings}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """As of `Part`."""
+        self._times_s, self._members, self._num_meetings = given["times_s"], given["members"], given["meetings"]

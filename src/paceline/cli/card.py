@@ -33,7 +33,7 @@ _NOTHING = (
 )
 # Arguments that change these statements.
 _BUT = {
-    "shares": " All wait for a slow worker; with `shares=auto` it gets smaller batches, but a death ends the run.",
+    "shares": " All wait for a slow worker; with `shares=auto` it gets smaller batches.",
     "sharded": " A death ends the run with `sharded` and with a layout.",
     "mode": " In `mode=sync`, the default, all wait for a slow worker, unless `backups` leave it out.",
 }

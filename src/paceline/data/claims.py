@@ -54,7 +54,9 @@ class WorkerClaims:
         self.taken = taken
         self.deal = None
         if lockstep:
-            self.deal = RoundDeal(worker_id, num_workers, left, tracks=tracks, survivors=survivors)
+            self.deal = RoundDeal(
+                worker_id, num_workers, left, tracks=tracks, survivors=survivors, shares=batches.shares
+            )
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._counts = counts
@@ -108,8 +110,7 @@ class WorkerClaims:
         number = self._in_round(self.deal, self._round)
         if number != END:
             self._round += 1
-        if self.batches.shares is not None:
-            self.batches.shares.next_round = self._round
+        self.deal.claim(self._round)
         return number
 
     def dealt(self) -> int:
@@ -120,6 +121,7 @@ class WorkerClaims:
         assert self.deal is not None
         if self._in_round(self.deal, self.taken) == END:
             self.deal.settle()
+        self.deal.claim(self.taken + 1)
         return self._in_round(self.deal, self.taken)
 
     def places_of_round(self) -> list[int]:

@@ -56,8 +56,9 @@ class DrawnBatches:
             self.length = len(sampler)  # type: ignore[arg-type]
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
-        shift, self._epoch = (epoch - self._epoch) * DRAWN_EPOCH, epoch
-        self.earlier = {place - shift: self._at(place) for place in unmet}
+        shift = (epoch - self._epoch) * DRAWN_EPOCH
+        self.earlier = {place - shift: self.indices(place) for place in unmet}
+        self._epoch = epoch
         self._randomness = SeparateRandomness(derived_seed(self._seed, epoch))
         self._drawn, self._order = [], None
         self._draw()
@@ -108,7 +109,7 @@ class DrawnShares(DrawnBatches):
         super().__init__(loader, sampler, seed)
         shares.know_batch_size(sampler.batch_size)
         self.shares, self._round_shares = shares, shares
-        self._num_workers, self._first_round = shares.num_workers, 0
+        self._num_workers = shares.num_workers
         self._round: tuple[int, list[Any]] = (-1, [])  # and its samples
         if self.length is not None:
             samples, size = len(sampler.sampler), sampler.batch_size  # type: ignore[arg-type]
@@ -116,22 +117,26 @@ class DrawnShares(DrawnBatches):
             self.length = num_parts(samples, size, self._num_workers)
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
+        begun = super().begin(epoch, unmet)
         self._round = (-1, [])
-        self._first_round = epoch * -(-self.epoch_numbers // self._num_workers)
-        return super().begin(epoch, unmet)
+        return begun
 
     def has(self, place: int) -> bool:
         round, worker_id = divmod(place, self._num_workers)
-        return worker_id < len(self._drawn_for(round))
+        return place < 0 or worker_id < len(self._drawn_for(round))
 
     def indices(self, place: int) -> list[Any]:
-        round, worker_id = divmod(place, self._num_workers)
-        drawn = self._drawn_for(round)
-        part = self._round_shares.part(self._first_round + round, len(drawn), worker_id)
+        if place < 0:
+            return self.earlier[place]
+        drawn = self._drawn_for(place // self._num_workers)
+        shares = self._round_shares
+        part = shares.part(shares.round_of(self._epoch, self.epoch_numbers, place), len(drawn), place)
         return drawn[part.start : part.stop]
 
     def samples(self, place: int) -> int:
         """For equally fast workers."""
+        if place < 0:
+            return len(self.earlier[place])
         round, worker_id = divmod(place, self._num_workers)
         return divided(len(self._drawn_for(round)), (1,) * self._num_workers)[worker_id]
 

@@ -187,10 +187,9 @@ class BatchPlan:
     def _part_of(self, batch_number: int, shares: RoundShares) -> range:
         """Where they are in the epoch's order."""
         epoch, index = divmod(batch_number, self.batches_per_epoch)
-        round, worker_id = divmod(index, self.num_workers)
-        first = round * self.num_workers
+        first = index - index % self.num_workers
         samples = sum(self._sizes[first : first + self.num_workers])
-        part = shares.part(epoch * self.rounds_per_epoch() + round, samples, worker_id)
+        part = shares.part(shares.round_of(epoch, self.batches_per_epoch, index), samples, index)
         begin = first * self.batch_size
         return range(begin + part.start, begin + part.stop)
 

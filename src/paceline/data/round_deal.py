@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from paceline.ports.round_shares import RoundShares
 from paceline.ports.views import Survivors
 
 
 class Left(NamedTuple):
-    """Numbers of the batches that a run has left: all from `first` on, and these earlier ones."""
+    """Numbers of the batches that a run has left: all from `first` on, and these earlier ones.
+
+    `sizes`: changes of `RoundShares` that determine which samples these batches have.
+    """
 
     first: int
     earlier: list[int]
+    sizes: Sequence[list[int]] = ()
 
     @property
     def least(self) -> int:
@@ -36,6 +41,7 @@ class RoundDeal:
         tracks: whether `meet` is called for every mean, as where workers go on without others.
         survivors: says who is alive at an epoch's end, and what is left of the others; None: an epoch's steps get their
             means within it.
+        shares: sizes of the batches, if they follow the workers' speeds.
 
     Attributes:
         members: workers that get batches, in the order of their ids.
@@ -53,10 +59,13 @@ class RoundDeal:
         *,
         tracks: bool = True,
         survivors: Survivors | None = None,
+        shares: RoundShares | None = None,
     ) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = self.met = self.epoch = 0
-        self._worker_id, self._tracks, self._survivors = worker_id, tracks, survivors
+        self._worker_id, self._tracks, self._survivors, self._shares = worker_id, tracks, survivors, shares
+        if shares is not None:
+            shares.take_over(left.sizes)
         self._unmet: dict[int, dict[int, int]] = {}  # by round of an earlier deal in no mean yet: members' places
         self._handed = self._first_round = 0
         self._left_before = left
@@ -111,6 +120,16 @@ class RoundDeal:
         if round < self._first_round:
             return self._unmet[round].get(self._worker_id, self._numbers)
         return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
+
+    @property
+    def first_place(self) -> int:
+        """From which place on the members take turns."""
+        return self._place - len(self._again)
+
+    def claim(self, round: int) -> None:
+        """Notes that this worker has claimed its batches of all rounds before this one."""
+        if self._shares is not None:
+            self._shares.claim(self.epoch, self._numbers, self._following(round)[0])
 
     def hand_out(self, round: int) -> None:
         """The loop gets this round."""
@@ -183,12 +202,15 @@ class RoundDeal:
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
         """Deals further rounds among these members, too; returns what a newcomer needs for that."""
         self._go_on_with(members)
-        own = ("_worker_id", "_survivors", "_left_before")
-        return {name: value for name, value in vars(self).items() if name not in own}
+        own = ("_worker_id", "_survivors", "_shares", "_left_before")
+        sizes = self._shares.changes() if self._shares is not None else []
+        return {"sizes": sizes} | {name: value for name, value in vars(self).items() if name not in own}
 
     def enter(self, given: dict[str, Any]) -> None:
         """Deals as the members do that have let this worker in."""
-        vars(self).update(given)
+        if self._shares is not None:
+            self._shares.take_over(given["sizes"])
+        vars(self).update((name, value) for name, value in given.items() if name != "sizes")
 
     def left(self, round: int) -> Left | None:
         """What a run leaves that ends before this round.
@@ -202,6 +224,10 @@ class RoundDeal:
         rounds = range(round, self._first_round)
         place, again = self._following(round)
         earlier = sorted([*(one for number in rounds for one in self._unmet.get(number, {}).values()), *again])
-        return Left(
+        left = Left(
             self._first + min(place, self._numbers), [self._first + one for one in earlier if one < self._numbers]
         )
+        if self._shares is None:
+            return left
+        epoch, place = divmod(left.least, self._numbers)
+        return left._replace(sizes=self._shares.changes(self._shares.round_of(epoch, self._numbers, place)))

@@ -84,16 +84,15 @@ class BatchClaims:
         if max_epochs is not None:
             self._limit = math.ceil(round(max_epochs * self._per_epoch, 6))
         self.deal: RoundDeal | None = None
+        self.shares = RoundShares(plan.num_workers, plan.batch_size) if plan.by_speed else None
         if lockstep and not self._own_parts:
-            self.deal = RoundDeal(worker_id, plan.num_workers, left, tracks=tracks, survivors=survivors)
+            self.deal = RoundDeal(
+                worker_id, plan.num_workers, left, tracks=tracks, survivors=survivors, shares=self.shares
+            )
             if self._limit is not None:  # in rounds so far
                 whole, rest = divmod(self._limit, self._per_epoch)
                 self._limit = whole * plan.batches_per_epoch + rest * plan.num_workers
         self._first_epoch, self._epoch = left.least // plan.batches_per_epoch, -1
-        self.shares: RoundShares | None = None
-        if plan.by_speed:
-            self.shares = RoundShares(worker_id, plan.num_workers)
-            self.shares.know_batch_size(plan.batch_size)
 
     def enter(self, given: dict[str, Any]) -> None:
         """Takes part in rounds with what the deal of a worker that has let this one in gave."""
@@ -120,8 +119,7 @@ class BatchClaims:
             if self.deal is not None:
                 self.deal.hand_out(self.taken - 1)
                 self.deal.begun = self.taken
-        if self.shares is not None:
-            self.shares.next_round = self.taken
+                self.deal.claim(self.taken)
         return number
 
     def indices(self, number: int) -> torch.Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 
-_CHANGES_KEPT = 64  # one every few rounds at most, and batches are claimed at most 128 rounds ahead
+_CHANGES_KEPT = 256  # one every few steps at most, and batches are claimed at most 128 rounds ahead
 
 
 @lru_cache(maxsize=16)  # workers that are simulated all ask for the same
@@ -42,44 +43,79 @@ def num_parts(samples: int, batch_size: int, num_workers: int) -> int:
 
 
 class RoundShares:
-    """The sizes of all workers' batches, round after round, and how long this worker takes per sample.
+    """The sizes of all batches, round after round, and how long this worker takes per sample.
 
     All begin with equal batches. Every worker keeps a copy, and all make the same changes from the same round on, so they
-    divide every round in the same way.
+    divide every round in the same way. A batch keeps its samples even if its worker dies and another trains on it; then, until
+    the next change, sizes no longer follow the workers' speeds.
 
     Attributes:
-        sizes: the current sizes of the batches of a whole round.
-        next_round: the first round in which this worker has not claimed its batch.
+        num_workers: batches per round.
+        batch_size: mean size of a whole round's batches.
+        sizes: the members' current ones.
+        first: the places of the first member's batches in an epoch, modulo the number of members, who take turns.
+        next_round: the first round of which this worker knows no claimed batch.
     """
 
-    def __init__(self, worker_id: int, num_workers: int) -> None:
-        self.worker_id, self.num_workers = worker_id, num_workers
-        self.sizes: tuple[int, ...] = (1,) * num_workers
+    def __init__(self, num_workers: int, batch_size: int = 1) -> None:
+        self.num_workers = num_workers
         self.next_round = 0
-        self._changes: deque[tuple[int, tuple[int, ...]]] = deque([(0, self.sizes)], _CHANGES_KEPT)
+        self._changes: deque[tuple[int, int, tuple[int, ...]]] = deque(maxlen=_CHANGES_KEPT)
         self._times_s: list[float] = []  # per sample
+        self.know_batch_size(batch_size)
 
     def know_batch_size(self, batch_size: int) -> None:
         """Sets the loop's batch size: the mean size of a whole round's batches."""
-        if self._changes[-1][0] == 0:
-            self.sizes = (batch_size,) * self.num_workers
-            self._changes[-1] = (0, self.sizes)
+        if not self._changes or self._changes[-1][0] == 0:
+            self._changes.clear()
+            self.batch_size = batch_size
+            self.change((batch_size,) * self.num_workers, from_round=0)
 
-    def part(self, round: int, samples: int, worker_id: int | None = None) -> range:
-        """A worker's samples in a round of `samples` samples; by default this worker's."""
-        worker_id = self.worker_id if worker_id is None else worker_id
-        sizes = next(
-            sizes for first, sizes in reversed(self._changes) if first <= round or first == self._changes[0][0]
+    def part(self, round: int, samples: int, place: int) -> range:
+        """A batch's samples in its round.
+
+        Args:
+            round: its number in the run.
+            samples: of the round.
+            place: the batch's, in its epoch.
+        """
+        first, sizes = next(
+            (first, sizes)
+            for from_round, first, sizes in reversed(self._changes)
+            if from_round <= round or from_round == self._changes[0][0]
         )
+        own = place % self.num_workers
+        if first or len(sizes) < self.num_workers:
+            begin = place - own - first
+            sizes = tuple(sizes[(begin + number) % len(sizes)] for number in range(self.num_workers))
         if samples != sum(sizes):
             sizes = divided(samples, sizes)
-        first = sum(sizes[:worker_id])
-        return range(first, first + sizes[worker_id])
+        before = sum(sizes[:own])
+        return range(before, before + sizes[own])
 
-    def change(self, sizes: tuple[int, ...], from_round: int) -> None:
-        """Sets the sizes from a round on in which no worker has claimed its batch."""
-        self.sizes = sizes
-        self._changes.append((from_round, sizes))
+    def claim(self, epoch: int, numbers: int, place: int) -> None:
+        """Notes that some worker may have claimed each batch before this place of an epoch of `numbers` batches."""
+        last = self.round_of(epoch, numbers, place - 1)
+        self.next_round = max(self.next_round, last + 1)
+
+    def round_of(self, epoch: int, numbers: int, place: int) -> int:
+        """The number of the round in which a place of an epoch of `numbers` batches lies."""
+        return epoch * -(-numbers // self.num_workers) + place // self.num_workers
+
+    def change(self, sizes: tuple[int, ...], from_round: int, first: int = 0) -> None:
+        """Sets the members' sizes from a round on in which no worker has claimed its batch."""
+        self.sizes, self.first = sizes, first
+        self._changes.append((from_round, first, sizes))
+
+    def changes(self, round: int = 0) -> list[list[int]]:
+        """The changes that still apply from a round on, but for the equal sizes of the beginning: round, `first` and sizes."""
+        before = [number for number, (at, *_) in enumerate(self._changes) if at <= round]
+        return [[at, first, *sizes] for at, first, sizes in list(self._changes)[max(before, default=0) :] if at]
+
+    def take_over(self, changes: Sequence[Sequence[int]]) -> None:
+        """Divides rounds as a worker does that has had these changes."""
+        for at, first, *sizes in changes:
+            self.change(tuple(sizes), at, first)
 
     def note(self, samples: int, work_s: float) -> None:
         """Notes this worker's time for a step's samples, without waits."""

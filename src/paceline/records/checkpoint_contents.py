@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,18 @@ from paceline.system import tensor_files
 from paceline.system.saved_state import check_fits, fits
 from paceline.system.torch_random import cuda_state, torch_state
 
-_OF_WORKERS = {"optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left"}
+_OF_WORKERS = {
+    "optimizer",
+    "taken",
+    "random",
+    "random on the GPU",
+    "x",
+    "version",
+    "updates",
+    "program",
+    "left",
+    "batch sizes",
+}
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
 
@@ -53,7 +64,7 @@ def save_worker(
     taken: int,
     model: tuple[int, int, torch.Tensor] | None = None,
     program: dict[str, Any] | None = None,
-    left: tuple[int, list[int]] | None = None,
+    left: tuple[int, list[int], Sequence[list[int]]] | None = None,
 ) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
@@ -74,6 +85,8 @@ def save_worker(
         state["program"] = program
     if left is not None:
         state["left"] = [left[0], *left[1]]
+        if left[2]:
+            state["batch sizes"] = [*left[2]]
     write_part(folder, number, f"worker-{worker_id}.pt", state)
 
 
@@ -244,6 +257,8 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
         and isinstance(left := state.get("left", [0]), list)
         and left
         and all(map(_is_count, left))
+        and isinstance(sizes := state.get("batch sizes", []), list)
+        and all(isinstance(one, list) and len(one) > 2 and all(map(_is_count, one)) for one in sizes)
     )
     if not is_sound:
         raise _unsound(checkpoint, name)
@@ -328,9 +343,11 @@ def check_programs(checkpoint: Path, *, alike: bool) -> None:
             check_fits(program, kept, f"worker {worker}'s program next to worker {first}'s")
 
 
-def load_left(checkpoint: Path) -> list[int] | None:
-    """The first batch from which all are left, and earlier ones, of a lockstep run, whose workers all know the same."""
-    return (_load_worker(checkpoint, min(describe(checkpoint)["workers"])) or {}).get("left")
+def load_left(checkpoint: Path) -> tuple[int, list[int], list[list[int]]] | None:
+    """The batches that a lockstep run has left, as `save_worker` takes them: all workers know the same."""
+    state = _load_worker(checkpoint, min(describe(checkpoint)["workers"])) or {}
+    left = state.get("left")
+    return (left[0], left[1:], state.get("batch sizes", [])) if left is not None else None
 
 
 def load_optimizer_state(checkpoint: Path) -> dict[int, dict[str, torch.Tensor]]:

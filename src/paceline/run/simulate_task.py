@@ -247,8 +247,9 @@ class TaskSimulation:
             shares = deal = claims = None
             if self.plan is None:
                 if self.algorithm.by_speed and config.workers > 1:
-                    shares = RoundShares(worker_id, config.workers)
-                batches: Any = DeclaredBatches(numbers, cast(int, config.steps) - taken, self._batch_size, shares)
+                    shares = RoundShares(config.workers, self._batch_size)
+                num_batches = cast(int, config.steps) - taken
+                batches: Any = DeclaredBatches(numbers, num_batches, self._batch_size, worker_id, shares)
             else:
                 claims = BatchClaims(
                     self.plan,

@@ -41,18 +41,23 @@ class DeclaredBatches:
 
     Args:
         numbers: the run's batch numbers, shared by all workers.
+        worker_id: of the worker.
         shares: sizes of the batches, if rounds are dealt by speed; None: all are equal.
     """
 
     def __init__(
-        self, numbers: Iterator[int], num_batches: int, batch_size: int, shares: RoundShares | None = None
+        self,
+        numbers: Iterator[int],
+        num_batches: int,
+        batch_size: int,
+        worker_id: int,
+        shares: RoundShares | None = None,
     ) -> None:
         self._numbers = numbers
         self._left = num_batches
         self._batch_size = batch_size
+        self._worker_id = worker_id
         self._shares = shares
-        if shares is not None:
-            shares.know_batch_size(batch_size)
 
     def next(self) -> tuple[int, int] | None:
         if not self._left:
@@ -60,6 +65,6 @@ class DeclaredBatches:
         self._left -= 1
         if self._shares is None:
             return (next(self._numbers), self._batch_size)
-        size = len(self._shares.part(self._shares.next_round, self._batch_size * self._shares.num_workers))
+        round, samples = self._shares.next_round, self._batch_size * self._shares.num_workers
         self._shares.next_round += 1
-        return (next(self._numbers), size)
+        return (next(self._numbers), len(self._shares.part(round, samples, self._worker_id)))

@@ -73,9 +73,7 @@ class WorkerBatches:
         self.algorithm = algorithm
         self._membership = membership
         self._replica = replica
-        self._shares = (
-            RoundShares(self.worker_id, self.num_workers) if algorithm.by_speed and self.num_workers > 1 else None
-        )
+        self._shares = RoundShares(self.num_workers) if algorithm.by_speed and self.num_workers > 1 else None
         self._optimizer, self._taken, self._progress = optimizer, taken, progress
         self._bind_newest = bind_newest
         self._randomness = randomness

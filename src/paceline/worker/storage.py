@@ -59,7 +59,7 @@ class WorkerStorage:
     def left(self, first: int) -> Left:
         """The batches that a run in rounds has left; `first`: of a task's checkpoint at an epoch's beginning."""
         found = checkpoint.load_left(self._resume) if self._resume is not None else None
-        return Left(found[0], found[1:]) if found is not None else Left(first, [])
+        return Left(*found) if found is not None else Left(first, [])
 
     def load_parameters(
         self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None

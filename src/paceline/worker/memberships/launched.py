@@ -103,7 +103,7 @@ class LaunchedMembership(Membership):
                 checkpoint_files.begin(folder, str(int(name)), keep=resume)
             run.collectives.broadcast(name)  # the others save nothing before
             self._run_name = str(int(name))
-            self.saves_after_loss = algorithm.survivors_continue and algorithm.together and layout is None
+            self.saves_after_loss = algorithm.together and algorithm.takes_any_workers and layout is None
         if gpu is not None:  # report NCCL errors here, and not within a backward pass
             run.collectives.start_all_reduce(torch.zeros(1, device=self.binding.device)).wait()
         self._records = records = PackedRecords()
