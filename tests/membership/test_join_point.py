@@ -18,6 +18,7 @@ import forked
 import leftovers
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership import join_point as meetings
+from paceline.membership import store
 from paceline.membership.join_point import JoinPoint, JoinPointLostError
 from paceline.transport.authentication import authenticate
 from paceline.transport.keys import create_keys, own_keys
@@ -85,6 +86,25 @@ def test_ipv6_loopback(address):
     assert guest.add("n", 2) == holder.add("n", 0) == 2
     guest.close()
     holder.close()
+
+
+def test_the_first_address_is_held_unless_another_one_is_answered(address):
+    second = free_address()
+    later = JoinPoint(second, None, DEADLINE_S)
+    guest = JoinPoint(f"{address},{second}", None, DEADLINE_S)
+    assert (guest.holds, guest.address) == (False, second)
+    assert later.add("n", 2) == guest.add("n", 0) == 2
+    later.close()
+    guest.close()
+    first, other = (JoinPoint(f"{address},{second}", None, DEADLINE_S) for _ in range(2))
+    assert (first.holds, other.holds, other.address) == (True, False, address)
+    other.close()
+    first.close()
+
+
+def test_the_one_that_does_not_fit_of_several_addresses_is_named(address):
+    with pytest.raises(UsageError, match=r"must be HOST:PORT, such as .*, not ''"):
+        JoinPoint(f"{address},", None, DEADLINE_S)
 
 
 def test_closing_twice_and_using_it_afterwards(address):
@@ -324,16 +344,16 @@ def test_nonsense_from_a_member_is_its_own_error(held, member):
 
 
 def test_a_question_that_is_too_long_ends_that_connection_only(held, member):
-    member.send(b'["set", "n", "%s"]' % (b"x" * meetings._MOST_BYTES))
+    member.send(b'["set", "n", "%s"]' % (b"x" * store._MOST_BYTES))
     assert not member.poll(200)
     assert held[1].add("n", 1) == 1
 
 
 def test_the_store_has_an_end(held, monkeypatch):
     holder, guest = held
-    monkeypatch.setattr(meetings, "_MOST_KEYS", 5)
-    monkeypatch.setattr(meetings, "_MOST_COUNTS", 2)
-    monkeypatch.setattr(meetings, "_MOST_STORED", 1000 + holder._point._num_stored)
+    monkeypatch.setattr(store, "_MOST_KEYS", 5)
+    monkeypatch.setattr(store, "_MOST_COUNTS", 2)
+    monkeypatch.setattr(store, "_MOST_STORED", 1000 + holder._point._num_stored)
     guest.set("a", "x" * 900)
     guest.set("a", "y" * 990)  # in its place
     another = JoinPoint(holder.address, None, DEADLINE_S)

@@ -144,7 +144,8 @@ class Hand:
     def trains_on(self, more=30):
         """Waits until it has made so many further steps."""
         enough = self.steps + more
-        leftovers.wait_until(lambda: self.steps >= enough, f"{more} more steps")
+        leftovers.wait_until(lambda: self.steps >= enough or self.connection.poll(0), f"{more} more steps")
+        assert self.steps >= enough, self.connection.recv()
 
     def signal(self, number):
         os.kill(self.process.pid, number)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -90,6 +91,28 @@ def test_only_the_majority_trains_on_in_rounds(sizes, algorithm, networks, tmp_p
         crew.finish()
         first, *others = [one.hear("result")["x"] for one in winners]
     assert all(other == first for other in others)
+
+
+def test_a_worker_joins_at_another_machine_once_the_first_ones_is_gone(networks, tmp_path):
+    """The machine that has the join point and one worker fails; a worker on the other one takes its place."""
+    names, wires = networks
+    create_keys(tmp_path / "run.key")
+    addresses = ",".join(map(free_address, HOSTS))
+    with Crew(addresses, PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
+        options = {"algorithm": "all-reduce", "silence_s": 3.0}
+        (first,) = crew.start(1, namespace=names[0], **options)
+        others = crew.start(2, namespace=names[1], **options)
+        for one in placed([first, *others]).values():
+            one.trains_on()
+        ip("-n", names[0], "link", "set", wires[0], "down")
+        first.signal(signal.SIGKILL)
+        (newcomer,) = crew.start(1, namespace=names[1], **options)
+        assert newcomer.hear("place") == (first.worker_id, 3)
+        for one in (newcomer, *others):
+            one.trains_on()
+        crew.finish()
+        results = [one.hear("result")["x"] for one in (newcomer, *others)]
+    assert results[0] == results[1] == results[2]
 
 
 def launched(names, wires, program_key, address):
