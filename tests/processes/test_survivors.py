@@ -466,18 +466,21 @@ def drawn(draws, folder):
     workers = draws.randint(2, 5)
     victims = draws.sample(range(workers), draws.randint(1, workers - 1))
     per_step = draws.choice([1, 1, 1, 2])
-    together = draws.randrange(6)
-    kills = {one: together if draws.random() < 0.3 else draws.randrange(6) for one in victims}
+    together, is_by_speed = draws.randrange(6), draws.random() < 0.3
+    later = 8 * is_by_speed  # after batches have got other sizes
+    kills = {one: later + (together if draws.random() < 0.3 else draws.randrange(6)) for one in victims}
     options = {
         "algorithm": draws.choice([*METHODS, CODED]),
         "optimizer": draws.choice(["sgd", "adam"]),
         "at": draws.choice(["forward", "backward"]),
         "data": draws.choice(["plain", "drawn", "list"]),
         "num_batches": draws.choice([7, 10, 23]),
-        "sums": draws.random() < 0.3,
+        "sums": draws.choice([False, False, True, "epoch"]),
     }
     if draws.random() < 0.3:
-        options |= {"num_batches": 60, "newcomers": {8: dict.fromkeys(victims, 1)}}
+        options |= {"num_batches": 60 + 8 * later, "newcomers": {8 + later: dict.fromkeys(victims, 1)}}
+    if is_by_speed:
+        options |= {"algorithm": draws.choice(BY_SPEED), "data": draws.choice(["plain", "drawn"]), "slow_s": 1e-3}
     return replace(Survivors(folder, kills, marks=per_step > 1, per_step=per_step), **options), workers
 
 
