@@ -93,26 +93,48 @@ def test_only_the_majority_trains_on_in_rounds(sizes, algorithm, networks, tmp_p
     assert all(other == first for other in others)
 
 
-def test_a_worker_joins_at_another_machine_once_the_first_ones_is_gone(networks, tmp_path):
-    """The machine that has the join point and one worker fails; a worker on the other one takes its place."""
+def test_a_worker_takes_the_place_of_one_whose_machine_has_failed(networks, tmp_path):
+    """It comes before the others have excluded that one."""
     names, wires = networks
     create_keys(tmp_path / "run.key")
-    addresses = ",".join(map(free_address, HOSTS))
-    with Crew(addresses, PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
+    with Crew(free_address(HOSTS[0]), PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
+        crew.hold(namespace=names[0])
         options = {"algorithm": "all-reduce", "silence_s": 3.0}
-        (first,) = crew.start(1, namespace=names[0], **options)
-        others = crew.start(2, namespace=names[1], **options)
-        for one in placed([first, *others]).values():
+        others = crew.start(2, namespace=names[0], **options)
+        (lost,) = crew.start(1, namespace=names[1], **options)
+        for one in placed([lost, *others]).values():
             one.trains_on()
         ip("-n", names[0], "link", "set", wires[0], "down")
-        first.signal(signal.SIGKILL)
-        (newcomer,) = crew.start(1, namespace=names[1], **options)
-        assert newcomer.hear("place") == (first.worker_id, 3)
+        lost.signal(signal.SIGKILL)
+        (newcomer,) = crew.start(1, namespace=names[0], **options)
+        assert newcomer.hear("place") == (lost.worker_id, 3)
         for one in (newcomer, *others):
             one.trains_on()
         crew.finish()
         results = [one.hear("result")["x"] for one in (newcomer, *others)]
     assert results[0] == results[1] == results[2]
+
+
+def test_a_newcomer_gives_a_minority_no_majority(networks, tmp_path):
+    """It takes the place of a worker that is cut off, and that trains on with the majority."""
+    names, wires = networks
+    create_keys(tmp_path / "run.key")
+    with Crew(free_address(HOSTS[0]), PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
+        crew.hold(namespace=names[0])
+        options = {"algorithm": "all-reduce", "silence_s": 16.0}
+        (alone,) = crew.start(1, namespace=names[0], **options)
+        majority = crew.start(2, namespace=names[1], **options)
+        for one in placed([alone, *majority]).values():
+            one.trains_on()
+        ip("-n", names[0], "link", "set", wires[0], "down")
+        (newcomer,) = crew.start(1, namespace=names[0], **options)
+        newcomer.hear("place")
+        assert "could not be reached for 16 s" in alone.hear("ExcludedError")
+        for one in majority:
+            one.trains_on()
+        crew.finish()
+        results = [one.hear("result")["x"] for one in majority]
+    assert results[0] == results[1]
 
 
 def launched(names, wires, program_key, address):

@@ -81,15 +81,17 @@ def test_a_process_that_was_stopped_does_not_know_how_long_others_have_been_gone
     assert not detector.has_ended(1, 0)
 
 
-def test_a_successor_shows_the_end_of_a_peer_that_was_here_just_before(clock, refusals):
-    for silence_s, died in ((0, 0), (60, -1)):
-        detector, peer = lost_peer(clock, ticks=10)
-        lose(detector, peer)
-        clock[0] += silence_s
-        detector.succeed(peer, 1)
-        assert (peer.died, peer.incarnation) == (died, 1)
-        assert detector.has_ended(1, 0) is not bool(silence_s)
-        assert not detector.has_ended(1, 1)
+@pytest.mark.parametrize(("refused", "silence_s", "died"), [(True, 0, 0), (True, 60, -1), (False, 0, -1)])
+def test_a_successor_alone_does_not_show_that_a_peer_has_ended(clock, refusals, refused, silence_s, died):
+    """Its place was taken because it could not be reached; it may train on with others."""
+    detector, peer = lost_peer(clock, ticks=10)
+    lose(detector, peer)
+    clock[0] += silence_s
+    refusals.update(["there"] if refused else [])
+    detector.succeed(peer, 1, "elsewhere")
+    assert (peer.died, peer.incarnation, peer.endpoint) == (died, 1, "elsewhere")
+    assert detector.has_ended(1, 0) is (died == 0)
+    assert not detector.has_ended(1, 1)
 
 
 def test_a_peer_that_was_never_here_has_ended_if_it_is_refused(clock, refusals):

@@ -55,8 +55,8 @@ def launch(
     join: Annotated[
         str | None,
         _in_together(
-            metavar="HOST:PORT,...",
-            help="Where all workers meet: an address of one machine; or of several, each used once those before it are gone.",
+            metavar="HOST:PORT",
+            help="Where all workers meet: an address of one machine, the same everywhere. Default: this machine alone.",
         ),
     ] = None,
     of: Annotated[

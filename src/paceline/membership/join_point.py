@@ -1,4 +1,4 @@
-"""The join point: the address at which the workers of a run meet. The first to come holds it, and may die."""
+"""The join point: one address at which the workers of a run meet. The first to come holds it, and may die."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,8 +17,7 @@ import zmq
 
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.rendezvous import machine_of_this
-from paceline.membership.store import Store, limit
-from paceline.transport.authentication import authenticate
+from paceline.transport.authentication import Authenticator, authenticate
 from paceline.transport.contexts import uninterrupted
 from paceline.transport.keys import Keys, load_keys, own_keys
 
@@ -28,7 +26,13 @@ _SLICE_S = 0.5
 _MOST_SLICES = 10  # an answer that takes longer than this many slices counts as lost
 _BETWEEN_TRIES_S = 0.1
 _CONNECT_S = 2.0
+_MOST_BYTES = 1 << 20  # of a question or an answer
+_MOST_KEYS = 1 << 16  # in the store
+_MOST_STORED = 1 << 26  # characters, in keys and values together
 _MOST_NUMBER = 1 << 53
+_MOST_COUNTS = 1 << 16
+_MOST_ADDED = 64
+_WAITING_CONNECTIONS = 1024
 _T = TypeVar("_T", int, str, bool, dict, None)
 
 
@@ -51,16 +55,14 @@ class JoinPoint:
     Unlike a TCPStore, it asks for a key: any process that reaches a TCPStore can read, change and fill it.
 
     Args:
-        address: HOST:PORT; or several, with commas, in their order: the first one is held at first, and once its machine is
-            gone, another one (`Heir`).
+        address: HOST:PORT.
         key: the key file, or its contents; None: the user's own key, if only this machine can reach the address.
         deadline_s: how long to wait for the process that holds the address.
         role: the first to come holds the address (`either`); this process holds it, at any free port if the port is 0
             (`holder`); or another process holds it (`guest`).
 
     Attributes:
-        address: HOST:PORT, where this worker has found it; `where`: as Python's sockets take it.
-        candidates: all addresses, likewise.
+        address: HOST:PORT, where the others find it; `where`: as Python's sockets take it.
         host: the address of this machine by which the others reach it; None: all are on this machine.
         key: encrypts the workers' messages; needed with `host`.
         holds: whether this process holds the store.
@@ -80,9 +82,8 @@ class JoinPoint:
         role: Literal["either", "holder", "guest"] = "either",
     ) -> None:
         self.address = address
-        self.candidates = [_resolve(one, any_port=role == "holder") for one in address.split(",")]
-        self.where = self.candidates[0]
-        is_local = all(ipaddress.ip_address(host).is_loopback for host, *_ in self.candidates)
+        self.where = _resolve(address, any_port=role == "holder")
+        is_local = ipaddress.ip_address(self.where[0]).is_loopback
         if key is None and not is_local:
             raise UsageError(
                 f"Other machines can reach {address}, so traffic between workers must be encrypted: make a key with "
@@ -114,11 +115,11 @@ class JoinPoint:
         self.holds = self._point is not None
         if role == "holder" and self._point is not None:
             self.where = (self.where[0], self._point.port)
-        self.address = endpoint(self.where).removeprefix("tcp://")
+            self.address = endpoint(self.where).removeprefix("tcp://")
         self._context = zmq.Context()
         self._asker = self._context.socket(zmq.DEALER)
         self._asker.ipv6 = ":" in self.where[0]
-        limit(self._asker)
+        _limit(self._asker)
         self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
         authenticate(self._asker, keys)
         with uninterrupted():
@@ -201,11 +202,11 @@ class JoinPoint:
         """All values of the store."""
         return self._ask(dict, "values")
 
-    def hold(self, where: tuple[Any, ...], values: dict[str, str]) -> None:
-        """Holds an address from now on, with these values, unless another process does."""
+    def hold(self, values: dict[str, str]) -> None:
+        """Holds the address from now on, with these values, unless another process does."""
         with self._lock, contextlib.suppress(zmq.ZMQError):
             if not self._context.closed:
-                self._point, self.holds = Store(endpoint(where), self._keys, values), True
+                self._point, self.holds = _Point(endpoint(self.where), self._keys, values), True
 
     def listen(self) -> socket.socket:
         """A socket at the address by which the others reach this machine, at a port that the system chooses."""
@@ -252,51 +253,127 @@ class JoinPoint:
 
     # Connecting
 
-    def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> Store | None:
+    def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> _Point | None:
         """The store, which this process holds from now on; None: another process holds it and can be reached."""
-        until_s, why = time.monotonic() + deadline_s, ""
-        self.where, *others = self.candidates
+        until_s = time.monotonic() + deadline_s
         while True:
             try:
-                if role != "guest" and not (can_hold(self.where) and is_answered(others)):
-                    return Store(endpoint(self.where), keys)
+                if role != "guest":
+                    return _Point(endpoint(self.where), keys)
             except zmq.ZMQError as error:
                 if role == "holder" or error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise UsageError(
                         f"Cannot listen at {self.address}: {error.strerror}. Choose another port."
                     ) from None
-            for where in (self.where, *others):
-                try:
-                    with socket.create_connection(where[:2], timeout=_CONNECT_S) as probe:
-                        self.where, self.host = where, probe.getsockname()[0]
-                        return None
-                except OSError as error:
-                    why = error.strerror or str(error)
-            if time.monotonic() > until_s:
-                raise WorkerLostError(
-                    f"No answer from the join point {self.address} within {deadline_s:g} s ({why}): start the first worker on"
-                    " that machine, and check that its port can be reached."
-                )
+            try:
+                with socket.create_connection(self.where[:2], timeout=_CONNECT_S) as probe:
+                    self.host = probe.getsockname()[0]
+                    return None
+            except OSError as error:
+                if time.monotonic() > until_s:
+                    raise WorkerLostError(
+                        f"No answer from the join point {self.address} within {deadline_s:g} s ({error.strerror or error}):"
+                        " start the first worker on that machine, and check that its port can be reached."
+                    ) from None
             time.sleep(_BETWEEN_TRIES_S)
 
 
-def is_answered(addresses: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether a process listens at any of these addresses."""
-    for where in addresses:
-        with contextlib.suppress(OSError), socket.create_connection(where[:2], timeout=_CONNECT_S):
-            return True
-    return False
+class _Point:
+    """The store at a join point: a thread that answers every process that has the key.
 
+    Attributes:
+        port: where it listens.
 
-def can_hold(where: tuple[Any, ...]) -> bool:
-    """Whether an address belongs to this machine, and no process holds it."""
-    with socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    Raises:
+        ZMQError: the address cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, keys: Keys, values: dict[str, str] | None = None) -> None:
+        self._values = dict(values or {})
+        self._num_stored = sum(len(key) + len(value) for key, value in self._values.items())  # characters
+        self._counts: dict[str, int] = {}
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        _limit(self._router)
+        self._router.setsockopt(zmq.BACKLOG, _WAITING_CONNECTIONS)
+        self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with uninterrupted():
+            self._authenticator = Authenticator(self._context, self._router, keys)
         try:
-            probe.bind(where)
-        except OSError:
-            return False
-    return True
+            self._router.ipv6 = "[" in endpoint
+            with uninterrupted():
+                self._router.bind(endpoint)
+            self.port = int(self._router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        except zmq.ZMQError:
+            self._free()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="join-point", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.eventfd_write(self._end, 1)
+        self._thread.join()
+        self._free()
+
+    def _free(self) -> None:
+        self._router.close(linger=0)
+        self._authenticator.close()
+        with uninterrupted():
+            self._context.term()
+        os.close(self._end)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._router, self._authenticator.requests, self._end):
+            poller.register(one, zmq.POLLIN)
+        while self._end not in (ready := dict(poller.poll())):
+            if self._authenticator.requests in ready:
+                self._authenticator.answer()
+            if self._router in ready:
+                sender, *frames = self._router.recv_multipart()
+                try:
+                    verb, *question = json.loads(b"".join(frames))
+                    answer = self._answer(verb, question)
+                except Exception:  # a malformed question, such as another version's, must not end this thread
+                    answer = {}
+                self._router.send_multipart([sender, json.dumps(answer).encode()])
+
+    def _answer(self, verb: str, question: list[Any]) -> Any:
+        match verb, question:
+            case "check", [list(keys)]:
+                return all(key in self._values for key in keys)
+            case "values", []:
+                return self._values
+            case "get", [key]:
+                return self._values[key]
+            case "set", [str(key), str(value)]:
+                self._keep(key, value)
+            case "add", [str(key), int(amount)]:
+                if not 0 <= amount <= _MOST_ADDED or (key not in self._counts and len(self._counts) >= _MOST_COUNTS):
+                    raise ValueError(amount)
+                self._counts[key] = self._counts.get(key, 0) + amount
+                return self._counts[key]
+            case "compare_set", [str(key), str(expected), str(desired)]:
+                if self._values.get(key, "") == expected:
+                    self._keep(key, desired)
+                return self._values.get(key, "")
+            case _:
+                raise ValueError(verb)
+        return None
+
+    def _keep(self, key: str, value: str) -> None:
+        before = self._values.get(key)
+        more = len(value) - len(before) if before is not None else len(key) + len(value)
+        if (before is None and len(self._values) >= _MOST_KEYS) or self._num_stored + more > _MOST_STORED:
+            raise ValueError("the store is full")
+        self._values[key] = value
+        self._num_stored += more
+
+
+def _limit(socket: zmq.Socket) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(_SLICE_S * _MOST_SLICES * 1e3))
+    socket.setsockopt(zmq.LINGER, 0)
 
 
 def endpoint(where: tuple[Any, ...]) -> str:

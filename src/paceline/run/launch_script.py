@@ -64,7 +64,7 @@ class Agent:
 
     Args:
         command: what each worker runs: a script and its arguments, as for `python`.
-        address: HOST:PORT of the join point, or several.
+        address: HOST:PORT of the join point.
         of: how many the run has in all; None: as the first agent decides, by default the number that it starts.
         key: key file of the run; needed off loopback.
         algorithm: spec for all workers; None: the script names it.
@@ -113,7 +113,7 @@ class Agent:
                 algorithm.check_min_workers(self.min_workers or 1, of)
             where = "Holding" if join_point.holds else "Joining at"
             into = f", into {self.folder}" if self.trains else ""
-            self.say(f"{where} {join_point.address}: {self.workers} of {of} workers start here{into}")
+            self.say(f"{where} {self.address}: {self.workers} of {of} workers start here{into}")
             temporary = tempfile.TemporaryDirectory(prefix="paceline-", dir=temporary_folder())
             with noted() as interruption, temporary as self._said:
                 try:

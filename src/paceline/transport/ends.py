@@ -65,11 +65,11 @@ class EndDetector:
         if peer.received or peer.heard_s == -math.inf:
             peer.heard_s = self._ticks_s[0] - self._peer_deadline_s
 
-    def succeed(self, peer: Peer, incarnation: int) -> None:
-        """Notes that a new process has taken a peer's place."""
-        if self._is_certain(peer):
+    def succeed(self, peer: Peer, incarnation: int, endpoint: str) -> None:
+        """Notes that a new process has taken a peer's place, which does not show that the earlier one has ended."""
+        if not peer.endpoint or (self._is_certain(peer) and is_refused(peer.endpoint)):
             peer.died = incarnation - 1
-        peer.incarnation, peer.heard_s = incarnation, -math.inf
+        peer.incarnation, peer.endpoint, peer.heard_s = incarnation, endpoint, -math.inf
 
     def _look_at(self, peer: Peer) -> None:
         incarnation = peer.incarnation

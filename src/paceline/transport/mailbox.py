@@ -296,8 +296,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         assert told is not None
         if received.incarnation > peer.incarnation:
             self._leave(peer, "a new process has taken its place")
-            peer.endpoint = told[1]
-            self.ends.succeed(peer, received.incarnation)
+            self.ends.succeed(peer, received.incarnation, told[1])
         elif peer.here:
             self._leave(peer, "its connection broke")
         was_here = peer.here
