@@ -88,25 +88,6 @@ def test_ipv6_loopback(address):
     holder.close()
 
 
-def test_the_first_address_is_held_unless_another_one_is_answered(address):
-    second = free_address()
-    later = JoinPoint(second, None, DEADLINE_S)
-    guest = JoinPoint(f"{address},{second}", None, DEADLINE_S)
-    assert (guest.holds, guest.address) == (False, second)
-    assert later.add("n", 2) == guest.add("n", 0) == 2
-    later.close()
-    guest.close()
-    first, other = (JoinPoint(f"{address},{second}", None, DEADLINE_S) for _ in range(2))
-    assert (first.holds, other.holds, other.address) == (True, False, address)
-    other.close()
-    first.close()
-
-
-def test_the_one_that_does_not_fit_of_several_addresses_is_named(address):
-    with pytest.raises(UsageError, match=r"must be HOST:PORT, such as .*, not ''"):
-        JoinPoint(f"{address},", None, DEADLINE_S)
-
-
 def test_closing_twice_and_using_it_afterwards(address):
     holder = JoinPoint(address, None, DEADLINE_S)
     holder.close()

@@ -17,7 +17,8 @@ import zmq
 
 from paceline.errors import UsageError, WorkerLostError
 from paceline.membership.rendezvous import machine_of_this
-from paceline.transport.authentication import Authenticator, authenticate
+from paceline.membership.store import Store, limit
+from paceline.transport.authentication import authenticate
 from paceline.transport.contexts import uninterrupted
 from paceline.transport.keys import Keys, load_keys, own_keys
 
@@ -26,13 +27,7 @@ _SLICE_S = 0.5
 _MOST_SLICES = 10  # an answer that takes longer than this many slices counts as lost
 _BETWEEN_TRIES_S = 0.1
 _CONNECT_S = 2.0
-_MOST_BYTES = 1 << 20  # of a question or an answer
-_MOST_KEYS = 1 << 16  # in the store
-_MOST_STORED = 1 << 26  # characters, in keys and values together
 _MOST_NUMBER = 1 << 53
-_MOST_COUNTS = 1 << 16
-_MOST_ADDED = 64
-_WAITING_CONNECTIONS = 1024
 _T = TypeVar("_T", int, str, bool, dict, None)
 
 
@@ -119,7 +114,7 @@ class JoinPoint:
         self._context = zmq.Context()
         self._asker = self._context.socket(zmq.DEALER)
         self._asker.ipv6 = ":" in self.where[0]
-        _limit(self._asker)
+        limit(self._asker)
         self._asker.setsockopt(zmq.RECONNECT_IVL, -1)
         authenticate(self._asker, keys)
         with uninterrupted():
@@ -206,7 +201,7 @@ class JoinPoint:
         """Holds the address from now on, with these values, unless another process does."""
         with self._lock, contextlib.suppress(zmq.ZMQError):
             if not self._context.closed:
-                self._point, self.holds = _Point(endpoint(self.where), self._keys, values), True
+                self._point, self.holds = Store(endpoint(self.where), self._keys, values), True
 
     def listen(self) -> socket.socket:
         """A socket at the address by which the others reach this machine, at a port that the system chooses."""
@@ -253,13 +248,13 @@ class JoinPoint:
 
     # Connecting
 
-    def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> _Point | None:
+    def _hold_or_probe(self, keys: Keys, deadline_s: float, role: str) -> Store | None:
         """The store, which this process holds from now on; None: another process holds it and can be reached."""
         until_s = time.monotonic() + deadline_s
         while True:
             try:
                 if role != "guest":
-                    return _Point(endpoint(self.where), keys)
+                    return Store(endpoint(self.where), keys)
             except zmq.ZMQError as error:
                 if role == "holder" or error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                     raise UsageError(
@@ -276,104 +271,6 @@ class JoinPoint:
                         " start the first worker on that machine, and check that its port can be reached."
                     ) from None
             time.sleep(_BETWEEN_TRIES_S)
-
-
-class _Point:
-    """The store at a join point: a thread that answers every process that has the key.
-
-    Attributes:
-        port: where it listens.
-
-    Raises:
-        ZMQError: the address cannot be bound.
-    """
-
-    def __init__(self, endpoint: str, keys: Keys, values: dict[str, str] | None = None) -> None:
-        self._values = dict(values or {})
-        self._num_stored = sum(len(key) + len(value) for key, value in self._values.items())  # characters
-        self._counts: dict[str, int] = {}
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        _limit(self._router)
-        self._router.setsockopt(zmq.BACKLOG, _WAITING_CONNECTIONS)
-        self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        with uninterrupted():
-            self._authenticator = Authenticator(self._context, self._router, keys)
-        try:
-            self._router.ipv6 = "[" in endpoint
-            with uninterrupted():
-                self._router.bind(endpoint)
-            self.port = int(self._router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        except zmq.ZMQError:
-            self._free()
-            raise
-        self._thread = threading.Thread(target=self._serve, name="join-point", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        os.eventfd_write(self._end, 1)
-        self._thread.join()
-        self._free()
-
-    def _free(self) -> None:
-        self._router.close(linger=0)
-        self._authenticator.close()
-        with uninterrupted():
-            self._context.term()
-        os.close(self._end)
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        for one in (self._router, self._authenticator.requests, self._end):
-            poller.register(one, zmq.POLLIN)
-        while self._end not in (ready := dict(poller.poll())):
-            if self._authenticator.requests in ready:
-                self._authenticator.answer()
-            if self._router in ready:
-                sender, *frames = self._router.recv_multipart()
-                try:
-                    verb, *question = json.loads(b"".join(frames))
-                    answer = self._answer(verb, question)
-                except Exception:  # a malformed question, such as another version's, must not end this thread
-                    answer = {}
-                self._router.send_multipart([sender, json.dumps(answer).encode()])
-
-    def _answer(self, verb: str, question: list[Any]) -> Any:
-        match verb, question:
-            case "check", [list(keys)]:
-                return all(key in self._values for key in keys)
-            case "values", []:
-                return self._values
-            case "get", [key]:
-                return self._values[key]
-            case "set", [str(key), str(value)]:
-                self._keep(key, value)
-            case "add", [str(key), int(amount)]:
-                if not 0 <= amount <= _MOST_ADDED or (key not in self._counts and len(self._counts) >= _MOST_COUNTS):
-                    raise ValueError(amount)
-                self._counts[key] = self._counts.get(key, 0) + amount
-                return self._counts[key]
-            case "compare_set", [str(key), str(expected), str(desired)]:
-                if self._values.get(key, "") == expected:
-                    self._keep(key, desired)
-                return self._values.get(key, "")
-            case _:
-                raise ValueError(verb)
-        return None
-
-    def _keep(self, key: str, value: str) -> None:
-        before = self._values.get(key)
-        more = len(value) - len(before) if before is not None else len(key) + len(value)
-        if (before is None and len(self._values) >= _MOST_KEYS) or self._num_stored + more > _MOST_STORED:
-            raise ValueError("the store is full")
-        self._values[key] = value
-        self._num_stored += more
-
-
-def _limit(socket: zmq.Socket) -> None:
-    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(_SLICE_S * _MOST_SLICES * 1e3))
-    socket.setsockopt(zmq.LINGER, 0)
 
 
 def endpoint(where: tuple[Any, ...]) -> str:
