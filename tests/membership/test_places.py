@@ -69,6 +69,28 @@ def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypat
     run.close()
 
 
+def test_a_place_whose_machine_does_not_answer_is_taken_once_the_others_wait_no_longer(address, monkeypatch):
+    run = takes_a_place(address, monkeypatch)
+    other = takes_a_place(address, monkeypatch)
+    silent, answers = run._join_point.get("place/0").decode().split()[-1], []
+
+    def answer_of(endpoint):
+        answers.append("silence" if endpoint == silent and len(answers) < 40 else "process")
+        return answers[-1]
+
+    monkeypatch.setattr(elastic, "answer_of", answer_of)
+    monkeypatch.setattr(elastic, "_PLACE_DEADLINE_S", 0.0)
+    with pytest.raises(UsageError, match="All 2 places"):  # it has answered again
+        takes_a_place(address, monkeypatch)
+    assert answers.count("silence") == 20
+    monkeypatch.setattr(elastic, "_SILENCE_S", 0.2)
+    answers.clear()
+    later = takes_a_place(address, monkeypatch)
+    assert (later.worker_id, later.incarnation) == (0, 1)
+    for one in (run, other, later):
+        one.close()
+
+
 def test_a_worker_with_a_mailbox_is_looked_for_there(address, monkeypatch):
     run = takes_a_place(address, monkeypatch)
     place = run._join_point.get("place/0").decode().split()[-1]

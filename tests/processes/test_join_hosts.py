@@ -127,7 +127,7 @@ def test_a_newcomer_gives_a_minority_no_majority(networks, tmp_path):
         for one in placed([alone, *majority]).values():
             one.trains_on()
         ip("-n", names[0], "link", "set", wires[0], "down")
-        (newcomer,) = crew.start(1, namespace=names[0], **options)
+        (newcomer,) = crew.start(1, namespace=names[0], algorithm="all-reduce", silence_s=1.0)  # does not wait for it
         newcomer.hear("place")
         assert "could not be reached for 16 s" in alone.hear("ExcludedError")
         for one in majority:

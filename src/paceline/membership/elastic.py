@@ -27,7 +27,7 @@ from paceline.optim.model_state import digest, from_bytes, to_bytes
 from paceline.ports.ports import Counts, Mailbox, Message
 from paceline.system.interrupts import Interruption, ended_by_system, noted
 from paceline.transport.directory import read_incarnation, read_peer
-from paceline.transport.local_socket import is_endpoint, is_heard
+from paceline.transport.local_socket import answer_of, is_endpoint
 
 _PLACE_DEADLINE_S = 5.0  # how long a late comer looks for a place whose worker has died
 _LATE_CONNECT_S = 3.0
@@ -117,6 +117,7 @@ class JoinedRun:
         self.notes: list[str] = []
         self.counts = Counts()
         self.is_stale = False
+        self._silent: dict[str, float] = {}  # addresses at which nobody answers, and since when
         self._signals, self._coming = contextlib.ExitStack(), contextlib.ExitStack()
         self._interruption = Interruption()
         try:
@@ -219,6 +220,7 @@ class JoinedRun:
         token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
         until_s = time.monotonic() + _PLACE_DEADLINE_S
         while True:
+            self._silent_before, self._silent = self._silent, {}
             late = join_point.check(["started"])
             if join_point.check(["ending"]):
                 raise UsageError(f"The run at {join_point.address} is about to end and takes no more workers.")
@@ -232,7 +234,7 @@ class JoinedRun:
                 mine = f"{incarnation} {token}"
                 if join_point.compare_set(key, holder, mine).decode() == mine:
                     return worker_id, incarnation, late
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s and not self._silent:
                 raise UsageError(
                     f"All {num_workers} places of the run at {join_point.address} are taken: a worker can join when "
                     "another has died; for more workers, start the run with a higher --of."
@@ -240,16 +242,27 @@ class JoinedRun:
             time.sleep(_LOOK_EVERY_S / 4)
 
     def _has_died(self, worker_id: int, incarnation: int, coming: str) -> bool:
-        """Whether no process listens at a worker's address any more. The kernel answers even for a suspended worker.
+        """Whether no process listens at a worker's address any more.
 
         Until a worker has published its mailbox's address, it listens at `coming`, which is part of its claim to the place.
         """
         where = self._mailbox_of(worker_id, incarnation)
         if where is None:
-            if not is_endpoint(coming) or is_heard(coming):
+            if not is_endpoint(coming) or self._may_listen(coming):
                 return False
             where = self._mailbox_of(worker_id, incarnation)  # it may have been published since
-        return where is None or not is_heard(where)
+        return where is None or not self._may_listen(where)
+
+    def _may_listen(self, where: str) -> bool:
+        """Whether a process may listen there: the kernel says so, also for a suspended one, or is silent, but not for long.
+
+        A worker whose machine does not answer keeps its place for as long as the others wait for it.
+        """
+        answer = answer_of(where)
+        if answer == "silence":
+            self._silent[where] = self._silent_before.get(where, time.monotonic())
+            return time.monotonic() - self._silent[where] < self.silence_s
+        return answer != "refusal"
 
     def _mailbox_of(self, worker_id: int, incarnation: int) -> str | None:
         key = f"peer/{worker_id}"

@@ -86,15 +86,15 @@ def is_own(endpoint: str) -> bool:
 
 def is_heard(endpoint: str) -> bool:
     """Whether a process listens there, according to its kernel; a local process too busy to accept counts."""
-    return _answer(endpoint) in ("process", "busy")
+    return answer_of(endpoint) in ("process", "busy")
 
 
 def is_refused(endpoint: str) -> bool:
     """Whether its kernel says that no process listens there; silence does not say so."""
-    return _answer(endpoint) == "refusal"
+    return answer_of(endpoint) == "refusal"
 
 
-def _answer(endpoint: str) -> Literal["process", "busy", "refusal", "silence"]:
+def answer_of(endpoint: str) -> Literal["process", "busy", "refusal", "silence"]:
     """What a connection to this address meets."""
     scheme, _, where = endpoint.partition("://")
     try:
