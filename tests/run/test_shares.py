@@ -299,6 +299,7 @@ def test_a_task_goes_on_without_and_with_replacements(algorithm, restarts):
     batches = np.concatenate([rows["batch"] for rows in trained])
     assert len({*batches.tolist()}) == len(batches) == 4 * 180 - run.result["records_lost"]
     sizes = [np.median(rows["samples"][-30:]) for rows in trained]
+    assert all(sum(one["sizes"]) == 24 and min(one["sizes"]) for one in run.result["batch_sizes"])
     if restarts:
         assert sizes[1] == sizes[2] == pytest.approx(3 * sizes[0], rel=0.35)
         assert sum(rows["samples"].sum() for rows in trained) == pytest.approx(

@@ -11,7 +11,7 @@ import numpy as np
 def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
     """Each change: from which version on, when its first step ended, and every worker's samples of a step.
 
-    Steps with fewer samples than a whole step, such as an epoch's last, are left out.
+    Steps without one of the workers are left out, and steps with fewer samples than the first one, such as an epoch's last.
 
     Args:
         records: worker_id -> records of a run whose workers make one update together.
@@ -23,8 +23,8 @@ def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
     for column, rows in enumerate(applied):
         sizes[rows["applied_version"], column] = rows["samples"]
         np.maximum.at(ended_s, rows["applied_version"], rows["ended_s"])
-    totals = sizes.sum(1)
-    whole = np.flatnonzero((totals == totals.max(initial=0)) & (totals > 0))
+    totals, is_of_all = sizes.sum(1), sizes.all(1) & (len(workers) > 0)
+    whole = np.flatnonzero(is_of_all & (totals == totals[np.argmax(is_of_all)]))
     changes = whole[np.flatnonzero(np.append(True, (np.diff(sizes[whole], axis=0) != 0).any(1)))] if len(whole) else []
     return [{"version": int(at), "elapsed_s": float(ended_s[at]), "sizes": sizes[at].tolist()} for at in changes]
 
