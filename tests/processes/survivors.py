@@ -287,7 +287,7 @@ class Survivors:
         _, x, y = samples(self.num_batches)
         passes = (
             [range(self.per_step)]
-            if self.marks or self.algorithm == "lockstep"
+            if self.marks or self.algorithm.startswith("lockstep")
             else [[n] for n in range(self.per_step)]
         )
         for version, told in counted.items():
@@ -298,7 +298,7 @@ class Survivors:
             optimizer.zero_grad()
             for parameter, *gradients in zip(net.parameters(), *means, strict=True):
                 parameter.grad = sum(gradients) if gradients[0] is not None else None
-            if self.clips and self.algorithm != "lockstep":
+            if self.clips and not self.algorithm.startswith("lockstep"):
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             optimizer.step()
         return net.state_dict()
@@ -314,7 +314,7 @@ class Survivors:
             net.zero_grad()
             for batch, _ in batches:
                 nn.functional.mse_loss(forward(net, x[batch]), y[batch]).backward()
-            if self.clips and self.algorithm == "lockstep":
+            if self.clips and self.algorithm.startswith("lockstep"):
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             own = len(own_samples(batches))
             num_samples += own

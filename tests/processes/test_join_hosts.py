@@ -1,5 +1,6 @@
 """Two machines, as two networks of this one: one of them is cut off, and both sides go on."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -65,23 +66,28 @@ def test_a_machine_that_is_cut_off(networks, tmp_path):
     assert results[0][0]["x"] != results[1][0]["x"]
 
 
+def both_sides(networks, folder, sizes, **wishes):
+    """So many workers in each network, which have made some steps; the join point is in the first one."""
+    create_keys(folder / "run.key")
+    crew = Crew(free_address(HOSTS[0]), PACELINE_OF=str(sum(sizes)), PACELINE_KEY=str(folder / "run.key"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(crew)
+        crew.hold(namespace=networks[0])
+        sides = [crew.start(number, namespace=name, **wishes) for number, name in zip(sizes, networks, strict=True)]
+        for one in placed([*sides[0], *sides[1]]).values():
+            one.trains_on()
+        stack.pop_all()
+    return crew, sides
+
+
 @pytest.mark.parametrize(
     ("sizes", "algorithm"), [((2, 1), "all-reduce"), ((1, 2), "d-psgd"), ((2, 2), "all-reduce")], ids=str
 )
 def test_only_the_majority_trains_on_in_rounds(sizes, algorithm, networks, tmp_path):
     """Or, of two halves, the one with worker 0; the others end with an error after the deadline."""
     names, wires = networks
-    create_keys(tmp_path / "run.key")
-    crew = Crew(free_address(HOSTS[0]), PACELINE_OF=str(sum(sizes)), PACELINE_KEY=str(tmp_path / "run.key"))
+    crew, sides = both_sides(names, tmp_path, sizes, algorithm=algorithm, silence_s=3.0)
     with crew:
-        crew.hold(namespace=names[0])
-        sides = [
-            crew.start(number, namespace=name, algorithm=algorithm, silence_s=3.0)
-            for number, name in zip(sizes, names, strict=True)
-        ]
-        ids = placed([*sides[0], *sides[1]])
-        for one in ids.values():
-            one.trains_on()
         ip("-n", names[0], "link", "set", wires[0], "down")
         winners, losers = sorted(sides, key=lambda side: (-len(side), min(one.worker_id for one in side)))
         for one in losers:
@@ -96,14 +102,9 @@ def test_only_the_majority_trains_on_in_rounds(sizes, algorithm, networks, tmp_p
 def test_a_worker_takes_the_place_of_one_whose_machine_has_failed(networks, tmp_path):
     """It comes before the others have excluded that one."""
     names, wires = networks
-    create_keys(tmp_path / "run.key")
-    with Crew(free_address(HOSTS[0]), PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
-        crew.hold(namespace=names[0])
-        options = {"algorithm": "all-reduce", "silence_s": 3.0}
-        others = crew.start(2, namespace=names[0], **options)
-        (lost,) = crew.start(1, namespace=names[1], **options)
-        for one in placed([lost, *others]).values():
-            one.trains_on()
+    options = {"algorithm": "all-reduce", "silence_s": 3.0}
+    crew, (others, (lost,)) = both_sides(names, tmp_path, (2, 1), **options)
+    with crew:
         ip("-n", names[0], "link", "set", wires[0], "down")
         lost.signal(signal.SIGKILL)
         (newcomer,) = crew.start(1, namespace=names[0], **options)
@@ -116,16 +117,10 @@ def test_a_worker_takes_the_place_of_one_whose_machine_has_failed(networks, tmp_
 
 
 def test_a_newcomer_gives_a_minority_no_majority(networks, tmp_path):
-    """It takes the place of a worker that is cut off, and that trains on with the majority."""
+    """It takes the place of a worker that is cut off and trains on with the majority."""
     names, wires = networks
-    create_keys(tmp_path / "run.key")
-    with Crew(free_address(HOSTS[0]), PACELINE_OF="3", PACELINE_KEY=str(tmp_path / "run.key")) as crew:
-        crew.hold(namespace=names[0])
-        options = {"algorithm": "all-reduce", "silence_s": 16.0}
-        (alone,) = crew.start(1, namespace=names[0], **options)
-        majority = crew.start(2, namespace=names[1], **options)
-        for one in placed([alone, *majority]).values():
-            one.trains_on()
+    crew, ((alone,), majority) = both_sides(names, tmp_path, (1, 2), algorithm="all-reduce", silence_s=16.0)
+    with crew:
         ip("-n", names[0], "link", "set", wires[0], "down")
         (newcomer,) = crew.start(1, namespace=names[0], algorithm="all-reduce", silence_s=1.0)  # does not wait for it
         newcomer.hear("place")

@@ -133,6 +133,9 @@ BY_SPEED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shar
         {"kills": {1: 11}, "data": "processes"},
         {"kills": {2: 19}, "ahead": True, "data": "drawn"},
         {"kills": {1: 19, 2: 19}, "ahead": True},
+        {"kills": {0: 12}, "clips": True, "optimizer": "adam", "sums": True},
+        {"kills": {1: 12}, "scales": True},
+        {"kills": {2: 12}, "twice": True},
     ],
     ids=str,
 )
@@ -142,7 +145,7 @@ def test_batches_by_speed_keep_their_samples_when_workers_die(method, options, t
     run = run_of(program)
     sizes = np.concatenate([rows["samples"] for rows in run.records.values()])
     assert sizes.max() > 4, "batches had other sizes"
-    check(program, run)
+    check(program, run, epochs=EPOCHS * (1 + program.twice))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -225,7 +228,7 @@ def lacking(rows):
     return max(np.diff(np.sort(own)), default=1) - 1
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED])
+@pytest.mark.parametrize("method", [*METHODS, CODED, "all-reduce(shares=auto)"])
 @pytest.mark.parametrize("worker", [0, 2])
 def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
     """Only the step in which the worker died is made without it."""
@@ -432,7 +435,7 @@ def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers
 @pytest.mark.parametrize("data", ["plain", "drawn"])
 @pytest.mark.parametrize("fails", [17, 45])
 def test_a_resumed_run_knows_which_samples_batches_by_speed_have(method, data, fails, tmp_path):
-    """Those that are left were cut by the speeds of workers of whom one has died."""
+    """The remaining batches were sized for three workers, one of which has died."""
     options = {"kills": {1: 12}, "fails": {0: fails}, "data": data, "slow_s": 2e-3, "num_batches": 60}
     check_resumed(Survivors(tmp_path, algorithm=method, epochs=3, **options), WORKERS)
 

@@ -117,7 +117,7 @@ class JoinedRun:
         self.notes: list[str] = []
         self.counts = Counts()
         self.is_stale = False
-        self._silent: dict[str, float] = {}  # addresses at which nobody answers, and since when
+        self._silent: dict[str, float] = {}  # silent addresses, and since when
         self._signals, self._coming = contextlib.ExitStack(), contextlib.ExitStack()
         self._interruption = Interruption()
         try:
@@ -254,9 +254,9 @@ class JoinedRun:
         return where is None or not self._may_listen(where)
 
     def _may_listen(self, where: str) -> bool:
-        """Whether a process may listen there: the kernel says so, also for a suspended one, or is silent, but not for long.
+        """Whether a process may listen there. The kernel answers for a suspended one, too.
 
-        A worker whose machine does not answer keeps its place for as long as the others wait for it.
+        A worker whose machine does not answer keeps its place as long as the others wait for it.
         """
         answer = answer_of(where)
         if answer == "silence":

@@ -108,7 +108,7 @@ class RoundShares:
         self._changes.append((from_round, first, sizes))
 
     def changes(self, round: int = 0) -> list[list[int]]:
-        """The changes that still apply from a round on, but for the equal sizes of the beginning: round, `first` and sizes."""
+        """The changes that apply from a round on, without the initial equal sizes: each as its round, `first` and sizes."""
         before = [number for number, (at, *_) in enumerate(self._changes) if at <= round]
         return [[at, first, *sizes] for at, first, sizes in list(self._changes)[max(before, default=0) :] if at]
 

@@ -38,7 +38,7 @@ class Checkpointer:
         self._every_s = every_s
         self._last_s = 0.0
         self._resumed = resumed.resolve() if resumed is not None else None
-        # By checkpoint, when its last part was there: each worker's records, and those who had none to write.
+        # By checkpoint, when the last part was written: each worker's number of records, and the workers without a part.
         self._written: dict[int, tuple[dict[int, int], list[int]]] = {}
         checkpoint_files.clear(self._folder, keep=self._resumed)
 
