@@ -16,6 +16,7 @@ import exact_codec
 import paceline as pl
 from paceline.memory.atomics import load
 from paceline.memory.newcomers import _ASKS, _EPOCH, _LET_IN
+from paceline.ports.round_shares import RoundShares
 from paceline.records import checkpoint_files
 from paceline.worker.memberships.elastic import ElasticMembership
 
@@ -141,7 +142,7 @@ class Survivors:
         sums: whether the loop calls `worker.mean` and `worker.sum` in every step, or after each "epoch".
         twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
-        slow_s: how much longer a sample takes worker 0.
+        slow_s: how much longer a sample seems to take worker 0, beyond the others' 1 ms.
     """
 
     folder: Path
@@ -175,6 +176,9 @@ class Survivors:
         number, step = 0, []
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=self.scales)
         with pl.attach(net, optimizer, algorithm=self.algorithm) as worker:
+            if self.slow_s:
+                time_s = 1e-3 + self.slow_s * (worker.worker_id == 0)
+                RoundShares.time_per_sample_s = lambda _: time_s
             if self.at == "backward":
                 net[0].weight.register_hook(lambda g: self._die(worker, "backward", number) or g)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if self.schedule == "epoch" else 7, 0.7)
@@ -190,8 +194,6 @@ class Survivors:
                             if of != worker.worker_id:
                                 wait_for_newcomer(worker, of, process)
                     self._die(worker, "forward", number)
-                    if worker.worker_id == 0 and self.slow_s:
-                        time.sleep(self.slow_s * len(indices))
                     last = len(step) == self.per_step - 1
                     if self.sums is True:
                         worker.mean(float(number))
