@@ -104,11 +104,11 @@ def test_bytes_on_the_wire_are_the_formulas_and_the_bits_are_over_time(plain):
     elements = int(rows["coded_elements"][0])
     piece = -(-elements // 32) * 8
     payload = -(-QSGD(bits=4).payload_bytes(piece, torch.float32) // 8) * 8
-    messages = 3 * (64 + 32 + payload) + 3 * (64 + 8 + payload)  # all-to-all and all-gather, with their frames
+    messages = 3 * (64 + 40 + payload) + 3 * (64 + 8 + payload)  # all-to-all and all-gather, with their frames
     first = coded.records[0][0]
     assert first["sent_bytes"] == pytest.approx(messages, abs=8 * 6 + 4 * 3 * 64 * 2)
-    assert set(rows["coded_bytes"].tolist()) == {4 * (32 + payload)}
-    assert coded.result["bits_per_element"] == pytest.approx(8 * 4 * (32 + payload) / elements)
+    assert set(rows["coded_bytes"].tolist()) == {4 * (40 + payload)}
+    assert coded.result["bits_per_element"] == pytest.approx(8 * 4 * (40 + payload) / elements)
     assert coded.result["bytes_per_step"] < 0.25 * plain.result["bytes_per_step"]  # 10,000 parameters: frames count
     assert plain.result["bits_per_element"] is None
 

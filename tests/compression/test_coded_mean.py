@@ -75,7 +75,7 @@ def test_one_worker_is_the_identity(codec):
     x = gaussian(1, 100)
     coded = CodedMean(codec, ports_of(0, 1, object()))
     y = x.clone()
-    assert coded.start(0, y, 3.0, 2.0).wait() == (3.0, 2.0, [0])
+    assert coded.start(0, y, 3.0, (2.0, 1.0, 0.0, 0.0)).wait() == (3.0, [2.0, 1.0, 0.0, 0.0], [0])
     assert torch.equal(x, y)
     assert coded.counts.coded_bytes == 0
 

@@ -52,13 +52,13 @@ def train(network, codec, weighs):
         coded = CodedMean(codec, ports_of(me, network.workers, collectives), RANGES, SHAPES)
         for step in range(STEPS):
             buckets = [given(me, step) * (number + 1) for number in range(2)]
-            means = [coded.start(number, x, weighs(me), said=2.0**me) for number, x in enumerate(buckets)]
+            means = [coded.start(number, x, weighs(me), (2.0**me, 1.0, 0.0, 0.0)) for number, x in enumerate(buckets)]
             for one in means:
                 one.advance()
             for one, x in zip(means, buckets, strict=True):
                 totals = one.wait()
                 assert tuple(totals.members) == collectives.members
-                assert totals.number == sum(2**one for one in totals.members)
+                assert totals.numbers == [sum(2**one for one in totals.members), len(totals.members), 0, 0]
                 histories[me].append((tuple(totals.members), totals.weight, x.tolist()))
 
     network.run(program)

@@ -13,8 +13,8 @@ from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.merges import OuterStep
 from paceline.algorithms.replacements import Replacements
-from paceline.algorithms.round_messages import Header
-from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.round import Round
+from paceline.algorithms.round_messages import Header, Heard
 
 APART = r"At step (\d+) the workers' parameters differ, and this method keeps them equal"
 RATES = r"At step (\d+) the workers' learning rates differ"
@@ -100,16 +100,16 @@ def by_own_loss(optimizer):
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("algorithm", SHARED)
 def test_noise_in_a_step_ends_the_run(algorithm, workers):
-    """The digests differ in the second mean, and the workers tell each other in the third."""
+    """The digests differ in the second mean."""
     step = refused_at(lambda: trained(noisy, 6 * workers), algorithm, APART, workers=workers)
-    assert step in (3, 4)  # digests of 8 bits may be equal once
+    assert step == 2
 
 
 @pytest.mark.parametrize("uses_batches", [True, False], ids=["batches", "own batches"])
 @pytest.mark.parametrize("algorithm", SHARED[1:])
 def test_a_gradient_of_this_worker_after_the_mean_ends_the_run(algorithm, uses_batches):
     loop = lambda: trained(before_step=of_this_worker, uses_batches=uses_batches)  # noqa: E731
-    assert refused_at(loop, algorithm, APART) in (3, 4)
+    assert refused_at(loop, algorithm, APART) == 2
 
 
 @pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "all-reduce(codec=qsgd(bits=4))"])
@@ -202,7 +202,7 @@ def test_late_in_the_run_it_is_seen_at_the_next_hundredth_step(algorithm):
         steps = iter(range(1000))
         return lambda worker, loss: optimizer.param_groups[0].update(lr=0.1 if next(steps) < 120 + own_id() else 0.05)
 
-    assert refused_at(lambda: trained(number=440, after_step=later), algorithm, APART) == 201
+    assert refused_at(lambda: trained(number=440, after_step=later), algorithm, APART) == 200
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -260,34 +260,31 @@ def test_launched(algorithm):
         pl.launch(loop, workers=2, algorithm=algorithm, backend="threads")
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 16, 100, 255, 256, 1000, 2895, 2896])
+@pytest.mark.parametrize("num_workers", [2, 3, 16, 100, 256, 1000, 5000])
 def test_what_all_say_is_exact_in_float32(num_workers):
-    replica = SimpleNamespace(round=0, step=1, rates=7, closure=None, changed_outside=False, deal=None)
-    collectives = SimpleNamespace(members=range(num_workers))
-    ports = SimpleNamespace(
-        num_workers=num_workers, worker_id=0, incarnation=0, collectives=collectives, newcomers=None
-    )
-    replacements = Replacements(replica, ports)
-    rounds = SameRounds(replica, ports, replacements)
-    rounds.note([torch.arange(8.0)])
-    number = rounds.header(changed=True).packed(num_workers)
-    total = torch.full((num_workers,), number, dtype=torch.float32).sum().item()
-    assert total == num_workers * number < 2**24
-    header = Header.unpacked(total, num_workers)
-    assert header.reports == num_workers
-    assert rounds.heard(header)
-    assert not rounds._differs
-    replica = SimpleNamespace(round=0, step=1, rates=8, closure=None, changed_outside=False, deal=None)
-    others = SameRounds(replica, ports, replacements)
-    others.note([torch.arange(8.0)])
-    if num_workers <= 256:  # digests of more have few bits, and may be equal
-        rounds.heard(Header.unpacked(total - number + others.header(changed=True).packed(num_workers), num_workers))
-        assert rounds._differs
+    largest = Header.num_digests(num_workers) - 1
+    assert largest > 50
+    same = Header(True, largest, 2**24 // num_workers)
+    others = [same._replace(reports=False, digest=digest) for digest in (0, largest - 1)]
+    for headers, is_equal in [
+        ([same] * num_workers, True),
+        *(([same] * (num_workers - 1) + [one], False) for one in others),
+    ]:
+        numbers = torch.tensor([one.numbers for one in headers], dtype=torch.float32).sum(0)
+        exact = torch.tensor([one.numbers for one in headers], dtype=torch.float64).sum(0)
+        assert numbers.tolist() == exact.tolist()
+        assert max(numbers) <= 2**24
+        assert Heard.of(numbers.tolist(), num_workers) == (True, is_equal, num_workers * same.samples)
 
 
-@pytest.mark.parametrize("num_workers", [2, 255, 2896])
-def test_headers_add_up_with_samples(num_workers):
-    """As float64, in which a round of 2**28 samples is exact."""
-    own = Header(1, Header.num_digests(num_workers) - 1, 2**28 // num_workers)
-    total = sum([own.packed(num_workers)] * num_workers)
-    assert Header.unpacked(total, num_workers) == Header(*(num_workers * one for one in own))
+def test_replicas_with_other_rates_have_other_digests():
+    found = []
+    for rates in (7, 8):
+        replica = SimpleNamespace(round=0, step=1, rates=rates, closure=None, changed_outside=False, deal=None)
+        collectives = SimpleNamespace(members=range(2))
+        ports = SimpleNamespace(num_workers=2, worker_id=0, incarnation=0, collectives=collectives, newcomers=None)
+        own = Round(replica, ports, Replacements(replica, ports))
+        own.replicas.note([torch.arange(8.0)])
+        found.append(own.header())
+    assert found[0].digest != found[1].digest
+    assert [one.reports for one in found] == [False, False]

@@ -9,8 +9,8 @@ import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.replacements import Replacements
+from paceline.algorithms.round import Round
 from paceline.algorithms.round_messages import Reports
-from paceline.algorithms.same_rounds import SameRounds
 
 IN_ROUNDS = [*families.SHARED_LOCKSTEP, *families.OWN_LOCKSTEP, "da-sgd(period=3)"]
 WITHOUT_ROUNDS = [*families.ASYNCHRONOUS, "parameter-server(mode=async)", "downpour(push=3, fetch=2)"]
@@ -193,7 +193,7 @@ def test_all_workers_are_told_the_same():
     for worker, (round_, step) in enumerate(places):
         replica = SimpleNamespace(round=round_, step=step, rates=0, closure=None)
         ports = SimpleNamespace(worker_id=worker, num_workers=4, incarnation=0, collectives=board)
-        rounds.append(SameRounds(replica, ports, Replacements(replica, ports)))
+        rounds.append(Round(replica, ports, Replacements(replica, ports)))
     total = Reports(sum(one.own_report().numbers for one in rounds))
     for one in rounds:
         with pytest.raises(pl.UsageError, match="Workers 0 and 3 skipped"):

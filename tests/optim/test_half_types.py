@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.all_reduce import _OverlappedMean
 from paceline.algorithms.downpour import _Accrued
+from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.server.average import MovingAverage
 from paceline.algorithms.server.update import UpdateInfo, WaitingGradient, weighted_mean
@@ -23,7 +23,7 @@ from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.segment import Layout, Segment
 from paceline.optim.half_types import is_finite, to_sum_type
-from paceline.ports.ports import Message, Received
+from paceline.ports.ports import NUM_NUMBERS, Message, Received
 from paceline.simulator import Cluster
 from paceline.simulator.collectives import mean_into_all, sum_into_all
 from paceline.simulator.memory import ReplicatedState
@@ -126,15 +126,14 @@ def overlapped(vectors, weights, members):
 
     def program(worker, collectives):
         g = vectors[worker].clone()
-        g[0] = g[-1] = 0  # its padding
+        g[:NUM_NUMBERS] = g[-1] = 0  # no parameter's
         replica = replica_of(weights[worker])
         shared = SimpleNamespace(x=torch.empty(P))
         ports = ports_of(vectors, collectives, shared=shared, moved=moved, shards=None)
-        mean = _OverlappedMean(replica, collectives, AgreedGradient(replica, ports), ports)
+        mean = _OverlappedMean(replica, collectives, GradientRound(replica, ports), ports)
         for bucket in (g[40:], g[:40]):
             mean.begin(bucket)
         mean.finish()
-        g[[0, -1]] = vectors[worker][[0, -1]]  # which says nothing
         return g
 
     return by_threads(program, members)
@@ -146,7 +145,7 @@ def strips(vectors, weights, members):
     def program(worker, collectives):
         replica = replica_of(weights[worker])
         ports = ports_of(vectors, collectives)
-        numbers, gradient = (worker, len(vectors), P), AgreedGradient(replica, ports)
+        numbers, gradient = (worker, len(vectors), P), GradientRound(replica, ports)
         owned = PartReduce(replica, collectives, gradient, *numbers, moved)
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)
@@ -165,7 +164,7 @@ def simulated(finish):
     def mean(vectors, weights, _):
         copies = [vector.clone() for vector in vectors]
         if finish is mean_into_all:
-            numbers = [[0.0] for _ in vectors]
+            numbers = [[0.0] * NUM_NUMBERS for _ in vectors]
             finish(list(zip(copies, weights, numbers, strict=True)))
             return copies
         total = float(sum(weights))
@@ -286,10 +285,12 @@ def test_a_mean_is_one_rounding_away(patches, kind, dtype, workers, seed, weight
     found = means(kind, vectors, weights, patches)
     for one in found:
         assert one.dtype == dtype
-        error = (one.double() - exact).abs()[1:-1]
-        assert (error <= error_allowed(exact, vectors)[1:-1]).all(), (error / error_allowed(exact, vectors)[1:-1]).max()
+        error = (one.double() - exact).abs()[NUM_NUMBERS:-1]
+        assert (error <= error_allowed(exact, vectors)[NUM_NUMBERS:-1]).all(), (
+            error / error_allowed(exact, vectors)[NUM_NUMBERS:-1]
+        ).max()
     if kind != "d-psgd":  # whose workers begin their sums with themselves
-        assert all(torch.equal(found[0][1:-1], one[1:-1]) for one in found)
+        assert all(torch.equal(found[0][NUM_NUMBERS:-1], one[NUM_NUMBERS:-1]) for one in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -299,7 +300,7 @@ def test_the_mean_of_equal_models_is_that_model(patches, kind, dtype, workers):
     x = (torch.randn(P, generator=torch.Generator().manual_seed(workers)) * 1e4).to(dtype)
     x[1] = torch.finfo(torch.float16).max
     for one in means(kind, [x.clone() for _ in range(workers)], [8] * workers, patches):
-        assert torch.equal(one[1:-1], x[1:-1])
+        assert torch.equal(one[NUM_NUMBERS:-1], x[NUM_NUMBERS:-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

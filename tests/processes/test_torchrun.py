@@ -378,9 +378,12 @@ def test_every_operation(num_workers):
         assert one["lone"] == vectors[1].tolist()
         assert one["none"] == [0.0] * 6
         assert one["half"] == half.tolist()
-        assert one["numbers"] == [num_workers**2 / 2, 2.0 * num_workers]
-        # The ring's optimum, for the vector of float32, one float64 per worker and the number.
-        assert one["sent_bytes"] == 2 * (num_workers - 1) * (6 * 4 + num_workers * 8 + 8) // num_workers
+        assert one["numbers"] == [
+            [num_workers**2 / 2, num_workers * (num_workers - 1) / 2, 0, num_workers],
+            [2.0 * num_workers, 0, 0, 0],
+        ]
+        # The ring's optimum, for the vector of float32, one float64 per worker and the numbers.
+        assert one["sent_bytes"] == 2 * (num_workers - 1) * (6 * 4 + num_workers * 8 + 4 * 8) // num_workers
     claimed = sorted(number for one in found for number in one["claimed"])
     assert len(set(claimed)) == 10 * num_workers
     assert claimed[-1] < 12 * num_workers  # whole claims of four

@@ -372,10 +372,10 @@ def operations():
         handle.wait()
     mean, lone, none = vector(RANK), vector(RANK), vector(RANK)
     sent_before = collectives.counts.sent_bytes
-    numbers = [collectives.all_reduce_mean(mean, weight=RANK + 1, number=RANK + 0.5)]
+    numbers = [collectives.all_reduce_mean(mean, RANK + 1, (RANK + 0.5, RANK, 0, 1))]
     sent_bytes = collectives.counts.sent_bytes - sent_before
     collectives.all_reduce_mean(lone, weight=float(RANK == 1))
-    numbers.append(collectives.all_reduce_mean(none, weight=0, number=2.0))
+    numbers.append(collectives.all_reduce_mean(none, 0, (2.0, 0, 0, 0)))
     half = large_and_small(RANK, n)
     collectives.all_reduce_mean(half, weight=1.0)
     claim = run.claims()

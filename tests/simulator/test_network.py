@@ -346,7 +346,12 @@ def test_collectives_compute_and_take_their_time(workers):
     def program(ports):
         me = ports.worker_id
         x = torch.full((120,), 1.0 + me)
-        assert ports.collectives.all_reduce_mean(x, weight=float(1 + me), number=me + 0.5) == n * n / 2
+        assert ports.collectives.all_reduce_mean(x, 1.0 + me, (me + 0.5, me, 0, 1)) == [
+            n * n / 2,
+            n * (n - 1) / 2,
+            0,
+            n,
+        ]
         assert x[0].item() == pytest.approx(sum((1 + w) ** 2 for w in range(n)) / sum(1 + w for w in range(n)))
         begun_s = ports.clock.now_s()
         y, z = torch.arange(120.0) + me, torch.ones(120)

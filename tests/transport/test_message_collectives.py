@@ -286,8 +286,8 @@ def train(network, histories, *, leaver=None):
                 for handle, found in gathered:
                     check_gathered(handle.wait(), me, round, found)
             else:
-                number = collectives.all_reduce_mean(x, weight=2.0, number=float(2**me))
-                assert number == sum(2**one for one in collectives.members)
+                numbers = collectives.all_reduce_mean(x, 2.0, (2.0**me, 1, 0, 0))
+                assert numbers == [sum(2**one for one in collectives.members), len(collectives.members), 0, 0]
             histories[me].append((tuple(collectives.members), x.tolist()))
 
     network.run(program)

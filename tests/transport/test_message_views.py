@@ -19,7 +19,7 @@ from paceline.ports.views import LOST
 from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.message_views import MessageViews
 from paceline.transport.packed_vectors import packed, unpacked
-from paceline.transport.round_header import Purpose
+from paceline.transport.round_header import Purpose, RoundHeader
 from transport.test_message_collectives import Network
 
 EPOCHS, BATCHES = 2, 8
@@ -490,9 +490,7 @@ class Ahead:
         if to == 1:
             x = message.x
             if message.kind == "round pieces":
-                header, table = unpacked(
-                    x, [torch.empty(4, dtype=torch.float64), torch.empty(3 * 11, dtype=torch.int64)]
-                )
+                header, table = unpacked(x, [RoundHeader().vector(), torch.empty(3 * 11, dtype=torch.int64)])
                 table = torch.zeros_like(table).view(3, 11)
                 table[1] = torch.tensor([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0])
                 x = packed([header, table.flatten()])

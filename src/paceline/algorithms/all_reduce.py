@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.coded_gradient import work_coded
 from paceline.algorithms.evaluations import Evaluations
+from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
+from paceline.algorithms.round_messages import NUM_NUMBERS
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
@@ -130,9 +130,9 @@ def _work_whole(
     replica: Replica, ports: Ports[ReplicatedParameters], collectives: Collectives, *, by_speed: bool
 ) -> None:
     shared = ports.shared
-    gradient = AgreedGradient(replica, ports, by_speed=by_speed)
+    gradient = GradientRound(replica, ports, by_speed=by_speed)
     mean = _OverlappedMean(replica, collectives, gradient, ports)
-    replica.evaluations = Evaluations(ports, gradient.rounds, average=lambda: None)
+    replica.evaluations = Evaluations(ports, gradient.round, average=lambda: None)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
@@ -148,7 +148,7 @@ def _work_sharded(
     replica: Replica, ports: Ports[ReplicatedParameters], collectives: Collectives, *, by_speed: bool
 ) -> None:
     shared = ports.shared
-    gradient = AgreedGradient(replica, ports, by_speed=by_speed)
+    gradient = GradientRound(replica, ports, by_speed=by_speed)
     numbers = ports.worker_id, ports.num_workers, shared.x.numel()
     strips = PartReduce(replica, collectives, gradient, *numbers, ports.moved)
     for _ in gradient.steps():
@@ -163,79 +163,74 @@ def _work_sharded(
 class _OverlappedMean:
     """sum_k (w_k / u) g_k / sum_k (w_k / u), w_k: worker k's samples, u: a unit that all workers know.
 
-    The unit is the power of two nearest to the previous round's mean weight. Factors are then near 1, exactly 1 for the usual
-    batch sizes, and never round: every unit gives the same bits.
-
-    The padding of the first bucket adds up the weights, exactly up to 2^24 samples: buckets of half types travel as float32.
-    The padding of the last bucket adds up the headers of `AgreedGradient`.
+    The weights travel in the first bucket, whose last element is no parameter's, so that each sum is divided as it comes. The
+    header travels in the last bucket, whose first elements are no parameter's either. Buckets of half types travel as float32.
 
     Shards of a layout are averaged across groups, as the gradients of the mean loss of a group's rows, which all count.
     """
 
     def __init__(
-        self, replica: Replica, collectives: Collectives, gradient: AgreedGradient, ports: Ports[ReplicatedParameters]
+        self, replica: Replica, collectives: Collectives, gradient: GradientRound, ports: Ports[ReplicatedParameters]
     ) -> None:
         self._replica = replica
         self._collectives = collectives
         self._gradient = gradient
-        self._num_workers = ports.num_workers
         self._num_elements = ports.shared.x.numel()
         self._moved = ports.moved
         self._shards = ports.shards
-        self._num_begun = 0  # elements
-        # Bucket, the vector sent, its handle (None: no other worker has these shards), and whether all workers have it.
-        self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None, bool]] = []
+        self._num_begun = self._num_of_shards = 0  # elements, buckets
+        # Bucket, the vector sent, and its handle; None: no other worker has these shards.
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor, Handle | None]] = []
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Starts averaging a bucket (n,) in place."""
-        shards = self._shards
-        is_common = shards is None or self._num_elements - self._num_begun - len(bucket) < shards.first
-        samples = self._replica.samples
-        factor = (samples if shards is None or is_common else shards.samples(samples)) / self._gradient.unit
-        vector = to_sum_type(bucket)
+        self._num_begun += len(bucket)
+        shards, carrier, samples = self._shards, self._collectives, self._replica.samples
+        is_shard = shards is not None and self._num_elements - self._num_begun >= shards.first
+        if shards is not None and is_shard:
+            carrier, samples = shards.collectives, shards.samples(samples)
+        factor, vector = samples / self._gradient.unit, to_sum_type(bucket)
         if factor != 1.0:
             vector.mul_(factor)  # in the first step, and in uneven ones
-        if vector.numel():  # no elements if only time is simulated
-            if is_common and not any(common for *_, common in self._under_way):
+        if is_shard:
+            self._num_of_shards += 1
+        elif vector.numel():  # no elements if only time is simulated
+            if len(self._under_way) == self._num_of_shards:
                 vector[-1] = factor
-            self._num_begun += len(vector)
             if self._num_begun == self._num_elements:
-                vector[0] = self._gradient.number()
-        carrier = self._collectives if shards is None or is_common else shards.collectives
-        handle = carrier.start_all_reduce(vector) if carrier is not None else None
-        self._under_way.append((bucket, vector, handle, is_common))
+                numbers = self._gradient.header().numbers
+                if any(numbers):  # rarely, after the first rounds
+                    vector[:NUM_NUMBERS] = vector.new_tensor(numbers)
+        self._under_way.append((bucket, vector, carrier.start_all_reduce(vector) if carrier is not None else None))
 
     def finish(self) -> None:
         """Waits for the buckets in their order."""
-        total: float | None = None
-        said = 0.0
-        shards: list[tuple[torch.Tensor, torch.Tensor]] = []  # these come before the total is known
-        for number, (bucket, vector, summed, is_common) in enumerate(self._under_way, start=1):
+        gradient, heard, total = self._gradient, None, None
+        received: list[tuple[torch.Tensor, torch.Tensor]] = []  # shards come before the total is known
+        for place, (bucket, vector, summed) in enumerate(self._under_way, start=1):
             if summed is not None:
                 summed.wait()
-            if not is_common:
-                shards.append((bucket, vector))
+            received.append((bucket, vector))
+            if place <= self._num_of_shards:
                 continue
             if total is None and vector.numel():
                 total = vector[-1].item()
                 vector[-1] = 0.0
-            if number == len(self._under_way) and vector.numel():
-                said = vector[0].item()
-                vector[0] = 0.0
-            self._divide(bucket, vector, total or 0.0)
-        for bucket, vector in shards:
-            self._divide(bucket, vector, total or 0.0)
+            if place == len(self._under_way) and vector.numel():
+                numbers = vector[:NUM_NUMBERS].tolist()
+                heard = gradient.heard(numbers)
+                if any(numbers):
+                    vector[:NUM_NUMBERS] = 0.0
+            for one in received:
+                self._divide(*one, total)
+            received.clear()
         buckets = [bucket for bucket, *_ in reversed(self._under_way)]
         self._under_way.clear()
-        self._gradient.note_samples(total)
-        total = total or 0.0
-        self._num_begun = 0
-        self._replica.round_samples += round(total * self._gradient.unit)
-        if total:
-            self._gradient.unit *= 2.0 ** round(math.log2(total / self._num_workers))
-        self._gradient.settle(said, lambda: torch.cat(buckets))
+        self._num_begun = self._num_of_shards = 0
+        samples = total * gradient.unit if total is not None else None
+        gradient.end(heard, samples, lambda: torch.cat(buckets))
 
-    def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float) -> None:
+    def _divide(self, bucket: torch.Tensor, vector: torch.Tensor, total: float | None) -> None:
         if total:
             vector.div_(total)
         self._moved(2, of=bucket)  # half types move twice that, unknown if only time is simulated

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
+from paceline.algorithms.gradient_round import GradientRound
+from paceline.algorithms.round_messages import Header
 from paceline.compression.codec import Codec
 from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
@@ -29,7 +30,7 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
     of one pass goes into the next. Within `worker.accumulate()` passes only add up, and are coded once.
     """
     shared = ports.shared
-    gradient = AgreedGradient(replica, ports, by_speed=by_speed)
+    gradient = GradientRound(replica, ports, by_speed=by_speed)
     mean = _CodedGradient(replica, gradient, ports, codec)
     storage = ports.storage
     if storage is not None:
@@ -52,7 +53,7 @@ def work_coded(replica: Replica, ports: Ports[ReplicatedParameters], codec: Code
 class _CodedGradient:
     """sum_k w_k g_k / sum_k w_k, w_k: worker k's samples; separately for each bucket.
 
-    The last bucket's number is that of `AgreedGradient`.
+    The header travels with the last bucket.
 
     A codec with error feedback first gets all workers' weights, by one small all-reduce, so that its feedback keeps its weight
     in rounds in which some have no batch or a smaller one. So it starts only after backward, and so does a codec whose bits
@@ -68,7 +69,7 @@ class _CodedGradient:
     """
 
     def __init__(
-        self, replica: Replica, gradient: AgreedGradient, ports: Ports[ReplicatedParameters], codec: Codec
+        self, replica: Replica, gradient: GradientRound, ports: Ports[ReplicatedParameters], codec: Codec
     ) -> None:
         assert ports.collectives is not None
         self._replica = replica
@@ -99,11 +100,10 @@ class _CodedGradient:
 
     def _start(self, bucket: torch.Tensor, total: float | None) -> None:
         self._num_left -= bucket.numel()
-        said = 0.0
+        header, number, weight = Header(), len(self._under_way), self._replica.samples
         if bucket.numel() and not self._num_left:  # missing gradients are known by now
-            said = self._gradient.number()
-        number, weight = len(self._under_way), self._replica.samples
-        mean = self.coded.start(number, bucket, weight, said, first=self._num_left, total=total)
+            header = self._gradient.header(weight)
+        mean = self.coded.start(number, bucket, weight, header.numbers, first=self._num_left, total=total)
         self._under_way.append((bucket, mean))
 
     def finish(self) -> None:
@@ -128,9 +128,8 @@ class _CodedGradient:
         buckets = [bucket for bucket, _ in reversed(self._under_way)]
         self._under_way.clear()
         self._num_left = self._num_elements
-        self._gradient.note_samples(totals[0].weight if self._num_elements else None)
-        self._replica.round_samples += round(totals[0].weight)
-        self._gradient.settle(totals[-1].number, lambda: torch.cat(buckets))
+        heard = self._gradient.heard(totals[-1].numbers) if self._num_elements else None  # else only time is simulated
+        self._gradient.end(heard, heard.samples if heard is not None else None, lambda: torch.cat(buckets))
         self._leave_out(self._replica.missing)
 
     def for_newcomers(self) -> dict[str, Any]:

@@ -57,13 +57,13 @@ def cut(ranges: Ranges, num_elements: int, num_fragments: int) -> list[Fragment]
 
 
 def layouts(fragments: list[Fragment], replica: Replica) -> list[Layout]:
-    """The layouts of the fragments' vectors (n,); a single fragment is the whole flat vector, padding included."""
+    """The layouts of the fragments' vectors (n,); a single fragment is the whole flat vector."""
     if len(fragments) == 1:
-        return [Layout(replica.ranges, replica.shapes, is_padded=True)]
+        return [Layout(replica.ranges, replica.shapes, is_flat=True)]
     shapes = dict(zip(replica.ranges, replica.shapes, strict=True))
     found = []
     for fragment in fragments:
         ends = list(accumulate(end - begin for begin, end in fragment.ranges))
         own = tuple(pairwise([0, *ends]))
-        found.append(Layout(own, [shapes[one] for one in fragment.ranges], is_padded=False))
+        found.append(Layout(own, [shapes[one] for one in fragment.ranges]))
     return found

@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from paceline.algorithms.base import Algorithm
+from paceline.algorithms.equal_replicas import check_rates
 from paceline.algorithms.replacements import Replacements
-from paceline.algorithms.same_rounds import check_rates, left_out
+from paceline.algorithms.round import left_out
 from paceline.algorithms.topology import Ring, Topology, metropolis_weights
 from paceline.compression.registry import GOSSIP
 from paceline.errors import NoGradient, PeerLostError, UsageError, WorkerLostError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.algorithms.same_rounds import UNEQUAL_EVALUATIONS, SameRounds
+from paceline.algorithms.round import UNEQUAL_EVALUATIONS, Round
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ReplicatedParameters
@@ -22,25 +22,25 @@ class Evaluations:
 
     Args:
         ports: of this worker's program.
-        rounds: where all workers are.
+        round: of the program.
         average: averages the replica's gradient over all workers, unless `backward` has done so.
     """
 
     def __init__(
         self,
         ports: Ports[ReplicatedParameters],
-        rounds: SameRounds,
+        round: Round,
         average: Callable[[], None],
     ) -> None:
         assert ports.collectives is not None
         self._collectives = ports.collectives
-        self._rounds = rounds
+        self._round = round
         self.average = average
 
     @property
     def under_way(self) -> bool:
         """Whether an optimizer has evaluated its closure in a step that has not ended."""
-        return self._rounds.is_evaluating
+        return self._round.is_evaluating
 
     def begin(self) -> None:
         """Begins an evaluation.
@@ -49,12 +49,12 @@ class Evaluations:
             UsageError: another worker's optimizer has ended its step.
         """
         self._tell(evaluates=True)
-        self._rounds.is_evaluating = True
+        self._round.is_evaluating = True
 
     def end(self) -> None:
         """Ends the step; raises as `begin`."""
         self._tell(evaluates=False)
-        self._rounds.is_evaluating = False
+        self._round.is_evaluating = False
 
     def _tell(self, *, evaluates: bool) -> None:
         (num_evaluating,) = self._sum(float(evaluates))

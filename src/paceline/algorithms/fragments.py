@@ -17,12 +17,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.chosen_delay import ChosenDelay
 from paceline.algorithms.cuts import cut, layouts
+from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.means import Means, MeanUnderWay
 from paceline.algorithms.merges import Rule
-from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.round import Round
+from paceline.algorithms.round_messages import Header, Heard
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import AlgorithmWarning, NoGradient, RunStopped
 from paceline.optim.half_types import sum_type
@@ -100,10 +101,10 @@ class Averages:
         x = ports.shared.x
         self._only_time, self._caution = not x.numel(), caution
         self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
-        self.gradient = AgreedGradient(replica, ports)
+        self.gradient = GradientRound(replica, ports)
         replacements = self.gradient.replacements
         replacements.parts.append(self)
-        self._rounds = [SameRounds(replica, ports, replacements) for _ in range(schedule.num_fragments)]
+        self._rounds = [Round(replica, ports, replacements) for _ in range(schedule.num_fragments)]
         self._flights: list[Flight] = []
         # Rounds of batches whose steps each fragment's last mean contains, and the one sent; 0: those of a checkpoint.
         self._rounds_in, self._rounds_sent = ([0] * schedule.num_fragments for _ in range(2))
@@ -182,7 +183,9 @@ class Averages:
         for index in self._schedule.leaving(k):
             if self._choice is not None and self._choice.is_ready():
                 means = self._new_means(keeps=False)
-                delay = self._choice.take(lambda means=means, index=index: means.start(index, self._part(index), 0.0))
+                delay = self._choice.take(
+                    lambda means=means, index=index: means.start(index, self._part(index), Header())
+                )
                 self._schedule, self._choice = replace(self._schedule, delay=delay), None
                 ports.counts.delay = delay
                 if not ports.worker_id and (said := self._caution(ports.num_workers, delay)):
@@ -197,42 +200,44 @@ class Averages:
     def _average_now(self, index: int) -> None:
         replica, ports, rule, x = self._replica, self._ports, self._rule, self._part(index)
         assert ports.collectives is not None
-        number = self._rounds[index].header().packed(ports.num_workers)
+        header = self._rounds[index].header()
         is_whole = self._schedule.num_fragments == 1
         vector = replica.copy(x) if is_whole and rule.sends_a_copy else x
         if not (is_whole and rule.sends_a_copy):
             ports.moved(4 + rule.moved_out, of=x)
         vector = vector if self._only_time else rule.outgoing(index, vector)
         if is_whole and rule.sends_a_copy:
-            total = ports.collectives.all_reduce_mean(vector, 1.0, number=number)
+            numbers = ports.collectives.all_reduce_mean(vector, 1.0, header.numbers)
             mean, vector, members = vector, x, ports.collectives.members
+            heard = Heard.of(numbers, len(members))
         else:
-            mean, total, members = self._means.start(index, vector, number).wait()
+            mean, heard, members = self._means.start(index, vector, header).wait()
             self._means.landed(index)
             ports.moved(2, of=x)
         self._rounds_sent[index] = replica.rounds_begun
         self._contains(index, members)
-        self._rounds[index].meet_after(total)
+        self._rounds[index].end_late(heard)
+        self._rounds[index].end()
         self._write(index, x, vector, mean)
 
     def _depart(self, index: int, due: int) -> None:
         rounds, x = self._rounds[index], self._part(index)
-        number = rounds.header().packed(self._ports.num_workers)
-        rounds.met()
+        header = rounds.header()
+        rounds.end()
         self._ports.moved(4 + self._rule.moved_out, of=x)
         sent = x
         if not self._only_time:
             sent = self._rule.outgoing(index, x)
             sent = sent.clone() if self._rule.sends_a_copy else sent
-        mean = self._means.start(index, sent, number)
+        mean = self._means.start(index, sent, header)
         self._flights.append(Flight(index, sent, due, mean))
         self._rounds_sent[index] = self._replica.rounds_begun
 
     def _land(self, flight: Flight) -> None:
-        mean, total, members = flight.mean.wait()
+        mean, heard, members = flight.mean.wait()
         self._means.landed(flight.fragment)
         self._contains(flight.fragment, members)
-        self._rounds[flight.fragment].tell_if(total)
+        self._rounds[flight.fragment].end_late(heard)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
@@ -245,7 +250,7 @@ class Averages:
     def _write(self, index: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> None:
         ports, rule = self._ports, self._rule
         merged = mean if self._only_time else rule.merged(index, x, sent, mean)
-        self._rounds[index].note(rule.common(index))
+        self._rounds[index].replicas.note(rule.common(index))
         with ports.shared.writing():
             if not self._only_time:
                 self._fragments[index].put(ports.shared.x, merged)
@@ -291,12 +296,12 @@ class Averages:
             x = self._part(index)
             if not fits(sent, x):
                 check_fits(sent, x.to(sum_type(x.dtype)), _WHAT)
-            self._flights.append(Flight(index, sent, due, self._means.start(index, sent, 0.0)))
+            self._flights.append(Flight(index, sent, due, self._means.start(index, sent, Header())))
 
     def for_newcomers(self) -> dict[str, Any]:
         """As of `Part`. Averages under way end, and start again: a newcomer contributes the same as the first worker."""
         for index, _, _, mean in self._flights:
-            self._rounds[index].tell_if(mean.wait()[1])
+            self._rounds[index].end_late(mean.wait()[1])
         self._flights = [one._replace(mean=self._means.start_again(one.fragment, one.sent)) for one in self._flights]
         return self._state() | {
             "means": self._means.for_newcomers(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
 from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.evaluations import Evaluations
+from paceline.algorithms.gradient_round import GradientRound
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
@@ -70,8 +70,8 @@ class Lockstep(Algorithm):
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
-        shared, gradient = ports.shared, AgreedGradient(replica, ports, by_speed=self.by_speed)
-        replica.evaluations = Evaluations(ports, gradient.rounds, lambda: gradient.average(weight=replica.samples))
+        shared, gradient = ports.shared, GradientRound(replica, ports, by_speed=self.by_speed)
+        replica.evaluations = Evaluations(ports, gradient.round, lambda: gradient.average(weight=replica.samples))
         for _ in gradient.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)

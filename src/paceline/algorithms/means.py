@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from paceline.algorithms.round_messages import Header, Heard
 from paceline.compression.codec import WHAT, Codec, NoCodec
 from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
-from paceline.ports.ports import Collectives, Handle, Ports
+from paceline.ports.ports import NUM_NUMBERS, Collectives, Handle, Ports
 from paceline.ports.shared import ReplicatedParameters
 from paceline.system.saved_state import check_fits
 
@@ -24,16 +25,16 @@ class Layout(NamedTuple):
     Args:
         ranges: of its tensors.
         shapes: of its tensors.
-        is_padded: whether its last element is padding, which can carry a number instead.
+        is_flat: whether it is the whole flat vector, whose first 64 bytes are no parameter's, and can carry a header.
     """
 
     ranges: Ranges
     shapes: Sequence[tuple[int, ...]]
-    is_padded: bool
+    is_flat: bool = False
 
 
 class MeanUnderWay(Protocol):
-    """A mean that has been started; it also adds up one number per worker."""
+    """A mean that has been started, with which headers travel."""
 
     def advance(self) -> None:
         """Does the work that is due half-way; either all workers call it at the same step, or none does."""
@@ -43,8 +44,11 @@ class MeanUnderWay(Protocol):
         """Waits for its end and discards the result."""
         ...
 
-    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
-        """The mean (n,), of half types in float32, the sum of the numbers, and the workers whose vectors these contain."""
+    def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
+        """The mean (n,), of half types in float32, what all workers say, and the workers whose vectors it contains.
+
+        None: only time is simulated.
+        """
         ...
 
 
@@ -66,7 +70,7 @@ class Means:
         self._keeps = keeps
         self._coded: list[CodedMean] | None = None
         if not isinstance(codec, NoCodec):
-            nothing = Layout((), (), is_padded=False)
+            nothing = Layout((), ())
             shapes = [shape for one in layouts for shape in one.shapes]
             self._coded = [CodedMean(codec, ports, one.ranges, one.shapes, shapes) for one in layouts or [nothing]]
         self._before: dict[int, dict[str, Any]] = {}
@@ -75,22 +79,22 @@ class Means:
         """As `start`, in place of a mean that has ended and not landed."""
         if self._coded is not None:
             self._coded[fragment if vector.numel() else 0].restore(self._before[fragment])
-        return self.start(fragment, vector, 0.0)
+        return self.start(fragment, vector, Header())
 
-    def start(self, fragment: int, vector: torch.Tensor, number: float) -> MeanUnderWay:
+    def start(self, fragment: int, vector: torch.Tensor, header: Header) -> MeanUnderWay:
         """Starts the mean of `vector` (n,) over all workers; only reads `vector`."""
         ports = self._ports
         assert ports.collectives is not None
         if self._coded is None:
-            is_padded = bool(self._layouts) and self._layouts[fragment].is_padded
-            return _PlainMean(ports.collectives, vector, number, is_padded=is_padded)
+            is_flat = bool(self._layouts) and self._layouts[fragment].is_flat
+            return _PlainMean(ports.collectives, vector, header, is_flat=is_flat)
         only_time = not vector.numel()
         coded = self._coded[0 if only_time else fragment]
         if self._keeps:
             self._before[fragment] = copy.deepcopy(coded.state())
         buffer = vector if only_time else vector.to(sum_type(vector.dtype), copy=True)
         coded.fit([buffer], 1.0)
-        return _CodedMean(coded.start(fragment if only_time else 0, buffer, 1.0, number), buffer)
+        return _CodedMean(coded.start(fragment if only_time else 0, buffer, 1.0, header.numbers), buffer)
 
     def landed(self, fragment: int) -> None:
         """The mean has arrived: checkpoints take the codec's current memory from now on."""
@@ -118,19 +122,18 @@ class _PlainMean:
     Args:
         collectives: adds up the vectors.
         vector: (n,), which is copied.
-        number: this worker's.
-        is_padded: whether the number replaces the last element; otherwise it is appended.
+        header: this worker's.
+        is_flat: whether the header's numbers replace the first elements; otherwise they precede these.
     """
 
-    def __init__(self, collectives: Collectives, vector: torch.Tensor, number: float, *, is_padded: bool) -> None:
-        self._is_padded = is_padded
-        self._only_time = not vector.numel()  # then no number travels
+    def __init__(self, collectives: Collectives, vector: torch.Tensor, header: Header, *, is_flat: bool) -> None:
+        self._is_flat = is_flat
+        self._only_time = not vector.numel()  # then no header travels
         self._buffer = vector
         if not self._only_time:
-            n = vector.numel()
-            self._buffer = vector.new_empty(n + (not is_padded), dtype=sum_type(vector.dtype))
-            self._buffer[:n].copy_(vector)
-            self._buffer[-1] = number
+            wide = sum_type(vector.dtype)
+            numbers = vector.new_tensor(header.numbers, dtype=wide)
+            self._buffer = torch.cat([numbers, vector[NUM_NUMBERS if is_flat else 0 :].to(wide)])
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
 
     def advance(self) -> None:
@@ -140,17 +143,15 @@ class _PlainMean:
         """As of `MeanUnderWay`."""
         self._handle.wait()
 
-    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
-        """The mean (n,), of half types in float32, the sum of the numbers, and the workers whose vectors these contain."""
+    def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
+        """As of `MeanUnderWay`."""
         members = self._handle.wait()
         if self._only_time:
-            return self._buffer, 0.0, members
-        total, number = self._buffer, self._buffer[-1].item()
-        if self._is_padded:
-            total[-1] = 0.0
-        else:
-            total = total[:-1]
-        return total.div_(len(members)), number, members
+            return self._buffer, None, members
+        heard = Heard.of(self._buffer[:NUM_NUMBERS].tolist(), len(members))
+        if self._is_flat:
+            self._buffer[:NUM_NUMBERS] = 0.0
+        return self._buffer[0 if self._is_flat else NUM_NUMBERS :].div_(len(members)), heard, members
 
 
 class _CodedMean:
@@ -172,7 +173,8 @@ class _CodedMean:
         """As of `MeanUnderWay`."""
         self._mean.wait()
 
-    def wait(self) -> tuple[torch.Tensor, float, Sequence[int]]:
+    def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         """As of `MeanUnderWay`."""
         totals = self._mean.wait()
-        return self._buffer, totals.number if self._buffer.numel() else 0.0, totals.members
+        heard = Heard.of(totals.numbers, len(totals.members)) if self._buffer.numel() else None
+        return self._buffer, heard, totals.members

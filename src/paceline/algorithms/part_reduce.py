@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.algorithms.agreed_gradient import AgreedGradient
+from paceline.algorithms.gradient_round import GradientRound
 from paceline.optim.half_types import sum_type, to_sum_type
 from paceline.ports.ports import Collectives, Handle
 from paceline.ports.replica import Piece, Replica
@@ -41,7 +41,7 @@ class PartReduce:
 
     replica: Replica
     collectives: Collectives
-    gradient: AgreedGradient
+    gradient: GradientRound
     worker_id: int
     num_workers: int
     num_elements: int
@@ -49,7 +49,6 @@ class PartReduce:
     _buckets: list[_Bucket] = field(default_factory=list)
     _num_begun: int = 0
     _has_mean: bool = False  # of a step that has not been made
-    _unit: float = 1.0
     _x: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     _g: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     _pieces: list[Piece] = field(default_factory=list)
@@ -58,7 +57,7 @@ class PartReduce:
         """Starts the part-reduce of a bucket (m,), which keeps its values."""
         if self._has_mean:
             self._meet(steps=False)
-        factor = self.replica.samples / self._unit
+        factor = self.replica.samples / self.gradient.unit
         if self._num_begun == len(self._buckets):
             self._buckets.append(self._cut(bucket))
         own = self._buckets[self._num_begun]
@@ -69,10 +68,11 @@ class PartReduce:
 
     def finish(self) -> None:
         """Waits for the strips of the mean."""
-        # Missing gradients are known only now; the weight travels with them.
-        sums = torch.tensor([self.replica.samples / self._unit, self.gradient.number()], dtype=torch.float64)
-        self.collectives.start_all_reduce(sums).wait()
-        total, said = sums.tolist()
+        # Missing gradients are known only now.
+        numbers = torch.tensor(self.gradient.header(self.replica.samples).numbers, dtype=torch.float64)
+        self.collectives.start_all_reduce(numbers).wait()
+        heard = self.gradient.heard(numbers.tolist())
+        total = heard.samples / self.gradient.unit
         for bucket in self._buckets:
             assert bucket.handle is not None
             bucket.handle.wait()
@@ -82,15 +82,12 @@ class PartReduce:
         self._num_begun = 0
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
-        self.replica.round_samples += round(total * self._unit)
-        if total:
-            self._unit *= 2.0 ** round(math.log2(total / self.num_workers))
-        self.gradient.settle(said)
+        self.gradient.end(heard, heard.samples)
         self._has_mean = True
 
     def _meet(self, *, steps: bool) -> None:
         """After a mean, either all step next, or all make another backward pass."""
-        self.gradient.rounds.meet(steps=steps)
+        self.gradient.round.meet(steps=steps)
         self._has_mean = False
 
     def update(self, x: torch.Tensor) -> None:

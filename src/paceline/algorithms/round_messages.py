@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 _EXACT = 2**24  # float32 holds whole numbers up to here
-_SHORT = 2**8
 
 
 class Header(NamedTuple):
-    """What a worker says with a mean; or what all have said, as sums.
+    """What a worker says with a mean.
 
-    It travels as one number. Without `samples` the sum over all workers is exact in float32, also in a vector's padding; with
-    them, it is exact in float64.
+    The members' `numbers` are added up, in float32 if they travel in the first elements of a flat vector, which are no
+    parameter's. `Heard` has what the sums say of each field.
     """
 
-    reports: int = 0  # 1: this worker has something to report
-    digest: int = 0  # of vectors that should be the same on all workers; less than `num_digests`
-    samples: int = 0
+    reports: bool = False  # or: this worker has something to report
+    digest: int = 0  # equal: of vectors that should be the same on all workers; less than `num_digests`
+    samples: float = 0.0  # sum
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return float(self.reports), float(self.digest), float(self.digest**2), self.samples
 
     @staticmethod
     def num_digests(num_workers: int) -> int:
-        """8 bits of a digest; fewer above 255 workers, and none above 2,895."""
-        return max(1, min(_SHORT, _EXACT // (num_workers * (1 + num_workers))))
+        """So many that sums of their squares are exact in float32: 2,896 for two workers."""
+        return math.isqrt(_EXACT // num_workers)
 
-    def packed(self, num_workers: int) -> float:
-        return float(self.samples * _EXACT + self.digest * (1 + num_workers) + self.reports)
+
+NUM_NUMBERS = len(Header().numbers)
+
+
+class Heard(NamedTuple):
+    """What the headers of all members say."""
+
+    reports: bool  # of any
+    is_equal: bool  # all digests
+    samples: float
 
     @classmethod
-    def unpacked(cls, total: float, num_workers: int) -> Header:
-        samples, rest = divmod(round(total), _EXACT)
-        digest, reports = divmod(rest, 1 + num_workers)
-        return cls(reports, digest, samples)
+    def of(cls, numbers: Sequence[float], num_members: int) -> Heard:
+        """From the sums of the members' numbers: digests are equal if and only if (sum d)^2 = m sum d^2.
+
+        >>> Heard.of([a + b for a, b in zip(Header(digest=7).numbers, Header(True, 7, 32.0).numbers)], 2)
+        Heard(reports=True, is_equal=True, samples=32.0)
+        """
+        reports, digests, squares, samples = numbers
+        return cls(reports > 0, digests**2 == num_members * squares, samples)
 
 
 class Report(NamedTuple):

@@ -26,6 +26,7 @@ from paceline.compression.power import Power
 from paceline.errors import AlgorithmWarning, UsageError
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
+from paceline.ports.ports import NO_NUMBERS
 from paceline.system.saved_state import check_fits
 
 
@@ -51,7 +52,7 @@ class CodedMean(Coding):
         number: int,
         vector: Tensor,
         weight: float,
-        said: float = 0.0,
+        numbers: Sequence[float] = NO_NUMBERS,
         first: int = 0,
         total: float | None = None,
     ) -> Mean:
@@ -61,7 +62,7 @@ class CodedMean(Coding):
             number: the vector's.
             vector: what this worker has.
             weight: 0: nothing.
-            said: a number to add up over all workers, exactly.
+            numbers: (4), to add up over all workers; whole ones exactly, up to 2^24.
             first: where in the flat vector (P,) this one begins.
             total: of all workers' weights, if known: the error feedback is then rescaled to count as much as in the mean that
                 it is left over from, even if weights have changed. None: no rescaling.
@@ -80,7 +81,7 @@ class CodedMean(Coding):
             slot.shares(weight / total)
         if self.leaves_out:
             slot.note()
-        return slot.start(vector, weight, said)
+        return slot.start(vector, weight, numbers)
 
     def leave_out(self, ranges: Ranges) -> None:
         """Restores the memory of elements of the flat vector (P,) that no worker applies, as before the last means."""

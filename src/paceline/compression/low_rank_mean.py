@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
+from paceline.ports.ports import NUM_NUMBERS
 from paceline.system.saved_state import check_fits
 
-_NUMBERS = 3  # sent along: weight used, weight given, number
+_NUMBERS = 2 + NUM_NUMBERS  # sent along: weight used, weight given, numbers
 
 
 class LowRankMean:
@@ -88,11 +90,11 @@ class LowRankMean:
                 if begin <= one.first < end:
                     self.rights[at] = self._before[1][at]
 
-    def start(self, vector: Tensor, weight: float, said: float) -> Mean:
+    def start(self, vector: Tensor, weight: float, numbers: Sequence[float]) -> Mean:
         self.count += 1
-        return Mean(self._steps(vector, weight, said))
+        return Mean(self._steps(vector, weight, numbers))
 
-    def _steps(self, vector: Tensor, weight: float, said: float) -> Steps:
+    def _steps(self, vector: Tensor, weight: float, numbers: Sequence[float]) -> Steps:
         from paceline.compression import kernels
 
         owner, rank = self.owner, self.rank
@@ -107,13 +109,13 @@ class LowRankMean:
         while True:  # until both operations have the same members
             with owner.coding(0, vector):
                 lefts = [right @ one.of(self.given).T for one, right in zip(matrices, self.rights, strict=False)]
-                numbers = torch.tensor([used, weight, said], dtype=self.type)
+                said = torch.tensor([used, weight, *numbers], dtype=self.type)
                 parts = [*(left.reshape(-1) for left in lefts), self.given[dense]]
-                sent = torch.cat([*(part * used for part in parts), numbers])
+                sent = torch.cat([*(part * used for part in parts), said])
             owner.count(vector.numel(), sent.nbytes)
             members = yield owner.collectives.start_all_reduce(sent if vector.numel() else vector)
-            total, given, number = sent[-_NUMBERS:].tolist()
-            totals = Totals(given, number, members)
+            total, given, *sums = sent[-_NUMBERS:].tolist()
+            totals = Totals(given, sums, members)
             *flat, exact, _ = sent.split([*(rank * one.rows for one in matrices), len(dense), _NUMBERS])
             lefts = [left.view(rank, one.rows) for left, one in zip(flat, matrices, strict=True)]
             averaged = None

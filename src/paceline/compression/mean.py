@@ -12,7 +12,7 @@ class Totals(NamedTuple):
     """The sums that arrive with a mean."""
 
     weight: float  # of all workers' vectors, including those left out
-    number: float  # the sum of all workers' numbers
+    numbers: list[float]  # the sums of all workers' numbers
     members: Sequence[int]  # the workers whose vectors the mean contains
 
 

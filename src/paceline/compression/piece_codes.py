@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.compression.codec import Encoded, Tuner
+from paceline.ports.ports import NUM_NUMBERS
 
-HEAD = 32  # bytes of a row before its payload
+HEAD = 3 * 8 + NUM_NUMBERS * 4  # bytes of a row before its payload
 
 
 class Head(NamedTuple):
@@ -19,7 +20,13 @@ class Head(NamedTuple):
     codec: float  # its fingerprint
     used: float  # weight with which its vector takes part
     given: float  # weight of its vector
-    number: float  # to be added up
+    numbers: Sequence[float]  # to be added up
+
+    def bytes(self) -> Tensor:
+        """(HEAD,)."""
+        own = torch.tensor((self.codec, self.used, self.given), dtype=torch.float64)
+        numbers = torch.tensor(self.numbers, dtype=torch.float32)
+        return torch.cat([own.view(torch.uint8), numbers.view(torch.uint8)])
 
 
 class PieceCodes:
@@ -75,5 +82,7 @@ class PieceCodes:
 
 def heads_of(rows: Tensor, workers: Sequence[int]) -> dict[int, Head]:
     """By worker, the head of its row."""
-    found = rows[:, :HEAD].contiguous().view(torch.float64).tolist()
-    return {worker: Head(*found[worker]) for worker in workers}
+    at = HEAD - 4 * NUM_NUMBERS
+    own = rows[:, :at].contiguous().view(torch.float64).tolist()
+    numbers = rows[:, at:HEAD].contiguous().view(torch.float32).tolist()
+    return {worker: Head._make([*own[worker], numbers[worker]]) for worker in workers}

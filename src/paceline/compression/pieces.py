@@ -104,16 +104,16 @@ class Pieces:
             if self.memory is not None:
                 self.memory[begin:end] = 0
 
-    def start(self, vector: Tensor, weight: float, said: float) -> Mean:
+    def start(self, vector: Tensor, weight: float, numbers: Sequence[float]) -> Mean:
         self.count += 1
-        return Mean(self._steps(vector, weight, said))
+        return Mean(self._steps(vector, weight, numbers))
 
-    def _steps(self, vector: Tensor, weight: float, said: float) -> Steps:
+    def _steps(self, vector: Tensor, weight: float, numbers: Sequence[float]) -> Steps:
         owner = self._owner
         if owner.num_workers == 1:
-            return Totals(weight, said, [0])
+            return Totals(weight, list(numbers), [0])
         if not self._length:
-            return (yield from self._timed_steps(vector, weight, said))
+            return (yield from self._timed_steps(vector, weight, numbers))
         codec, workers = owner.tuner.codec, owner.num_workers
         moves, key = owner.moves_of(codec), key_of(owner.seed, self.count, self._number)
         codes = PieceCodes(owner.tuner, self.piece, self.given.dtype, self._payload_type(codec))
@@ -122,8 +122,7 @@ class Pieces:
             used = owner.usable_weight(vector, weight)
             if used > 0 and not self._encode(codec, vector, codes.payloads(given), key):
                 used = owner.weight_left_out()
-        head = torch.tensor(Head(owner.fingerprint, used, weight, said), dtype=torch.float64)
-        given[:, :HEAD] = head.view(torch.uint8)
+        given[:, :HEAD] = Head(owner.fingerprint, used, weight, numbers).bytes()
         owner.count(vector.numel(), given.nbytes)
         members = yield owner.collectives.start_all_to_all(given.view(-1), taken.view(-1))
         totals, weights = self._totals(taken, members)
@@ -203,8 +202,9 @@ class Pieces:
                 f"{name_workers(others).capitalize()} sent gradients with a codec other than worker "
                 f"{self._owner.worker_id}'s, {self._owner.codec}: name the same one on every worker."
             )
-        weight, number = (sum(one) for one in zip(*((head.given, head.number) for head in heads.values()), strict=True))
-        return Totals(weight, number, members), {worker: head.used for worker, head in heads.items()}
+        weight = sum(head.given for head in heads.values())
+        numbers = [float(sum(one)) for one in zip(*(head.numbers for head in heads.values()), strict=True)]
+        return Totals(weight, numbers, members), {worker: head.used for worker, head in heads.items()}
 
     def _without_weights(self, vector: Tensor, totals: Totals) -> Totals:
         vector.fill_(float("nan") if totals.weight else 0.0)
@@ -229,7 +229,7 @@ class Pieces:
             payload.copy_(done[-1].x.view(torch.uint8))
         return True
 
-    def _timed_steps(self, vector: Any, weight: float, said: float) -> Steps:
+    def _timed_steps(self, vector: Any, weight: float, numbers: Sequence[float]) -> Steps:
         """For a vector without elements: only its time is simulated."""
         owner = self._owner
         codec, workers = owner.tuner.codec, owner.num_workers
@@ -250,7 +250,7 @@ class Pieces:
             members = yield one
         with owner.coding(moves.decoding + 2, vector):
             pass
-        return Totals(weight * workers, said * workers, members)
+        return Totals(weight * workers, [workers * one for one in numbers], members)
 
 
 def check_slot(kept: dict[str, Any], dtype: torch.dtype) -> None:

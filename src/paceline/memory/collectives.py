@@ -16,7 +16,7 @@ from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
 from paceline.optim.half_types import add_up, mean_into, sum_type, to_sum_type
-from paceline.ports.ports import Counts, Handle
+from paceline.ports.ports import NO_NUMBERS, NUM_NUMBERS, Counts, Handle
 from paceline.ports.rooted import count_operation
 from paceline.ports.started import CarriedOutTogether, Operation
 
@@ -85,7 +85,9 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._gradients = [self._vector(f"gradient_{worker}") for worker in range(num_workers)]
         self._mean = self._vector("mean")
         self._weights = segment.array(plan.at["weights"], num_workers, np.float64)
-        self._numbers = segment.array(plan.at["numbers"], num_workers, np.float64)
+        self._numbers = segment.array(plan.at["numbers"], num_workers * NUM_NUMBERS, np.float64).reshape(
+            -1, NUM_NUMBERS
+        )
         self._arrivals = self._word("arrivals")
         self._losses = self._word("losses")
         self._worker_id = participant_id
@@ -109,34 +111,37 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return {
             **{name: layout.reserve(f"lockstep.{name}", size_bytes, PAGE_BYTES) for name in vectors},
             "weights": layout.reserve("lockstep.weights", num_workers * 8),
-            "numbers": layout.reserve("lockstep.numbers", num_workers * 8),
+            "numbers": layout.reserve("lockstep.numbers", num_workers * NUM_NUMBERS * 8),
             "arrivals": layout.words("lockstep.arrivals", num_workers),  # how many barriers it has come to
             # Of the last incarnation i that has left the run, 2 i + 1, or has died, 2 i + 2.
             "losses": layout.words("lockstep.losses", num_workers),
         }
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
-        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sum of their numbers.
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
+        """Replaces `vector` (P,) by the weighted mean over all workers; returns the sums of their numbers.
 
         Raises:
             WorkerLostError: a worker was declared lost, or did not arrive within `timeout_s`.
             RunStopped: the run is being stopped, and a worker has left it.
         """
         if self._num_workers == 1:
-            return number
+            return list(numbers)
         if self.counts is not None:
             count_operation(self.counts, "all-reduce", vector, self._worker_id, self._num_workers)
         self.finish(self._num_started)
         # The others read this memory before the last barrier of the last call, which all have passed.
         self._weights[self._worker_id] = weight
-        self._numbers[self._worker_id] = number
+        self._numbers[self._worker_id] = numbers
         if weight:
             self._gradients[self._worker_id].copy_(vector)
         self._gather_members()
         self._reduce(self._part, self._total)
         if self._total is not self._mean_part:
             self._mean_part.copy_(self._total)
-        total = sum(self._numbers[list(self.members)].tolist())
+        said = self._numbers.tolist()
+        totals = [sum(one) for one in zip(*(said[worker] for worker in self.members), strict=True)]
         dead = self._barrier()
         vector.copy_(self._mean)
         for worker in dead:
@@ -145,7 +150,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             self._reduce(part, sums)
             vector[part].copy_(sums)
         self._part_from(dead)
-        return total
+        return totals
 
     def _start(self, operation: Operation) -> Handle:
         if self.counts is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.ports.ports import Handle
+from paceline.ports.ports import NO_NUMBERS, Handle
 from paceline.ports.rooted import RootedCollectives
 from paceline.ports.started import CarriedOutTogether
 
@@ -119,8 +119,8 @@ class LoneCollectives(CarriedOutTogether):
 
     members = (0,)
 
-    def all_reduce_mean(self, vector: Tensor, weight: float, number: float = 0.0) -> float:
-        """Leaves `vector` (P,) unchanged, or zero without a weight; returns the number."""
+    def all_reduce_mean(self, vector: Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS) -> list[float]:
+        """Leaves `vector` (P,) unchanged, or zero without a weight; returns the numbers."""
         if not weight:
             vector.zero_()
-        return number
+        return list(numbers)

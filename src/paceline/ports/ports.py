@@ -35,6 +35,10 @@ class Clock(Protocol):
         ...
 
 
+NUM_NUMBERS = 4
+NO_NUMBERS = (0.0,) * NUM_NUMBERS  # that travel with a mean, and are added up
+
+
 class Collectives(Protocol):
     """Operations that every worker of the run joins, in the same order.
 
@@ -46,11 +50,13 @@ class Collectives(Protocol):
     @property
     def members(self) -> Sequence[int]: ...
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         """Replaces `vector` (P,) by the mean over all workers, weighted by `weight` (0: takes part, adds nothing).
 
         Summed in the order of worker ids, so that every worker gets the same bits. A single worker with a weight keeps
-        its vector bit for bit. Returns the sum of `number` over all workers, independent of their weights.
+        its vector bit for bit. Returns the sums of `numbers` (4) over all workers, independent of their weights.
 
         Raises:
             WorkerLostError: a worker left; the message names the workers that arrived and those that are missing.

@@ -128,8 +128,9 @@ class Replica(Protocol):
 
         `ready` is called during the backward pass with each bucket of `g` as soon as it is complete. Buckets are views that
         cover all of `g`, the last layers' first, in the same order and sizes on every worker and at every step. `ready` may
-        start an operation, but not wait for one. The last element of `g`, in the first bucket, is padding, and so is the first
-        element, in the last bucket, by when `missing` is known: both are zero, and may carry numbers until `finish` returns.
+        start an operation, but not wait for one. The last element of `g`, in the first bucket, is no parameter's, and neither
+        are the first 64 bytes, in the last bucket, by when `missing` is known. They are zero, and may carry numbers until
+        `finish` returns.
 
         `finish` is called after the last bucket, at the end of the backward pass. It may wait; when it returns, `g` is the
         gradient, which a loop may clip or inspect before it steps. If a loop makes several backward passes in one step, both

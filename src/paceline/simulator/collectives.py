@@ -9,6 +9,7 @@ import torch
 
 from paceline.errors import WorkerLostError, name_workers
 from paceline.optim.half_types import add_up, mean_into, sum_type
+from paceline.ports.ports import NO_NUMBERS
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.hardware.core import COPY_VECTORS, Core
@@ -126,12 +127,14 @@ class SimulatedCollectives(CarriedOutTogether):
         self.members = state.members
         self.waited_s = 0.0
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         if self._state.num_workers == 1:
-            return number
-        total = [number]
-        self._meet([(mean_into_all, (vector, weight, total))], float(weight != 0), 1.0)
-        return total[0]
+            return list(numbers)
+        totals = list(numbers)
+        self._meet([(mean_into_all, (vector, weight, totals))], float(weight != 0), 1.0)
+        return totals
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
         """As in `ElasticGroup`."""
@@ -211,17 +214,17 @@ def sum_into_all(vectors: list[torch.Tensor]) -> None:
 
 
 def mean_into_all(given: list[tuple[torch.Tensor, float, list[float]]]) -> None:
-    """Sets every vector (n,) to the weighted mean of all, and every number, in a list of one, to the sum of all.
+    """Sets every vector (n,) to the weighted mean of all, and every worker's numbers to the sums of all.
 
     The mean is sum_k (w_k / w_f) g_k / sum_k (w_k / w_f) in worker order, where f is the first worker with a weight; it is
     computed in float32 for half-precision vectors.
     """
-    first, total = given[0][0], sum(number for _, _, [number] in given)
+    first, totals = given[0][0], [sum(said) for said in zip(*(numbers for _, _, numbers in given), strict=True)]
     mean = torch.empty_like(first, dtype=sum_type(first.dtype))
     mean_into(mean, [(vector, weight) for vector, weight, _ in given if weight])
-    for vector, _, number in given:
+    for vector, _, numbers in given:
         vector.copy_(mean)
-        number[0] = total
+        numbers[:] = totals
 
 
 def sum_into_parts(given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import WorkerLostError
 from paceline.optim.half_types import sum_type
-from paceline.ports.ports import Counts
+from paceline.ports.ports import NO_NUMBERS, Counts
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.collectives import (
     exchange_pieces,
@@ -239,15 +239,17 @@ class NetworkCollectives:
         self.members = range(state.num_workers)
         self.waited_s = 0.0
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         if self._state.num_workers == 1:
-            return number
-        total = [number]
+            return list(numbers)
+        totals = list(numbers)
         self._moved(2, of=vector)  # weighted before, and divided afterwards
         cost = self._costs.all_reduce(self._sum_bytes(vector))
-        self._start((vector, weight, total), mean_into_all, cost).wait()
+        self._start((vector, weight, totals), mean_into_all, cost).wait()
         self._moved(2, of=vector)
-        return total[0]
+        return totals
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
         return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))

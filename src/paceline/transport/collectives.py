@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from paceline.errors import WorkerLostError, name_workers
 from paceline.optim.half_types import add_up, to_sum_type
-from paceline.ports.ports import Counts, Handle
+from paceline.ports.ports import NO_NUMBERS, Counts, Handle
 from paceline.ports.rooted import count_operation
 from paceline.transport.roll_call import RollCall
 
@@ -79,19 +79,21 @@ class DistributedCollectives:
         self.waited_s = 0.0
         self.on_wait: Callable[[], object] = lambda: None
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         """Replaces `vector` (P,) by the weighted mean over all workers: sum_k (w_k / w_f) g_k / sum_k (w_k / w_f).
 
-        f is the first worker with a weight; without any, the mean is zero. Returns the sum of the workers' numbers, which
+        f is the first worker with a weight; without any, the mean is zero. Returns the sums of the workers' numbers, which
         travel with the weights.
 
         Raises:
             WorkerLostError: a worker left, or did not arrive within the deadline.
         """
-        numbers = torch.zeros(self._num_workers + 1, dtype=torch.float64)
-        numbers[self._worker_id], numbers[-1] = weight, number
-        self.start_all_reduce(numbers).wait()
-        *weights, sum_of_numbers = numbers.tolist()
+        told = torch.tensor([0.0] * self._num_workers + list(numbers), dtype=torch.float64)
+        told[self._worker_id] = weight
+        self.start_all_reduce(told).wait()
+        weights, sums = told[: self._num_workers].tolist(), told[self._num_workers :].tolist()
         given = [w for w in weights if w]
         total = to_sum_type(vector)
         if weight:
@@ -103,7 +105,7 @@ class DistributedCollectives:
             total.div_(sum(w / given[0] for w in given))
         if total is not vector:
             vector.copy_(total)
-        return sum_of_numbers
+        return sums
 
     def start_all_reduce(self, vector: torch.Tensor) -> Handle:
         self._count("all-reduce", vector)

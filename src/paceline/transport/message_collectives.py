@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from paceline.errors import ExcludedError, PeerLostError, RunStopped, WorkerLostError, name_workers
-from paceline.ports.ports import Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import NO_NUMBERS, Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.exchange import Exchange, Kinds
 from paceline.transport.round_header import Purpose, RoundHeader
@@ -117,7 +117,7 @@ class MessageCollectives(CarriedOutTogether):
         self._parts: list[Part] = []
         self._exchanges: list[Exchange] = []  # of this round
         self._header = RoundHeader()  # of this worker's pieces
-        self._total = 0.0  # of the numbers that travel with the weights
+        self._totals: list[float] = []  # of the numbers that travel with the weights
         self._received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by round, view, kind and sender
         self._early: list[Exchange] = []  # of operations that have been started, in the present view
         self._early_received: dict[tuple[int, int, str, int], torch.Tensor | None] = {}  # by first operation instead
@@ -129,7 +129,9 @@ class MessageCollectives(CarriedOutTogether):
 
     # Operations
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         """As in `Collectives`.
 
         Raises:
@@ -138,8 +140,8 @@ class MessageCollectives(CarriedOutTogether):
             RunStopped: this worker has been told to end, and waits for another one.
         """
         self.finish(self._num_started)
-        self._run_round([Part(vector, vector, "mean")], weight, number)
-        return self._total
+        self._run_round([Part(vector, vector, "mean")], weight, numbers)
+        return self._totals
 
     def _start(self, operation: Operation) -> Handle:
         started = super()._start(operation)
@@ -222,10 +224,14 @@ class MessageCollectives(CarriedOutTogether):
     # A round
 
     def _run_round(
-        self, parts: list[Part], weight: float = 1.0, number: float = 0.0, early: Sequence[Exchange] = ()
+        self,
+        parts: list[Part],
+        weight: float = 1.0,
+        numbers: Sequence[float] = NO_NUMBERS,
+        early: Sequence[Exchange] = (),
     ) -> None:
         if self._num_workers == 1:
-            self._total = number
+            self._totals = list(numbers)
             return
         if self.has_left:
             raise RunStopped
@@ -234,7 +240,7 @@ class MessageCollectives(CarriedOutTogether):
             self._hear(timeout_s=0.0)
         self._round += 1
         self._parts, self._prepared, view = parts, -1, self._next.view
-        self._header = RoundHeader(weight, number, self.purpose, sum(part.vector.nbytes for part in parts))
+        self._header = RoundHeader(weight, self.purpose, sum(part.vector.nbytes for part in parts), tuple(numbers))
         try:
             while not ((has_votes := self._ends_by_votes(early)) or self._ends_by_change()):
                 self._prepared, early = -1, ()
@@ -261,7 +267,7 @@ class MessageCollectives(CarriedOutTogether):
         self._exchanges = [rest, *early]
         if not self._hear_until(lambda: not [one for one in self._exchanges if not one.advance()]):
             return False
-        self._total = rest.vectors.total
+        self._totals = rest.vectors.totals
         self._prepared = self._next.view
         self._next.note_begun()
         for other in self._next.others:

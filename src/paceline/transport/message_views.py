@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack
 
 import torch
 
-from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
+from paceline.ports.ports import NO_NUMBERS, Event, Filter, Mailbox, Message, Received
 from paceline.ports.started import Operation
 from paceline.ports.views import LOST, MODEL
 from paceline.transport.message_collectives import MessageCollectives
@@ -168,10 +168,12 @@ class MessageViews(MessageCollectives):
         self._come_together()
         return self.members
 
-    def all_reduce_mean(self, vector: torch.Tensor, weight: float, number: float = 0.0) -> float:
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
         """As in `Collectives`."""
         self._come_together()
-        return super().all_reduce_mean(vector, weight, number)
+        return super().all_reduce_mean(vector, weight, numbers)
 
     def _carry_out(self, operations: list[Operation]) -> None:
         self._come_together()

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.ports.ports import NO_NUMBERS
+
 
 class Purpose(IntEnum):
     """What a round is for."""
@@ -22,24 +24,24 @@ _PLACES = ("a step", "worker.sum or worker.mean", "the end of its loop")  # by p
 class RoundHeader(NamedTuple):
     """The numbers before a worker's vectors.
 
-    >>> RoundHeader.of(RoundHeader(2.0, 0.5, Purpose.SUM, 40).vector())
-    RoundHeader(weight=2.0, number=0.5, purpose=<Purpose.SUM: 1>, num_bytes=40)
+    >>> RoundHeader.of(RoundHeader(2.0, Purpose.SUM, 40).vector())
+    RoundHeader(weight=2.0, purpose=<Purpose.SUM: 1>, num_bytes=40, numbers=(0.0, 0.0, 0.0, 0.0))
     """
 
     weight: float = 1.0  # of the worker's vectors in a mean
-    number: float = 0.0  # which is added up
     purpose: Purpose = Purpose.STEP
     num_bytes: int = 0  # of all vectors
+    numbers: tuple[float, ...] = NO_NUMBERS  # which are added up
 
     @classmethod
     def of(cls, vector: torch.Tensor) -> RoundHeader:
         """The inverse of `vector`."""
-        weight, number, purpose, num_bytes = vector.tolist()
-        return cls(weight, number, Purpose(int(purpose)), int(num_bytes))
+        weight, purpose, num_bytes, *numbers = vector.tolist()
+        return cls(weight, Purpose(int(purpose)), int(num_bytes), tuple(numbers))
 
     def vector(self) -> torch.Tensor:
-        """(4,), float64."""
-        return torch.tensor(self, dtype=torch.float64)
+        """(7,), float64."""
+        return torch.tensor([*self[:-1], *self.numbers], dtype=torch.float64)
 
     def why_unlike(self, own: RoundHeader, worker: int) -> str:
         """What is wrong if this is not the header of the same round as `own`, which is the `worker`'s; or empty."""

@@ -50,7 +50,7 @@ class RoundVectors:
 
     Attributes:
         is_cut: whether each member adds up a piece; else each adds up everything.
-        total: of the numbers in the members' headers, after `reduce`.
+        totals: of the numbers in the members' headers, after `reduce`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RoundVectors:
         self._num_workers = num_workers
         added_bytes = sum(part.vector.nbytes for part in parts if part.is_added)
         self.is_cut = added_bytes > (_AT_ONCE_BYTES if len(members) <= 2 else 0)
-        self.total = 0.0
+        self.totals: list[float] = []
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""
@@ -85,7 +85,7 @@ class RoundVectors:
         for one, other in headers.items():
             if why := other.why_unlike(self._header, me):
                 raise self._lost([one], why)
-        self.total = sum(headers[one].number for one in self._members)
+        self.totals = [sum(said) for said in zip(*(headers[one].numbers for one in self._members), strict=True)]
         likes = [part.vector[self._given_to(me, part)] for part in self.parts]
         pieces = {me: likes}
         for one, x in messages.items():

@@ -39,8 +39,8 @@ class OutsideChanges:
     - *The worker's own model* (`local-sgd`, `d-psgd`): the change takes effect, and counts in means, like a step of this
       worker. Under `d-psgd` this holds until the model is sent to the neighbours, at the beginning of the next step.
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): the change takes effect if all workers make the
-      same one. If one worker sees a change, all compare their parameters (`SameRounds`). Sharded, each worker steps on a part
-      and gets the rest from the others: during a step, a part of the change would be lost.
+      same one. If one worker sees a change, all compare their parameters (`EqualReplicas`). Sharded, each worker steps on a
+      part and gets the rest from the others: during a step, a part of the change would be lost.
     - *A copy*: of a gradient, of parameters sent by servers, before the first batch, between two epochs, and under `leashed`
       between two steps and when weights are loaded. A lone worker's copy, or a replica's, is written back; any other change
       would be lost, or undo others' work, and raises an error. So does a change of the published version that `leashed`

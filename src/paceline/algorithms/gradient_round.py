@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from paceline.algorithms.replacements import Replacements
-from paceline.algorithms.round_messages import Header, Reports
-from paceline.algorithms.same_rounds import SameRounds
+from paceline.algorithms.round import Round
+from paceline.algorithms.round_messages import Header, Heard, Reports
 from paceline.algorithms.shares import SharesBySpeed
 from paceline.errors import WorkerLostError
 from paceline.optim.flat import Ranges
@@ -23,15 +24,14 @@ _LOST_IN_STEP = (
 )
 
 
-class AgreedGradient:
-    """Averages gradients so that all workers make the same update.
+class GradientRound:
+    """The round of a program whose workers average gradients, so that all make the same update.
 
     A gradient missing on this worker only counts as zero in the mean. A parameter without a gradient on any worker is skipped
     by the optimizer, as in plain PyTorch: no weight decay, no momentum, no state.
 
-    Every worker remembers which missing gradients it last reported; before the first step, none. The header that travels
-    with each mean counts the workers whose report has changed; if there are any, all exchange reports. `SameRounds` uses the
-    same header and exchange for rounds, equal parameters and learning rates.
+    Every worker remembers which missing gradients it last reported; before the first step, none. If it has others, it has
+    something to report.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
@@ -42,8 +42,9 @@ class AgreedGradient:
 
     Attributes:
         replacements: lets newcomers in.
-        rounds: checks that all workers are in the same round.
-        unit: by which a program divides weights in backward passes; the same on all workers.
+        round: what all workers tell each other.
+        unit: the power of two nearest to the last round's mean weight, by which weights are divided. Factors are then near 1,
+            exactly 1 for the usual batch sizes, and never round: every unit gives the same bits.
         is_void: no worker had a batch in this round, so that no step follows: those that had one have died.
     """
 
@@ -54,7 +55,7 @@ class AgreedGradient:
         self._collectives = ports.collectives
         self.replacements = Replacements(replica, ports)
         self.replacements.parts.append(self)
-        self.rounds = SameRounds(replica, ports, self.replacements)
+        self.round = Round(replica, ports, self.replacements)
         self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
         if self._shares is not None:
             self.replacements.parts.append(self._shares)
@@ -69,72 +70,70 @@ class AgreedGradient:
         x, shards = self._ports.shared.x, self._ports.shards
         equal = [x if shards is None else x[: shards.first]]
         for step in self.replacements.steps():
-            self.rounds.note(equal, self._replica.ranges)
+            self.round.replicas.note(equal, self._replica.ranges)
             yield step
 
     def average(self, weight: float) -> None:
         """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
         replica = self._replica
-        num_workers = self._ports.num_workers
-        number = self.header()._replace(samples=replica.samples).packed(num_workers)
-        total = Header.unpacked(self._collectives.all_reduce_mean(replica.g, weight, number), num_workers)
-        replica.round_samples = max(replica.round_samples, total.samples)  # backward passes may have added up
-        self.is_void = not total.samples
-        self._settle(total, lambda: replica.g)
+        numbers = self._collectives.all_reduce_mean(replica.g, weight, self.header(replica.samples).numbers)
+        heard = self.heard(numbers)
+        samples = round(heard.samples)
+        replica.round_samples = max(replica.round_samples, samples)  # backward passes may have added up
+        self.is_void = not samples
+        self._agree(heard, lambda: replica.g)
 
-    def note_samples(self, number: float | None) -> None:
-        """Notes how many samples a mean contains; None: only time is simulated.
-
-        Raises:
-            WorkerLostError: none, and an earlier mean of this step is lost with them.
-        """
-        self.is_void = number == 0
-        if self.is_void and self._step == self._replica.step:
-            raise WorkerLostError(_LOST_IN_STEP)
-        self._step = self._replica.step
-
-    def number(self) -> float:
-        """This worker's header as a number, whose sum over all workers is exact even in float32."""
-        return self.header().packed(self._ports.num_workers)
-
-    def header(self) -> Header:
-        """What this worker says with the next mean."""
+    def header(self, samples: float = 0.0) -> Header:
+        """What this worker says with its gradient, which is of so many samples; 0: the weights travel apart."""
         replica = self._replica
-        return self.rounds.header(changed=replica.changed_outside or replica.missing != self._told)
+        return self.round.header(changed=replica.changed_outside or replica.missing != self._told, samples=samples)
 
-    def settle(self, total: float, mean: Callable[[], torch.Tensor] | None = None) -> None:
+    def heard(self, numbers: list[float]) -> Heard:
+        """What all have said, from the sums of their headers' numbers."""
+        return Heard.of(numbers, len(self._collectives.members))
+
+    def end(self, heard: Heard | None, samples: float | None, mean: Callable[[], torch.Tensor] | None = None) -> None:
         """Sets the replica's agreed missing gradients; exchanges reports first if any worker has something to report.
 
         Args:
-            total: of the workers' numbers.
+            heard: what all workers have said; None: only time is simulated.
+            samples: that the mean contains; None: likewise.
             mean: returns the mean gradient (P,), where the others go on without dead workers.
 
         Raises:
+            WorkerLostError: the mean contains no sample, and an earlier one of this step is lost with those who had some.
             UsageError: some workers have left out a step, or parameters or learning rates differ.
         """
-        self._settle(Header.unpacked(total, self._ports.num_workers), mean)
+        self.is_void = samples == 0
+        if self.is_void and self._step == self._replica.step:
+            raise WorkerLostError(_LOST_IN_STEP)
+        self._step = self._replica.step
+        if samples:
+            self._replica.round_samples += round(samples)
+            self.unit = 2.0 ** round(math.log2(samples / self._ports.num_workers))
+        self._agree(heard, mean)
 
-    def _settle(self, total: Header, mean: Callable[[], torch.Tensor] | None) -> None:
+    def _agree(self, heard: Heard | None, mean: Callable[[], torch.Tensor] | None) -> None:
         members = self._collectives.members
         has_fewer = len(members) < self.replacements.num_members
         if has_fewer:
             self.replacements.num_members = len(members)
             self._ports.shared.go_on_with(members)
         self._replica.meet(members)
-        if self.rounds.heard(total) or has_fewer:  # what the dead have reported counts no longer
+        if self.round.hear(heard) or has_fewer:  # what the dead have reported counts no longer
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False
             has = torch.tensor([float(own not in self._replica.missing) for own in ranges], dtype=torch.float64)
-            told = torch.cat([has, self.rounds.own_report().numbers])
+            told = torch.cat([has, self.round.own_report().numbers])
             self._collectives.start_all_reduce(told).wait()
             having, numbers = told.tensor_split([len(ranges)])
             if mean is not None and len(self._collectives.members) < len(members):  # one died before it reported
                 g = mean()
                 having += torch.tensor([bool(g[begin:end].any()) for begin, end in ranges])
-            self.rounds.check(Reports(numbers))
+            self.round.check(Reports(numbers))
             if not self.is_void:  # a GradScaler needs gradients in every step
                 self._agreed = tuple(own for own, n in zip(ranges, having.tolist(), strict=True) if not n)
-        self.rounds.met()
+        self.round.end()
         if self._shares is not None:
             self._shares.meet()
         self._replica.missing = self._agreed
@@ -143,10 +142,10 @@ class AgreedGradient:
 
     def for_newcomers(self) -> dict[str, Any]:
         """As of `Part`."""
-        return {"agreed": self._agreed, "unit": self.unit, "rounds": self.rounds.for_newcomers()}
+        return {"agreed": self._agreed, "unit": self.unit, "round": self.round.for_newcomers()}
 
     def enter(self, given: dict[str, Any]) -> None:
         """As of `Part`."""
         self._agreed, self.unit = given["agreed"], given["unit"]
         self._told = None  # so that it reports in its first round
-        self.rounds.enter(given["rounds"])
+        self.round.enter(given["round"])
