@@ -11,6 +11,7 @@ import pytest
 import torch
 from greenlet import getcurrent, greenlet
 
+import soak_results
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, JoinRequest, MessageCollectives
@@ -52,7 +53,7 @@ class Network:
 
     def run(self, program):
         """Runs `program`, which is called with a mailbox, as every worker."""
-        programs = {one: greenlet(self._ended_with(program, one)) for one in range(self.workers)}
+        programs = {one: self.started(program, one) for one in range(self.workers)}
         idle = 0
         while running := [one for one in programs if one not in self.dead | self.over]:
             self.stopped = {one for one in self.stopped if any(one in pair for pair in self.cut)}
@@ -79,21 +80,23 @@ class Network:
     def has_only_newcomers(self):
         return {*range(self.workers)} <= self.dead | self.over | self.waiting
 
-    def _ended_with(self, program, one):
+    def started(self, program, one):
         def run():
             mailbox = _Mailbox(self, one, self.incarnations[one])
             try:
                 program(mailbox)
+                mailbox.is_closing = True
+                if mailbox.collectives is not None and mailbox.collectives.has_left:
+                    mailbox.collectives.leave()  # again, as a worker does before it closes its mailbox
             except Killed:
                 return
             self.over.add(one)
             self._end(one)
             for other in range(self.workers):
                 if other != one and frozenset((one, other)) not in self.cut:
-                    self.queues[one, other] += mailbox.goodbye  # again, as the mailbox is closed
                     self.queues[one, other].append(PeerLeft(one, self.incarnations[one], "ended"))
 
-        return run
+        return greenlet(run)
 
     def _fault(self, running, programs):
         self.faults -= 1
@@ -101,19 +104,22 @@ class Network:
         if self.silences and self.draws.random() < 0.5:
             self._silence(running)
         elif self.draws.random() < 0.6:
-            self.dead.add(one)
-            self._end(one)
-            self.log.append(f"{one} dies")
-            programs[one].throw(Killed) if programs[one] else None
-            others = [other for other in running if other != one]
-            for other in others:
+            self.kill(one, running, programs)
+        elif len(running) > 1:
+            other = self.draws.choice([other for other in running if other != one])
+            self._cut(one, other)
+
+    def kill(self, one, running, programs):
+        self.dead.add(one)
+        self._end(one)
+        self.log.append(f"{one} dies")
+        programs[one].throw(Killed) if programs[one] else None
+        for other in running:
+            if other != one:
                 self._lose(one, other)
                 self.queues[other, one].clear()
                 if self.draws.random() < 0.3:
                     self.late.append((one, other, self.queues[one, other].pop()))
-        elif len(running) > 1:
-            other = self.draws.choice([other for other in running if other != one])
-            self._cut(one, other)
 
     def _cut(self, one, other):
         pair = frozenset((one, other))
@@ -169,7 +175,7 @@ class Network:
             if other != one:
                 self.queues[other, one].clear()
                 self.queues[one, other].append(PeerBack(one, self.incarnations[one]))
-        programs[one] = greenlet(self._ended_with(program, one))
+        programs[one] = self.started(program, one)
         self.log.append(f"{one} has a successor")
 
     def _mend(self):
@@ -192,7 +198,7 @@ class Network:
 class _Mailbox:
     def __init__(self, network, me, incarnation):
         self.network, self.me, self.incarnation = network, me, incarnation
-        self.goodbye = []
+        self.collectives, self.is_closing = None, False
 
     def has_ended(self, worker, incarnation):
         return (self.me, worker, incarnation) in self.network.known
@@ -202,15 +208,14 @@ class _Mailbox:
 
     def send(self, to, message):
         network = self.network
-        if message.kind == "round bye":
-            self.goodbye = [Received(self.me, self.incarnation, message)]
         network.log.append((self.me, to, message.kind, message.number, message.version))
         if to in network.dead | network.over or frozenset((self.me, to)) in network.cut:
             raise PeerLostError(to, "its connection broke")
         x = None if message.x is None else message.x.clone()
         network.heard_s.pop((to, self.me), None)
         network.queues[self.me, to].append(Received(self.me, self.incarnation, message._replace(x=x)))
-        network.hub.switch()
+        if not self.is_closing:
+            network.hub.switch()
 
     def peers(self):
         gone = self.network.dead | self.network.over
@@ -259,7 +264,7 @@ def check_gathered(members, me, round, found):
 
 def collectives_over(mailbox):
     network = mailbox.network
-    return MessageCollectives(
+    mailbox.collectives = MessageCollectives(
         mailbox,
         mailbox.me,
         network.workers,
@@ -268,6 +273,7 @@ def collectives_over(mailbox):
         incarnations=network.incarnations if mailbox.incarnation else (),
         now_s=network.now_s,
     )
+    return mailbox.collectives
 
 
 def train(network, histories, *, leaver=None):
@@ -299,10 +305,10 @@ def test_survivors_agree_on_every_round(workers, faults):
     check_runs(workers, faults)
 
 
-def check_runs(workers, faults):
-    """In 300 runs each: the same members and results, each of exactly its members' vectors, in all rounds of all survivors."""
+def check_runs(workers, faults, runs=300):
+    """The same members and results, each of exactly its members' vectors, in all rounds of all survivors."""
     deaths = 0
-    for number in range(300):
+    for number in range(runs):
         network = Network(f"{workers} {faults} {number}", workers, faults)
         histories = {one: [] for one in range(workers)}
         leaver = 1 if number % 3 == 2 else None
@@ -324,9 +330,13 @@ def check_runs(workers, faults):
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
 @pytest.mark.parametrize("faults", [1, 3])
 def test_workers_that_cannot_reach_each_other_never_train_on_both_sides(workers, faults):
+    check_silences(workers, faults, runs=50)
+
+
+def check_silences(workers, faults, runs):
     """Cables are pulled, and workers stopped, for less and for more than the deadline; some also die."""
     outcomes = Counter()
-    for number in range(50):
+    for number in range(runs):
         network = Network(f"silent {workers} {faults} {number}", workers, faults, silences=True)
         histories, ended_early = {one: [] for one in range(workers)}, {}
 
@@ -354,6 +364,17 @@ def test_workers_that_cannot_reach_each_other_never_train_on_both_sides(workers,
     assert outcomes[True, True] > 2, "the majority trains on to the end"
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_silences():
+    """Writes how many runs there were to PACELINE_SOAK_RESULTS."""
+    runs = 2_000
+    cases = [(workers, faults) for workers in (2, 3, 4, 5) for faults in (1, 2, 4, 6)]
+    for workers, faults in cases:
+        check_silences(workers, faults, runs)
+    soak_results.keep("soak_drawn_rounds", "cables pulled, workers stopped and killed", {"runs": runs * len(cases)})
+
+
 def test_two_members_that_cut_their_vectors(monkeypatch):
     """As they do with large ones."""
     monkeypatch.setattr("paceline.transport.round_vectors._AT_ONCE_BYTES", 0)
@@ -375,7 +396,7 @@ def test_half_types_are_averaged_in_float32():
 
 
 def train_with_newcomers(network, histories, leaves_in=None):
-    """As the exchange of `AgreedGradient`: the first member tells in each round who has asked; then all let these in."""
+    """As the exchange of reports of `Round`: the first member tells in each round who has asked; then all let these in."""
 
     def program(mailbox):
         try:

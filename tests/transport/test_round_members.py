@@ -154,6 +154,12 @@ def test_the_first_of_two_workers_goes_on_without_one_that_excludes_it():
     assert members.failed == []
 
 
+def test_a_worker_does_not_go_on_without_a_majority_that_knows_of_a_death():
+    """Two of the three that are left, of which this one has not heard that they are three."""
+    members = members_of(0, 4, World())
+    assert not members.hear(2, 0, 1, 1, said([Status.EXCLUDED, Status.GONE, 0, 0]))
+
+
 def test_the_second_of_two_workers_does_not_go_on_without_the_first():
     assert not members_of(1, 2, World()).hear(0, 0, 1, 1, said([0, Status.EXCLUDED]))
 
