@@ -15,6 +15,7 @@ from paceline.algorithms.merges import OuterStep
 from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round import Round
 from paceline.algorithms.round_messages import Header, Heard
+from paceline.ports.ports import NUM_NUMBERS
 
 APART = r"At step (\d+) the workers' parameters differ, and this method keeps them equal"
 RATES = r"At step (\d+) the workers' learning rates differ"
@@ -264,8 +265,9 @@ def test_launched(algorithm):
 def test_what_all_say_is_exact_in_float32(num_workers):
     largest = Header.num_digests(num_workers) - 1
     assert largest > 50
+    assert len(Header().numbers) == NUM_NUMBERS
     same = Header(True, largest, 2**24 // num_workers)
-    others = [same._replace(reports=False, digest=digest) for digest in (0, largest - 1)]
+    others = [same._replace(has_report=False, digest=digest) for digest in (0, largest - 1)]
     for headers, is_equal in [
         ([same] * num_workers, True),
         *(([same] * (num_workers - 1) + [one], False) for one in others),
@@ -287,4 +289,4 @@ def test_replicas_with_other_rates_have_other_digests():
         own.replicas.note([torch.arange(8.0)])
         found.append(own.header())
     assert found[0].digest != found[1].digest
-    assert [one.reports for one in found] == [False, False]
+    assert [one.has_report for one in found] == [False, False]

@@ -13,12 +13,11 @@ from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
-from paceline.algorithms.round_messages import NUM_NUMBERS
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
 from paceline.optim.half_types import to_sum_type
-from paceline.ports.ports import Collectives, Handle, Ports
+from paceline.ports.ports import NUM_NUMBERS, Collectives, Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import BUCKET_BYTES, Needs, ReplicatedParameters
 from paceline.specs.bounds import COUNT
@@ -218,7 +217,7 @@ class _OverlappedMean:
                 vector[-1] = 0.0
             if place == len(self._under_way) and vector.numel():
                 numbers = vector[:NUM_NUMBERS].tolist()
-                heard = gradient.heard(numbers)
+                heard = gradient.heard_from(numbers)
                 if any(numbers):
                     vector[:NUM_NUMBERS] = 0.0
             for one in received:

@@ -102,7 +102,7 @@ class _CodedGradient:
         self._num_left -= bucket.numel()
         header, number, weight = Header(), len(self._under_way), self._replica.samples
         if bucket.numel() and not self._num_left:  # missing gradients are known by now
-            header = self._gradient.header(weight)
+            header = self._gradient.header()
         mean = self.coded.start(number, bucket, weight, header.numbers, first=self._num_left, total=total)
         self._under_way.append((bucket, mean))
 
@@ -128,8 +128,10 @@ class _CodedGradient:
         buckets = [bucket for bucket, _ in reversed(self._under_way)]
         self._under_way.clear()
         self._num_left = self._num_elements
-        heard = self._gradient.heard(totals[-1].numbers) if self._num_elements else None  # else only time is simulated
-        self._gradient.end(heard, heard.samples if heard is not None else None, lambda: torch.cat(buckets))
+        heard, samples = None, None
+        if self._num_elements:  # else only time is simulated
+            heard, samples = self._gradient.heard_from(totals[-1].numbers), totals[0].weight
+        self._gradient.end(heard, samples, lambda: torch.cat(buckets))
         self._leave_out(self._replica.missing)
 
     def for_newcomers(self) -> dict[str, Any]:

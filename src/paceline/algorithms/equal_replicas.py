@@ -60,8 +60,8 @@ class EqualReplicas:
 
     @property
     def compares(self) -> bool:
-        """Whether replicas have been compared in one of the last two rounds, as in the first ones."""
-        return self._replica.round is not None and self._num_notes <= _FIRST + 1
+        """Whether replicas are compared in every round, as in the first ones."""
+        return self._replica.round is not None and self._num_notes <= _FIRST
 
     def note(self, vectors: Sequence[torch.Tensor], ranges: Ranges | None = None) -> None:
         """From now on all workers should have the same `vectors`, which are views, and the same learning rates.
@@ -82,9 +82,9 @@ class EqualReplicas:
         is_due = self._num_notes <= _FIRST or self._num_notes % _EVERY == 0
         self.digest = hash(self.digests()) % Header.num_digests(num_workers) if is_due else 0
 
-    def hear(self, *, is_equal: bool) -> None:
-        """Notes whether all members' digests of the present round are equal."""
-        if self.digest and is_equal:
+    def note_equal(self) -> None:
+        """Notes that all members' digests of the present round are equal."""
+        if self.digest:
             self._equal_at = self._num_notes
 
     def digests(self) -> tuple[float, float]:

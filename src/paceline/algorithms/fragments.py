@@ -216,14 +216,13 @@ class Averages:
             ports.moved(2, of=x)
         self._rounds_sent[index] = replica.rounds_begun
         self._contains(index, members)
-        self._rounds[index].end_late(heard)
+        self._rounds[index].settle(heard)
         self._rounds[index].end()
         self._write(index, x, vector, mean)
 
     def _depart(self, index: int, due: int) -> None:
-        rounds, x = self._rounds[index], self._part(index)
-        header = rounds.header()
-        rounds.end()
+        x, header = self._part(index), self._rounds[index].header()
+        self._rounds[index].end()
         self._ports.moved(4 + self._rule.moved_out, of=x)
         sent = x
         if not self._only_time:
@@ -237,7 +236,7 @@ class Averages:
         mean, heard, members = flight.mean.wait()
         self._means.landed(flight.fragment)
         self._contains(flight.fragment, members)
-        self._rounds[flight.fragment].end_late(heard)
+        self._rounds[flight.fragment].settle(heard, is_late=True)
         x = self._part(flight.fragment)
         self._ports.moved(2, of=x)
         self._write(flight.fragment, x, flight.sent, mean)
@@ -301,7 +300,7 @@ class Averages:
     def for_newcomers(self) -> dict[str, Any]:
         """As of `Part`. Averages under way end, and start again: a newcomer contributes the same as the first worker."""
         for index, _, _, mean in self._flights:
-            self._rounds[index].end_late(mean.wait()[1])
+            self._rounds[index].settle(mean.wait()[1], is_late=True)
         self._flights = [one._replace(mean=self._means.start_again(one.fragment, one.sent)) for one in self._flights]
         return self._state() | {
             "means": self._means.for_newcomers(),
@@ -315,8 +314,8 @@ class Averages:
         """As of `Part`."""
         self._load(given)
         self._rounds_in, self._rounds_sent = given["rounds_in"], given["rounds_sent"]
-        for index, rounds in enumerate(self._rounds):
-            rounds.enter(given["rounds"][index], self._rule.common(index))
+        for index, state in enumerate(given["rounds"]):
+            self._rounds[index].enter(state, self._rule.common(index))
         period, delay, num_fragments = given["schedule"]
         if self._choice is not None and delay == "auto":
             self._choice.steps_s = given["steps_s"]

@@ -77,7 +77,7 @@ class GradientRound:
         """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
         replica = self._replica
         numbers = self._collectives.all_reduce_mean(replica.g, weight, self.header(replica.samples).numbers)
-        heard = self.heard(numbers)
+        heard = self.heard_from(numbers)
         samples = round(heard.samples)
         replica.round_samples = max(replica.round_samples, samples)  # backward passes may have added up
         self.is_void = not samples
@@ -88,7 +88,7 @@ class GradientRound:
         replica = self._replica
         return self.round.header(changed=replica.changed_outside or replica.missing != self._told, samples=samples)
 
-    def heard(self, numbers: list[float]) -> Heard:
+    def heard_from(self, numbers: list[float]) -> Heard:
         """What all have said, from the sums of their headers' numbers."""
         return Heard.of(numbers, len(self._collectives.members))
 
@@ -97,7 +97,7 @@ class GradientRound:
 
         Args:
             heard: what all workers have said; None: only time is simulated.
-            samples: that the mean contains; None: likewise.
+            samples: that the mean contains; None: unknown.
             mean: returns the mean gradient (P,), where the others go on without dead workers.
 
         Raises:
@@ -120,7 +120,7 @@ class GradientRound:
             self.replacements.num_members = len(members)
             self._ports.shared.go_on_with(members)
         self._replica.meet(members)
-        if self.round.hear(heard) or has_fewer:  # what the dead have reported counts no longer
+        if self.round.needs_reports(heard) or has_fewer:  # what the dead have reported counts no longer
             ranges, self._told = self._replica.ranges, self._replica.missing
             self._replica.changed_outside = False
             has = torch.tensor([float(own not in self._replica.missing) for own in ranges], dtype=torch.float64)

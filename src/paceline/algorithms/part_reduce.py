@@ -71,7 +71,7 @@ class PartReduce:
         # Missing gradients are known only now.
         numbers = torch.tensor(self.gradient.header(self.replica.samples).numbers, dtype=torch.float64)
         self.collectives.start_all_reduce(numbers).wait()
-        heard = self.gradient.heard(numbers.tolist())
+        heard = self.gradient.heard_from(numbers.tolist())
         total = heard.samples / self.gradient.unit
         for bucket in self._buckets:
             assert bucket.handle is not None
@@ -82,7 +82,7 @@ class PartReduce:
         self._num_begun = 0
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
-        self.gradient.end(heard, heard.samples)
+        self.gradient.end(heard, heard.samples or None)
         self._has_mean = True
 
     def _meet(self, *, steps: bool) -> None:

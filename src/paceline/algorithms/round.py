@@ -26,9 +26,9 @@ UNEQUAL_EVALUATIONS = (
 class Round:
     """The round of a program whose workers average vectors.
 
-    With every vector a member sends a `Header`. If any member has something to report, all exchange reports. These say in
-    which round of batches and in which step each is, whether its loop passes a closure to `step`, and whom the first member
-    accepts as a replacement.
+    With every vector a member sends a `Header`. If any member has something to report, or digests differ, all exchange
+    reports. These say in which round of batches and in which step each is, whether its loop passes a closure to `step`, and
+    whom the first member accepts as a replacement.
 
     To one worker, a loop that skips a step, for example with `continue` after `backward`, looks like one that accumulates
     gradients. If all workers do the same, both are fine: their steps stay together. If only some do, later rounds combine
@@ -39,7 +39,7 @@ class Round:
     Every worker expects the others to repeat what followed last time after as many rounds within one step, so that
     accumulation causes no exchange. A worker whose expectation fails has something to report.
 
-    Costs: if a worker has something to report, one all-reduce of six numbers per worker.
+    Costs: an exchange of reports is an all-reduce of six numbers per worker.
 
     Args:
         replica: this worker's.
@@ -76,12 +76,13 @@ class Round:
         changed |= bool(self._replacements.accept(has_closure=self.has_closure))
         return Header(self._surprised() or changed, self.replicas.digest, samples)
 
-    def hear(self, heard: Heard | None) -> bool:
+    def needs_reports(self, heard: Heard | None) -> bool:
         """Whether all exchange reports; `heard`: what all have said, or None if only time is simulated."""
         if heard is None:
             return False
-        self.replicas.hear(is_equal=heard.is_equal)
-        return heard.reports or not heard.is_equal
+        if heard.is_equal:
+            self.replicas.note_equal()
+        return heard.has_report or not heard.is_equal
 
     def _surprised(self) -> bool:
         """Whether this worker reaches the present round in another way than expected."""
@@ -154,14 +155,14 @@ class Round:
             self._earlier = self._step
             self._round, self._step = self._replica.round, self._replica.step
 
-    def end_late(self, heard: Heard | None) -> None:
-        """Hears what all said in a round for which `end` was called when the headers were sent.
+    def settle(self, heard: Heard | None, *, is_late: bool = False) -> None:
+        """All exchange reports if any has something to report; `is_late`: `end` was called when the headers were sent.
 
         Raises:
             UsageError: as of `check`.
         """
-        if self.hear(heard):
-            self.exchange(self.own_report(), self._earlier)
+        if self.needs_reports(heard):
+            self.exchange(self.own_report(), self._earlier if is_late else None)
 
     def meet(self, *, steps: bool = False) -> None:
         """A round without vectors: all report their place, and whether they step, before operations that would not match.

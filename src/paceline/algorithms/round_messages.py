@@ -18,13 +18,13 @@ class Header(NamedTuple):
     parameter's. `Heard` has what the sums say of each field.
     """
 
-    reports: bool = False  # or: this worker has something to report
+    has_report: bool = False  # or: this worker has something to report
     digest: int = 0  # equal: of vectors that should be the same on all workers; less than `num_digests`
     samples: float = 0.0  # sum
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return float(self.reports), float(self.digest), float(self.digest**2), self.samples
+        return float(self.has_report), float(self.digest), float(self.digest**2), self.samples
 
     @staticmethod
     def num_digests(num_workers: int) -> int:
@@ -32,13 +32,10 @@ class Header(NamedTuple):
         return math.isqrt(_EXACT // num_workers)
 
 
-NUM_NUMBERS = len(Header().numbers)
-
-
 class Heard(NamedTuple):
     """What the headers of all members say."""
 
-    reports: bool  # of any
+    has_report: bool  # any of them
     is_equal: bool  # all digests
     samples: float
 
@@ -47,7 +44,7 @@ class Heard(NamedTuple):
         """From the sums of the members' numbers: digests are equal if and only if (sum d)^2 = m sum d^2.
 
         >>> Heard.of([a + b for a, b in zip(Header(digest=7).numbers, Header(True, 7, 32.0).numbers)], 2)
-        Heard(reports=True, is_equal=True, samples=32.0)
+        Heard(has_report=True, is_equal=True, samples=32.0)
         """
         reports, digests, squares, samples = numbers
         return cls(reports > 0, digests**2 == num_members * squares, samples)
