@@ -164,12 +164,12 @@ class GossipReference:
     neighbours: Any = gossip.ring
     repeats: dict[tuple[int, int], list] = field(default_factory=dict)
 
-    def train(self):
-        """Returns the survivors' models."""
+    def train(self, dead=()):
+        """Returns the survivors' models; one of the `dead` may have made as many steps as they."""
         models = [self.training.make() for _ in self.steps]
         optimizers = [self.training.optimizer(one.parameters()) for one in models]
         last = max(map(len, self.steps))
-        alive = [worker for worker, own in enumerate(self.steps) if len(own) == last]
+        alive = [worker for worker, own in enumerate(self.steps) if len(own) == last and worker not in dead]
         for k in range(1 + self.notes.sent[alive[0]]):  # in a last round, without a step, where the loop accumulates
             members = self.notes.members[k]
             self._succeed(k, models, optimizers)

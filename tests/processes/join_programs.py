@@ -78,7 +78,7 @@ def _train(wishes, folder, connection):
         connection.send(("place", (worker.worker_id, worker.num_workers)))
         for _ in range(epochs):
             is_done = "epochs" not in wishes and (folder / "done").exists()
-            in_rounds = wishes.get("algorithm") in ("all-reduce", "d-psgd")
+            in_rounds = not wishes.get("algorithm", "ad-psgd").startswith("ad-psgd")
             if worker.sum(int(is_done)) if in_rounds else is_done:  # all end together
                 break
             for batch in worker.batches(batches):

@@ -24,6 +24,7 @@ from processes.survivors import EPOCHS, LET_IN_NEXT_EPOCH, Survivors, own_sample
 from processes.survivors import model as made
 
 WORKERS = 3
+NUM_RUNS = 700
 METHODS, UNREMEMBERED = ["lockstep", "all-reduce"], "all-reduce(codec=exact)"
 REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
 ENDS_EARLY = {"kills": {1: 5}, "fails": {0: 5}}
@@ -488,10 +489,10 @@ def drawn(draws, folder):
 
 
 @pytest.mark.soak
-def test_five_hundred_runs_with_deaths(tmp_path):
+def test_many_runs_with_deaths(tmp_path):
     """Writes what became of them to PACELINE_SOAK_RESULTS."""
     before, begun_s, deaths, replaced = leftovers.everything(), time.monotonic(), 0, 0
-    for number in range(500):
+    for number in range(NUM_RUNS):
         draws, folder = random.Random(f"survivors {number}"), tmp_path / str(number)
         folder.mkdir()
         program, workers = drawn(draws, folder)
@@ -512,5 +513,5 @@ def test_five_hundred_runs_with_deaths(tmp_path):
     soak_results.keep(
         "soak_survivors",
         "lockstep and all-reduce",
-        {"runs": 500, "deaths": deaths, "replaced": replaced, "took_s": took_s},
+        {"runs": NUM_RUNS, "deaths": deaths, "replaced": replaced, "took_s": took_s},
     )
