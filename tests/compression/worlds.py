@@ -92,7 +92,7 @@ def means(codec, vectors, weights=None, *, steps=1, ranges=None, shapes=()):
         for step in range(steps):
             x = vectors[worker](step) if callable(vectors[worker]) else vectors[worker].clone()
             weight = weights[worker](step) if callable(weights[worker]) else weights[worker]
-            totals = coded.start(0, x, weight, said=float(worker)).wait()
+            totals = coded.start(0, x, weight, (worker, 1.0, 0.0, 0.0)).wait()
             found.append((x, totals))
         return found, coded
 
