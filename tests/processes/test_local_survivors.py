@@ -402,7 +402,7 @@ def drawn(draws, folder):
         options |= {"num_batches": 80, "newcomers": newcomers, "at": "forward", "clips": draws.random() < 0.3}
     method = draws.choice(METHODS)
     if "newcomers" in options and method is LONGEST:
-        options["epochs"] = 5  # else there is no mean with which a newcomer could come in
+        options |= {"epochs": 5, "newcomers": {47: dict.fromkeys(victims, 1)}}  # just before the first mean
     return method, Survivors(folder, kills, **options), workers
 
 
