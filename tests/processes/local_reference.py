@@ -158,8 +158,10 @@ class LocalReference:
     def _succeed(self, k, flights):
         """Before step `k`, successors get what the first of the others has, also of the averages under way."""
         new = [worker for worker, lives in self.lives.items() if k in [first for first, _ in lives[1:]]]
-        first = next((one for one in self.members(k) if one not in new), None)
         for worker in new:
+            # The first one that has begun the step gives its state, and may then die in the step.
+            begun = [one for one, lives in self.lives.items() if any(begin <= k <= end + 1 for begin, end in lives)]
+            first = next(one for one in begun if one not in new)
             self.models[worker] = copy.deepcopy(self.models[first])
             self.optimizers[worker] = self.training.optimizer(self.models[worker].parameters())
             self.optimizers[worker].load_state_dict(copy.deepcopy(self.optimizers[first].state_dict()))
