@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from paceline.errors import NotReplacedError
-from paceline.loop.carried_state import CarriedState, take_state
+from paceline.loop.carried_state import CarriedState
 from paceline.loop.schedules import find_schedulers
 
 
@@ -26,7 +26,7 @@ def test_a_plateau_scheduler_is_carried_although_its_optimizer_shows_no_trace_of
     given, own = ReduceLROnPlateau(giver, factor=0.5, patience=1), ReduceLROnPlateau(taker, factor=0.5, patience=1)
     for loss in (3.0, 4.0, 4.0, 2.0):
         given.step(loss)
-    take_state(taker, None, CarriedState(giver, None, []).state())
+    CarriedState(taker, []).take(CarriedState(giver, []).state(None), None)
     assert (own.best, own.num_bad_epochs, own.last_epoch) == (given.best, given.num_bad_epochs, given.last_epoch)
     assert taker.param_groups[0]["lr"] == giver.param_groups[0]["lr"] == 0.05
 
@@ -41,17 +41,17 @@ def test_a_plateau_scheduler_is_carried_although_its_optimizer_shows_no_trace_of
     ids=["class", "groups", "parameters"],
 )
 def test_another_optimizer_cannot_take_it(taker, why):
-    given = CarriedState(adam(), None, []).state()
+    given = CarriedState(adam(), []).state(None)
     with pytest.raises(NotReplacedError, match=why):
-        take_state(taker(), None, given)
+        CarriedState(taker(), []).take(given, None)
 
 
 def test_other_schedulers_cannot_take_it():
     giver, taker = adam(), adam()
     scheduler = StepLR(giver, 3)
-    given = CarriedState(giver, None, []).state()
+    given = CarriedState(giver, []).state(None)
     with pytest.raises(NotReplacedError, match="several schedulers of one class, or only some"):
-        take_state(taker, None, given)
+        CarriedState(taker, []).take(given, None)
     assert scheduler.last_epoch == 0
 
 

@@ -12,7 +12,7 @@ import torch
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import PendingGradients
-from paceline.loop.carried_state import CarriedState, take_state
+from paceline.loop.carried_state import CarriedState
 from paceline.loop.guards.never_stepped import StepsAwaited
 from paceline.loop.guards.outside_changes import OutsideChanges
 from paceline.loop.own_batches import DealtBatches
@@ -75,6 +75,7 @@ class ProgramSide(BaseReplica):
         self.awaited: StepsAwaited | None = None
         self.optimizer = optimizer
         self.on_progress: list[Callable[[], None]] = []
+        self._carried = CarriedState(optimizer, self.on_progress)
         self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
         self._phase = Phase.IDLE
         self._at: torch.Tensor | None = None  # the vector of a gradient requested ahead
@@ -342,18 +343,16 @@ class ProgramSide(BaseReplica):
         self.changed_outside |= self.outside.settle()
         self.moves = self.outside.moves
 
-    def _carried(self) -> CarriedState:
-        return CarriedState(self.optimizer, self._progress, self.on_progress)
-
     def carries_all(self) -> bool:
-        return self._carried().is_whole
+        self._carried.look()
+        return self._carried.is_whole
 
     def for_newcomers(self) -> dict[str, Any]:
-        return self._carried().state() | self._counts_for_newcomers()
+        return self._carried.state(self._progress) | self._counts_for_newcomers()
 
     def enter(self, given: dict[str, Any]) -> None:
         self._take_counts(given)
-        take_state(self.optimizer, self._progress, given)
+        self._carried.take(given, self._progress)
 
     # The record, and the optimizer as data
 
