@@ -119,10 +119,12 @@ class WorkerClaims:
         At the epoch's end this may wait for the others.
         """
         assert self.deal is not None
-        if self._in_round(self.deal, self.taken) == END:
+        number = self._in_round(self.deal, self.taken)
+        if number == END:
             self.deal.settle()
+            number = self._in_round(self.deal, self.taken)
         self.deal.claim(self.taken + 1)
-        return self._in_round(self.deal, self.taken)
+        return number
 
     def places_of_round(self) -> list[int]:
         """The places in the epoch of the batches that the workers have in the loop's last round."""
