@@ -36,7 +36,7 @@ class Network:
     """
 
     def __init__(self, seed, workers, faults, *, replaces=False, silences=False):
-        self.deadline_s = SILENCE_S if silences else 600.0
+        self.name, self.deadline_s = seed, SILENCE_S if silences else 600.0
         self.silences, self.stopped = silences, set()
         self.waiting = set()  # newcomers
         self.heard_s = {}  # (worker, another one that was cut off): the last sign of life, until a message comes from it
@@ -333,30 +333,36 @@ def test_workers_that_cannot_reach_each_other_never_train_on_both_sides(workers,
     check_silences(workers, faults, runs=50)
 
 
+def averaged(network, rounds):
+    """All workers average in so many rounds: the longest history, which the others' begin, and the errors of some."""
+    histories, ended_early = {one: [] for one in range(network.workers)}, {}
+
+    def program(mailbox):
+        me, collectives = mailbox.me, collectives_over(mailbox)
+        try:
+            for round in range(rounds):
+                x = given(me, round)
+                collectives.all_reduce_mean(x, weight=1.0)
+                histories[me].append((tuple(collectives.members), x.tolist()))
+        except WorkerLostError as error:
+            ended_early[me] = str(error)
+        else:
+            collectives.leave()
+
+    network.run(program)
+    longest = max(histories.values(), key=len)
+    for one, history in histories.items():
+        assert history == longest[: len(history)], network.name
+        assert one in network.dead or one in ended_early or len(history) == rounds, network.name
+    return longest, ended_early
+
+
 def check_silences(workers, faults, runs):
     """Cables are pulled, and workers stopped, for less and for more than the deadline; some also die."""
     outcomes = Counter()
     for number in range(runs):
         network = Network(f"silent {workers} {faults} {number}", workers, faults, silences=True)
-        histories, ended_early = {one: [] for one in range(workers)}, {}
-
-        def program(mailbox, histories=histories, ended_early=ended_early):
-            me, collectives = mailbox.me, collectives_over(mailbox)
-            try:
-                for round in range(LONG):
-                    x = given(me, round)
-                    collectives.all_reduce_mean(x, weight=1.0)
-                    histories[me].append((tuple(collectives.members), x.tolist()))
-            except WorkerLostError as error:
-                ended_early[me] = str(error)
-            else:
-                collectives.leave()
-
-        network.run(program)
-        longest = max(histories.values(), key=len)
-        for one, history in histories.items():
-            assert history == longest[: len(history)], number
-            assert one in network.dead or one in ended_early or len(history) == LONG, number
+        longest, ended_early = averaged(network, LONG)
         for round, (members, x) in enumerate(longest):
             expected = sum(given(one, round)[0].item() for one in members) / len(members)
             assert x == pytest.approx([expected] * SIZE, rel=1e-6), number
