@@ -55,6 +55,22 @@ def test_other_schedulers_cannot_take_it():
     assert scheduler.last_epoch == 0
 
 
+def test_a_scheduler_that_the_loop_has_replaced_is_not_carried():
+    giver, taker = adam(), adam()
+    carried, prepared = CarriedState(giver, []), CarriedState(taker, [])
+    scheduler, own = StepLR(giver, 10), StepLR(taker, 10)
+    assert carried.is_whole()
+    prepared.prepare()
+    scheduler, own = StepLR(giver, 50), StepLR(taker, 50)
+    assert carried.is_whole()
+    for _ in range(3):
+        giver.step()
+        scheduler.step()
+    prepared.prepare()
+    prepared.take(carried.state(None), None)
+    assert (own.last_epoch, own.step_size) == (3, 50)
+
+
 def test_schedulers_are_found_while_another_thread_builds_tuples():
     """CPython resizes a tuple that it builds of an iterator: a second reference to it, of anyone, is a SystemError."""
     interval, ended = sys.getswitchinterval(), Event()

@@ -76,8 +76,8 @@ MUTATIONS = {
     "a majority is counted without the deaths of which it knows": (
         test_round_members.test_a_worker_does_not_go_on_without_a_majority_that_knows_of_a_death,
         RoundMembers._remains_without,
-        "map(max, standings, self._standings)",
-        "self._standings",
+        "standing.status > Status.EXCLUDED and",
+        "False and",
     ),
     "no majority is needed": (silent, Quorum.missing, "in self.views", "in ()"),
     "any half is a majority": (

@@ -160,6 +160,15 @@ def test_a_worker_does_not_go_on_without_a_majority_that_knows_of_a_death():
     assert not members.hear(2, 0, 1, 1, said([Status.EXCLUDED, Status.GONE, 0, 0]))
 
 
+def test_the_first_of_two_goes_on_once_it_hears_that_the_third_has_died():
+    """From the other one, which excludes it and has no majority."""
+    world = World()
+    members = members_of(0, 3, world)
+    exclude(members, world, 2)
+    assert members.hear(1, 0, members.proposed + 1, 1, said([Status.EXCLUDED, 0, Status.GONE]))
+    assert (members.living, members.missing()) == ([0], [])
+
+
 def test_the_second_of_two_workers_does_not_go_on_without_the_first():
     assert not members_of(1, 2, World()).hear(0, 0, 1, 1, said([0, Status.EXCLUDED]))
 

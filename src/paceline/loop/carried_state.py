@@ -23,41 +23,36 @@ class CarriedState:
     Args:
         optimizer: the loop's.
         on_progress: what is called before and after every step.
-
-    Attributes:
-        is_whole: whether the schedulers can be told from each other, and all follow the run or none does.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, on_progress: Sequence[Callable[[], None]]) -> None:
         self._optimizer, self._on_progress = optimizer, on_progress
-        self._followed: list[Any] = []
-        self._own: dict[str, Any] | None = None  # the other schedulers; None: `look` has not been called
-        self.is_whole = False
+        self._prepared: dict[str, Any] | None = None  # schedulers, found before the others wait for this newcomer
 
-    def look(self) -> None:
-        """Finds the schedulers; takes some 70 ms in a process that has not frozen its objects."""
+    def is_whole(self) -> bool:
+        """Whether the schedulers can be told from each other, and all follow the run or none does."""
+        followed, own = self._look()
+        return len({_name(one) for one in own}) == len(own) and not (own and followed)
+
+    def _look(self) -> tuple[list[Any], list[Any]]:
+        """The schedulers that follow the run, and all others; takes 70 ms where the objects of a process are not frozen."""
         calls = [getattr(one, "__self__", None) for one in self._on_progress]
-        self._followed = [one.scheduler for one in calls if isinstance(one, FollowedScheduler)]
+        followed = [one.scheduler for one in calls if isinstance(one, FollowedScheduler)]
         found = _outermost(self._optimizer)
-        own = [one for one in found if not any(one is other for other in self._followed)]
-        self._own = {_name(one): one for one in own}
-        self.is_whole = len(self._own) == len(own) and not (own and self._followed)
+        return followed, [one for one in found if not any(one is other for other in followed)]
 
-    def _found(self) -> dict[str, Any]:
-        """The schedulers that do not follow the run, as `look` has found them; the next call looks again."""
-        if self._own is None:
-            self.look()
-        own, self._own = self._own, None
-        assert own is not None
-        return own
+    def prepare(self) -> None:
+        """Finds the schedulers for a `take` that follows before the loop goes on."""
+        self._prepared = None  # which would keep some that the loop has replaced
+        self._prepared = {_name(one): one for one in _outermost(self._optimizer)}
 
     def state(self, progress: RunProgress | None) -> dict[str, Any]:
         """For `take`."""
-        schedulers = {name: one.state_dict() for name, one in self._found().items()}
+        followed, own = self._look()
         return {
             "class": _name(self._optimizer),
             "optimizer": state_for_checkpoints(self._optimizer),
-            "schedulers": None if self._followed else schedulers,
+            "schedulers": None if followed else {_name(one): one.state_dict() for one in own},
             "progress": progress.position if progress is not None else (0.0, 0.0),
         }
 
@@ -77,10 +72,12 @@ class CarriedState:
             raise NotReplacedError(Refusal.OPTIMIZER.why) from error
 
     def _load(self, given: dict[str, Any]) -> None:
+        own, self._prepared = self._prepared, None
         if given["schedulers"] is None:
             load_with_own_settings(self._optimizer, given["optimizer"])
             return
-        own = self._found() | {_name(one): one for one in self._followed}
+        if own is None:
+            own = {_name(one): one for one in _outermost(self._optimizer)}
         if own.keys() != given["schedulers"].keys():
             raise NotReplacedError(Refusal.SCHEDULES.why)
         for name, state in given["schedulers"].items():

@@ -344,8 +344,11 @@ class ProgramSide(BaseReplica):
         self.moves = self.outside.moves
 
     def carries_all(self) -> bool:
-        self._carried.look()
-        return self._carried.is_whole
+        return self._carried.is_whole()
+
+    def prepare_to_enter(self) -> None:
+        """Does what takes long, before the others wait for this newcomer; `enter` follows before the loop goes on."""
+        self._carried.prepare()
 
     def for_newcomers(self) -> dict[str, Any]:
         return self._carried.state(self._progress) | self._counts_for_newcomers()

@@ -176,6 +176,8 @@ class Agent:
                 note = f"{who} could not take a dead one's place: {written['reason']}."
             elif written.get("state") == "excluded":
                 note = f"{who} was cut off from the others in {written['reason']}"
+            elif code == 2:
+                note = f"{who} {how_ended(code)}: see its output."
             is_replaced = algorithm is None or _is_replaced(registry.build(algorithm), code, written["state"])
             if self._num_restarted < self.restarts and is_replaced and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1

@@ -191,9 +191,9 @@ class WorkerBatches:
         """Enters a run as a dead worker's replacement; returns whether the others are in this epoch, too."""
         if self._has_entered:
             return True
+        if self._membership.incarnation:
+            self._replica.prepare_to_enter()
         if self._entry is None:
-            if self._membership.incarnation:
-                self._replica.carries_all()  # finds the loop's schedulers before the others wait for this worker
             self._entry = self._membership.enter(claims.epoch)
         if self._entry is None or self._entry.get("deal", {}).get("epoch", 0) > claims.epoch:
             return False
