@@ -76,8 +76,14 @@ MUTATIONS = {
     "a majority is counted without the deaths of which it knows": (
         test_round_members.test_a_worker_does_not_go_on_without_a_majority_that_knows_of_a_death,
         RoundMembers._remains_without,
-        "standing.status > Status.EXCLUDED and",
-        "False and",
+        "map(max, standings, self._standings)",
+        "self._standings",
+    ),
+    "a worker counts deaths that only its accuser knows": (
+        test_round_members.test_a_death_that_only_the_accuser_knows_gives_no_majority,
+        RoundMembers._remains_without,
+        "known = map(max, standings, self._standings)",
+        "self._standings = list(map(max, standings[:1] + self._standings[1:], self._standings)); known = self._standings",
     ),
     "no majority is needed": (silent, Quorum.missing, "in self.views", "in ()"),
     "any half is a majority": (

@@ -264,15 +264,15 @@ class RoundMembers:
         return True
 
     def _remains_without(self, accuser: int, standings: Sequence[_Standing]) -> bool:
-        """Whether this worker has a quorum without one that excludes it, and that one has none."""
-        for worker, standing in enumerate(
-            standings
-        ):  # the accuser may know of deaths that this worker has not heard of
-            if standing.status > Status.EXCLUDED and standing > self._standings[worker]:
-                self._standings[worker] = standing
-                self._propose()
+        """Whether this worker has a quorum without one that excludes it, and that one has none.
+
+        The accuser's quorum counts the deaths that it knows of. This worker's does not: the dead ones may have gone on with
+        the accuser before.
+        """
         members = [one for one in self._workers if standings[one].status is Status.MEMBER]
-        if not self._quorum.missing(members, self._alive):
+        known = map(max, standings, self._standings)
+        alive = [worker for worker, standing in enumerate(known) if standing.status <= Status.EXCLUDED]
+        if not self._quorum.missing(members, alive):
             return False
         self.lose({accuser: Status.EXCLUDED})
         return not self.missing()
