@@ -161,6 +161,18 @@ def test_a_worker_that_was_cut_off_is_replaced(machines):
     assert {*RunData.load(machines.folder / "run").records[2]["incarnation"]} == {0, 1}
 
 
+@pytest.mark.parametrize("machines", ["ad-psgd"], indirect=True)
+def test_a_note_says_where_a_worker_that_was_refused_says_why(machines):
+    begins = "    for _ in range(1_000_000):\n"
+    ends = "        if (folder / 'done').exists() and worker.worker_id == 1:\n            raise SystemExit(2)\n"
+    (machines.folder / "script.py").write_text(SCRIPT.replace(begins, begins + ends))
+    agent = machines.launch("run", "--workers", "2", "--deadline", "590")
+    machines.wait_for("steps-*-50", 2)
+    machines.finish()
+    output, _ = agent.communicate(forked.AGAINST_HANGS_S)
+    assert "Worker 1 ended with exit code 2: see its output." in json.loads(output.splitlines()[-1])["notes"]
+
+
 @pytest.mark.parametrize("machines", ["all-reduce", "ad-psgd"], indirect=True)
 def test_the_cause_and_the_steps_of_a_run_that_an_error_ends(machines):
     """Under ad-psgd the other worker goes on alone, and ends in order."""

@@ -61,7 +61,7 @@ class Round:
         self.replicas = EqualReplicas(replica, ports)
         self._round = self._step = 0  # of the last round
         self._earlier = 0  # step of the round before
-        self._since = (0, 0)  # batches and steps from there to the present round
+        self._since = (0, 0)  # batches and steps from the last round to the present one
         self._followed: dict[int, tuple[int, int]] = {}  # by rounds since the last step
         self._meetings = 0
         self.has_closure = self.is_evaluating = False

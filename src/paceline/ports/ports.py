@@ -35,8 +35,8 @@ class Clock(Protocol):
         ...
 
 
-NUM_NUMBERS = 4
-NO_NUMBERS = (0.0,) * NUM_NUMBERS  # that travel with a mean, and are added up
+NUM_NUMBERS = 4  # that travel with a mean, and are added up
+NO_NUMBERS = (0.0,) * NUM_NUMBERS
 
 
 class Collectives(Protocol):
