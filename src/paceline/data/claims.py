@@ -168,15 +168,13 @@ class WorkerClaims:
         return number - self.epoch * self.batches.epoch_numbers
 
     def _in_round(self, deal: RoundDeal, round: int) -> int:
-        numbers = self.batches.epoch_numbers
-
-        def has(place: int) -> bool:
-            return place < numbers and self.batches.has(place)
-
-        if deal.is_over(round, has):
-            return END
         place = deal.place(round)
-        return self.epoch * numbers + place if has(place) else ABSENT
+        if self._has(place):
+            return self.epoch * self.batches.epoch_numbers + place
+        return END if deal.is_over(round, self._has) else ABSENT
+
+    def _has(self, place: int) -> bool:
+        return place < self.batches.epoch_numbers and self.batches.has(place)
 
     def _claimed(self) -> int:
         first = self.epoch * self.batches.epoch_numbers

@@ -142,7 +142,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         if self._total is not self._mean_part:
             self._mean_part.copy_(self._total)
         said = self._numbers.tolist()
-        totals = [math.fsum(one) for one in zip(*(said[worker] for worker in self.members), strict=True)]
+        totals = list(map(math.fsum, zip(*[said[worker] for worker in self.members], strict=True)))
         dead = self._barrier()
         vector.copy_(self._mean)
         for worker in dead:

@@ -227,8 +227,6 @@ class WorkerBatches:
         with closing(self._claimed(claims)) as source:
             while not self._membership.stopped():
                 number, fetch = next(source, (END, None))
-                if claims.deal is not None and (dealt := claims.dealt()) != number:  # a worker has died
-                    number, fetch = dealt, partial(claims.batches.fetch, claims.place(dealt))
                 if first and (number != END or epoch == 0):  # the others may have had the whole first epoch
                     self._check_same(claims.batches, epoch)
                 if number == END or fetch is None:
@@ -262,11 +260,22 @@ class WorkerBatches:
         is_stream = isinstance(claims.batches, StreamBatches)
         processes = self._processes_of(claims.batches.loader) if not is_stream else None
         if processes is None:
-            while (number := claims.next()) != END:
+            claim = claims.next if claims.is_shared else claims.dealt
+            while (number := claim()) != END:
                 yield number, partial(claims.batches.fetch, claims.place(number))
             return
         with closing(processes.epoch(claims, self._membership.stopped)) as source:
-            yield from source
+            if claims.is_shared:
+                yield from source
+                return
+            while True:
+                number, fetch = next(source, (END, None))
+                dealt = claims.dealt()
+                if dealt == END:
+                    return
+                if fetch is None or dealt != number:  # a worker has died
+                    fetch = partial(claims.batches.fetch, claims.place(dealt))
+                yield dealt, fetch
 
     def _processes_of(self, loader: Any) -> LoaderProcesses | None:
         """None: the loader has no processes and pins no memory, or batches must not be fetched ahead."""
