@@ -1,5 +1,7 @@
 """Every launcher refuses loops that cannot be trained in one sentence, printed once, with exit code 2 and no traceback."""
 
+import json
+
 import pytest
 
 import forked
@@ -152,3 +154,5 @@ def test_all_launchers_refuse_alike(name, says, tmp_path):
     assert refused(tmp_path, *LAUNCH, "--", "loops.py", name) == of_function
     assert refused(tmp_path, "loops.py", "launch", name) == of_function
     assert says in refused_as_under_torchrun(tmp_path, name)
+    for run in tmp_path.glob("runs/*"):  # is kept only if another worker has trained
+        assert json.loads((run / "result.json").read_text())["steps"] or (run / "checkpoint").exists()

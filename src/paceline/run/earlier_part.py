@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,6 +192,8 @@ def forget(folder: Path, earlier: EarlierPart) -> None:
     for path in new:
         with contextlib.suppress(OSError):
             path.unlink()
+    if not earlier.is_in(folder):
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # what workers wrote as the run ended
 
 
 def shift_times(records: np.ndarray, by_s: float) -> None:

@@ -35,6 +35,7 @@ from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
 
 _LOOK_EVERY_S = 0.05
+_OF_WORKERS = ("worker-*.json", "events-*.jsonl", "model.pt")  # what they write into the folder
 _GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
 
 
@@ -93,7 +94,7 @@ class Agent:
     _said: str = ""
 
     def run(self) -> RunData | None:
-        """Returns when all workers of this machine have ended: the run, if they trained.
+        """Returns when all workers of this machine have ended: the run, unless they refused to train or do something else.
 
         Raises:
             UsageError: a usage error that every worker would raise.
@@ -209,11 +210,15 @@ class Agent:
 
     def refused(self, run: RunData | None) -> bool:
         """Whether workers ended with a usage error, which the user can correct, and none has trained."""
-        codes = {child.process.returncode for child in self._children}
-        return codes == {2} or (codes == {0, 2} and run is not None and run.result["outcome"] == "crashed")
+        return self._refusals and (run is None or run.result["outcome"] == "crashed")
 
-    def _result(self, of: int, interruption: Interruption) -> RunData:
-        """The run of this machine's workers, from their files."""
+    @property
+    def _refusals(self) -> bool:
+        """Whether workers ended with a usage error, and all others well."""
+        return {2} <= {child.process.returncode for child in self._children} <= {0, 2}
+
+    def _result(self, of: int, interruption: Interruption) -> RunData | None:
+        """The run of this machine's workers, from their files; None, without files, if they refused before the first step."""
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
         events = {one["worker"]: self.folder / f"events-{one['worker']}.jsonl" for one in own}
@@ -238,6 +243,10 @@ class Agent:
             failed=self.failed,
             interrupted=bool(interruption),
         )
+        if self._refusals and not (result["steps"] or (self.folder / "checkpoint").exists()):
+            for path in [one for name in _OF_WORKERS for one in self.folder.glob(name)]:
+                path.unlink()
+            return None
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
         write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
         missing = [one for one in own if one["state"] == "started" or one["worker"] not in records]
