@@ -90,15 +90,18 @@ class GossipSurvivors(Survivors):
     def notes(self, workers, dead=()):
         """Those of all workers.
 
-        `dead`: by which the others may not know of a round that they began last, and begin it with other members.
+        `dead`: the others may not know of a round that one of them, or the process it replaced, began last, and begin it with
+        other members.
         """
         found = Notes()
         for worker in range(workers):
             path = self.folder / f"rounds-{worker}.jsonl"
             lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-            newest = max((number for number, what in enumerate(lines) if what[0] == "begin"), default=-1)
+            begins = [number for number, what in enumerate(lines) if what[0] == "begin"]
+            ends = [*(number for number, what in enumerate(lines) if what[0] == "enter"), len(lines)]
+            begun_last = {max((one for one in begins if one < end), default=-1) for end in ends}
             for number, what in enumerate(lines):
-                found.add(worker, *what, is_known=worker not in dead or number != newest)
+                found.add(worker, *what, is_known=worker not in dead or number not in begun_last)
         return found
 
 
