@@ -90,8 +90,8 @@ class GossipSurvivors(Survivors):
     def notes(self, workers, dead=()):
         """Those of all workers.
 
-        `dead`: the others may not know of a round that one of them, or the process it replaced, began last, and begin it with
-        other members.
+        `dead`: workers of which a process has died. The others may not know of the last round that such a process began, and
+        begin it with other members.
         """
         found = Notes()
         for worker in range(workers):

@@ -35,7 +35,7 @@ from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
 
 _LOOK_EVERY_S = 0.05
-_OF_WORKERS = ("worker-*.json", "events-*.jsonl", "model.pt")  # what they write into the folder
+_WORKER_FILES = ("worker-*.json", "events-*.jsonl", "model.pt")
 _GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
 
 
@@ -94,7 +94,10 @@ class Agent:
     _said: str = ""
 
     def run(self) -> RunData | None:
-        """Returns when all workers of this machine have ended: the run, unless they refused to train or do something else.
+        """Starts the workers of this machine, and returns when all have ended.
+
+        Returns:
+            the run; None if they do not train, or refused before the first step.
 
         Raises:
             UsageError: a usage error that every worker would raise.
@@ -209,16 +212,19 @@ class Agent:
         return any(child.process.returncode != 0 for child in self._children)
 
     def refused(self, run: RunData | None) -> bool:
-        """Whether workers ended with a usage error, which the user can correct, and none has trained."""
-        return self._refusals and (run is None or run.result["outcome"] == "crashed")
+        """Whether a usage error, which the user can correct, ended the run."""
+        return self._ended_by_refusal and (run is None or run.result["outcome"] == "crashed")
 
     @property
-    def _refusals(self) -> bool:
-        """Whether workers ended with a usage error, and all others well."""
+    def _ended_by_refusal(self) -> bool:
+        """Whether some workers ended with a usage error, and all others well."""
         return {2} <= {child.process.returncode for child in self._children} <= {0, 2}
 
     def _result(self, of: int, interruption: Interruption) -> RunData | None:
-        """The run of this machine's workers, from their files; None, without files, if they refused before the first step."""
+        """The run of this machine's workers, from their files.
+
+        None if they refused before the first step: their files are removed.
+        """
         written = _written(self.folder)
         own = [written[child.process.pid] for child in self._children if child.process.pid in written]
         events = {one["worker"]: self.folder / f"events-{one['worker']}.jsonl" for one in own}
@@ -243,8 +249,8 @@ class Agent:
             failed=self.failed,
             interrupted=bool(interruption),
         )
-        if self._refusals and not (result["steps"] or (self.folder / "checkpoint").exists()):
-            for path in [one for name in _OF_WORKERS for one in self.folder.glob(name)]:
+        if self._ended_by_refusal and not (result["steps"] or (self.folder / "checkpoint").exists()):
+            for path in [one for name in _WORKER_FILES for one in self.folder.glob(name)]:
                 path.unlink()
             return None
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])

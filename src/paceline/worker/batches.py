@@ -273,7 +273,7 @@ class WorkerBatches:
                 dealt = claims.dealt()
                 if dealt == END:
                     return
-                if fetch is None or dealt != number:  # a worker has died
+                if fetch is None or dealt != number:  # a worker has died since the batch was claimed
                     fetch = partial(claims.batches.fetch, claims.place(dealt))
                 yield dealt, fetch
 
