@@ -40,6 +40,7 @@ from contest.runs import run
 from contest.tables import DISTURBED, SCENES, Record, of, shares_of_run, table
 
 from paceline.errors import UsageError
+from paceline.system.limits import available_memory
 from paceline.tasks.load import load_task
 
 HERE = Path(__file__).parent
@@ -57,6 +58,7 @@ SMALL: dict[str, Any] = {
 }
 TARGETS = {"mnist-mlp": 0.96, "digits-mlp": 0.93}
 RATE_FACTORS = {"mnist-mlp": 1.0, "digits-mlp": 0.5}  # batches of a quarter of the size
+LEAST_GIB = 2.0  # four of DDP's workers, their launcher and what watches them held 1.7 GiB
 TUNED_AT_STEP_S = 0.002  # rates are compared by shares of a run, which does not depend on how long a step takes
 SMALL_METHODS, SMALL_SCENES = ("ad-psgd", "all-reduce", "DistributedDataParallel"), ("none", "slow")
 
@@ -64,6 +66,12 @@ SMALL_METHODS, SMALL_SCENES = ("ad-psgd", "all-reduce", "DistributedDataParallel
 def main() -> None:
     """Runs what is missing, prints the tables, writes them and the pictures."""
     arguments = parse()
+    available = available_memory()
+    if arguments.small and available is not None and available < LEAST_GIB * 2**30:
+        print(
+            f"Left out: this comparison needs {LEAST_GIB:g} GiB of memory, and {available / 2**30:.1f} GiB are available."
+        )
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run's processes are ended before this one
     records = read(arguments.runs)
     refuse_mixture(arguments, records)

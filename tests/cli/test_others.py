@@ -1,6 +1,7 @@
 """`paceline algorithms`, `paceline doctor`, help, and the command as a process."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ def test_doctor_on_other_machines(monkeypatch, tmp_path):
 def test_doctor_in_a_small_container(monkeypatch):
     monkeypatch.setattr(limits, "memory_limit", lambda: 2**30)
     monkeypatch.setattr(limits, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     monkeypatch.setattr(compilation._Cache, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError))
@@ -64,6 +66,8 @@ def test_doctor_in_a_small_container(monkeypatch):
     assert "a quota allows the time of 0.5" in checks["cores"].finding
     assert "A container may use 1.0 GiB." in checks["memory"].finding
     assert "fewer workers" in checks["memory"].remedy
+    assert "64 MiB" in checks["loader processes"].finding
+    assert "--shm-size" in checks["loader processes"].remedy
     assert not checks["temporary files"].works
     assert "TMPDIR" in checks["temporary files"].finding
     assert "NUMBA_CACHE_DIR" in checks["sparse kernels"].remedy

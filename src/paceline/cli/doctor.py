@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +23,8 @@ from paceline.system import limits
 
 _NODES = Path("/sys/devices/system/node")
 _START_LIMIT_S = 60.0
-_SMALL_GIB = 1.5
+_SMALL_BYTES = 1.5 * 2**30
+_BATCHES, _SMALL_SHARED_BYTES = Path("/dev/shm"), 2**30
 _WRONG = "They gave wrong results.", "Report this with your processor's name."
 
 
@@ -74,6 +76,7 @@ def examine() -> list[Check]:
         "numba": _numba,
         "paceline": lambda: f"{paceline.__version__}.",
         "shared memory": _shared_memory,
+        "loader processes": _loader_processes,
         "temporary files": lambda: f"In {limits.temporary_folder()}.",
         "atomic operations": _atomics,
         "sparse kernels": _sparse_kernels,
@@ -119,17 +122,17 @@ def _nodes() -> _Found:
 
 
 def _memory() -> _Found:
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
-    if "MemAvailable" in kib:
-        available, total = kib["MemAvailable"] / 2**20, kib["MemTotal"] / 2**20
-        limit = (limits.memory_limit() or 2**60) / 2**30
-        allowed = f" A container may use {limit:.1f} GiB." if limit < total else ""
-        remedy = "Close something, or use fewer workers: two on a small model need 0.7 GiB."
-        remedy = remedy if min(available, limit) < _SMALL_GIB else ""
-        return f"{available:.1f} GiB available of {total:.1f} GiB.{allowed}", remedy
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{total:.1f} GiB in all."
+    system, limit = limits.system_memory(), limits.memory_limit()
+    if "MemAvailable" not in system:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        return f"{total:.1f} GiB in all."
+    allowed = ""
+    if limit is not None and limit < system["MemTotal"]:
+        allowed = f" A container may use {limit / 2**30:.1f} GiB."
+    is_small = (limits.available_memory() or _SMALL_BYTES) < _SMALL_BYTES
+    remedy = "Close something, or use fewer workers: two on a small model need 0.7 GiB." if is_small else ""
+    available, total = (system[name] / 2**30 for name in ("MemAvailable", "MemTotal"))
+    return f"{available:.1f} GiB available of {total:.1f} GiB.{allowed}", remedy
 
 
 def _python() -> _Found:
@@ -162,6 +165,16 @@ def _shared_memory() -> _Found:
     finally:
         os.close(descriptor)
     return "Anonymous files can be made; nothing is left behind in /dev/shm."
+
+
+def _loader_processes() -> _Found:
+    size = shutil.disk_usage(_BATCHES).total if _BATCHES.is_dir() else 0
+    finding = f"Their batches pass through {_BATCHES}, which has {size / 2**20:,.0f} MiB."
+    remedy = (
+        "A loader whose batches do not fit ends with a bus error: enlarge it, as with docker's --shm-size=1g, or use"
+        " num_workers=0."
+    )
+    return finding, remedy if size < _SMALL_SHARED_BYTES else ""
 
 
 def _atomics() -> _Found:
@@ -221,5 +234,5 @@ def _cuda() -> _Found:
     import torch
 
     if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} device(s), for loops of your own; shared-memory training uses the CPU."
-    return "Not present, and not needed: shared-memory training uses the CPU."
+        return f"{torch.cuda.device_count()} device(s), for loops of your own; paceline train uses the CPU."
+    return "Not present, and not needed: paceline train uses the CPU."

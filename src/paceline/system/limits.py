@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.errors import UsageError
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_SYSTEM = Path("/proc/meminfo")
 _UNLIMITED = 2**60  # bytes; version 1 writes a number near 2^63
 
 
@@ -41,6 +42,18 @@ def memory_limit() -> int | None:
     names = "memory.max", "memory.limit_in_bytes"
     limits = [int(text) for name in names for text in _settings("memory", name) if text != "max"]
     return min((limit for limit in limits if limit < _UNLIMITED), default=None)
+
+
+def available_memory() -> int | None:
+    """Bytes that processes can take: what the system has left, at most the control group's limit; None: unknown."""
+    known = [system_memory().get("MemAvailable"), memory_limit()]
+    return min((one for one in known if one is not None), default=None)
+
+
+def system_memory() -> dict[str, int]:
+    """The system's memory in bytes, by Linux's names, such as `MemTotal`; empty on other systems."""
+    lines = _SYSTEM.read_text().splitlines() if _SYSTEM.is_file() else []
+    return {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith(" kB")}
 
 
 def _settings(controller: str, name: str) -> Iterator[str]:
