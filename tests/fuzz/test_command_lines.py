@@ -36,7 +36,7 @@ NAMED = [
     ("train --algorithm leashed(backoff=constant(base=1e308))", "base of ConstantBackoff must be at most 1e6"),
     (f"train --algorithm {3000 * 'a(b='}", "parentheses are nested more than 16 deep"),
     (f"train --algorithm hogwild(reads={5000 * '9'})", "a whole number has at most 1000 digits"),
-    ("train --optimizer muon --backend threads", "ptimizer 'muon' "),  # for matrices only, or older PyTorch has none
+    ("train --optimizer muon --backend threads", "ptimizer 'muon'"),  # for matrices only, or older PyTorch has none
     ("train --task tiny.py:empty", "its test set is empty; give it at least one sample"),
     ("train --task tiny.py:fails", "ValueError: \\x1b[31mred."),
     ("train --task pipe.py:make", "Task file pipe.py is not a file"),

@@ -12,6 +12,8 @@ from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.loop.run_progress import RunProgress
 
+# SequentialLR's own, up to PyTorch 2.8
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning")
 TOTAL = 24  # steps of the loop alone
 PER_STEP = "stepped once per step"
 ASYNCHRONOUS = [*families.ASYNCHRONOUS, *families.SERVED]

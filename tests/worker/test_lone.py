@@ -269,7 +269,7 @@ def adversaries(attach):
         adversaries,
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_loops_that_the_machinery_would_refuse_or_change(loop):
     def seeded(attach):
         torch.manual_seed(5)
