@@ -1,10 +1,15 @@
-"""A stand-in for a GPU's copies, on the CPU: each is made as late as a GPU may make it, so that a missing wait shows."""
+"""Stand-ins for a GPU.
+
+`LazyCopies`, on the CPU: each copy is made as late as a GPU may make it, so that a missing wait shows. `MetaCopies`, on
+PyTorch's `meta` device, which has no values: an operation on tensors of both devices raises an error, as on a GPU.
+"""
 
 import contextlib
 import threading
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that PyTorch can use")
 LATER = 3  # how many questions a copy answers with "not yet"
@@ -17,6 +22,7 @@ class LazyCopies:
     read then, and not before.
     """
 
+    device = torch.device("cpu")
     device_name = None  # so that collectives are the CPU's
 
     def __init__(self):
@@ -64,3 +70,39 @@ class LazyCopy:
             "a buffer was written again while it was read"
         )
         return True
+
+
+class MetaCopies(LazyCopies):
+    """Implements `DeviceCopies` for `meta`; what is fetched is zero."""
+
+    device = torch.device("meta")
+
+    def fetch(self, x, pinned):
+        assert x.is_meta
+        assert not pinned.is_meta
+        return LazyCopy(pinned, torch.zeros_like(pinned))
+
+    def put(self, pinned):
+        x = torch.empty_like(pinned, device="meta")
+        return x, LazyCopy(x, pinned)
+
+
+class MetaValues(TorchFunctionMode):
+    """Copies from `meta` to the CPU, which PyTorch refuses, give zeros."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        own, *others = args or (None,)
+        is_meta = isinstance(own, torch.Tensor) and own.is_meta
+        if func is torch.Tensor.copy_ and not is_meta and others[0].is_meta:
+            return own.zero_()
+        if func is torch._foreach_copy_ and not own[0].is_meta and others[0][0].is_meta:
+            return torch._foreach_zero_(own)
+        to_cpu = func is torch.Tensor.cpu or (
+            func is torch.Tensor.to and "cpu" in map(str, (*others, *kwargs.values()))
+        )
+        if is_meta and to_cpu:
+            return torch.zeros(own.shape, dtype=own.dtype)
+        if is_meta and func in (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.tolist, torch.Tensor.__bool__):
+            return func(torch.zeros(own.shape, dtype=own.dtype))
+        return func(*args, **kwargs)

@@ -39,8 +39,7 @@ def data(device="cpu"):
 @pytest.fixture
 def on_device(monkeypatch):
     copies = LazyCopies()
-    for place in ("memory", "supervised"):
-        monkeypatch.setattr(f"paceline.worker.memberships.{place}.device_copies", lambda device: copies)
+    monkeypatch.setattr("paceline.worker.memberships.memory.device_copies", lambda device: copies)
     return copies
 
 
@@ -57,7 +56,7 @@ def launched(monkeypatch):
 
 LONE = [
     *("lockstep", "all-reduce", "all-reduce(sharded=true)"),
-    *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd"),
+    *("local-sgd(period=2, warmup_steps=3)", "d-psgd", "ad-psgd", "parameter-server", "downpour(apply=user)"),
 ]
 
 
@@ -87,7 +86,7 @@ def test_a_lone_worker_on_a_gpu_equals_plain_training_bit_for_bit(launched, algo
     trained_as_plainly(algorithm, "cuda")
 
 
-@pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)", "parameter-server"])
+@pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)"])
 def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, algorithm):
     model, optimizer = made()
     says = r"keeps the parameters in the CPU's memory: move the model there with model\.cpu\(\), or choose all-reduce"
@@ -95,11 +94,14 @@ def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, a
         pass
 
 
-def test_workers_that_share_memory_are_refused_on_a_device(on_device, monkeypatch):
-    with pytest.raises(
-        pl.UsageError, match=r"share the CPU's memory: move the model there with model\.cpu\(\), or start"
-    ):
-        SupervisedMembership(SupervisedEnvironment(), made()[0], pl.algorithms.registry.build("all-reduce"))
+@pytest.mark.parametrize(("algorithm", "workers"), [("all-reduce", 2), ("leashed", 2), ("parameter-server", 1)])
+def test_workers_that_share_memory_are_refused_on_a_device_without_servers(on_device, algorithm, workers):
+    environment = SupervisedEnvironment(num_workers=workers)
+    says = (
+        r"share the CPU's memory: move the model there with model\.cpu\(\); choose several workers and parameter-server"
+    )
+    with pytest.raises(pl.UsageError, match=says):
+        SupervisedMembership(environment, made()[0], pl.algorithms.registry.build(algorithm))
 
 
 def test_a_device_that_is_neither_cpu_nor_gpu_is_refused(launched):

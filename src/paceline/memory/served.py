@@ -107,6 +107,11 @@ class ServedVector(SegmentPart[ServedPlan]):
         for shard in range(len(self.ranges)):
             store(self._word("words", shard), version)
 
+    def keep_copy(self, x: torch.Tensor) -> None:
+        """Makes `x` (P,), on any device, this worker's copy; the servers write to memory of another process."""
+        self.x = x
+        self.is_elsewhere = True
+
     def _lock(self, shard: int) -> SequenceLock:
         return SequenceLock(self._word("words", shard) + 8, "served.mid_write")
 

@@ -7,6 +7,7 @@ for it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
@@ -35,9 +36,11 @@ class DeviceCopies(Protocol):
     """Copies between one device and the host, with one stream for each direction.
 
     Attributes:
+        device: where the vectors are.
         device_name: unique to the device.
     """
 
+    device: torch.device
     device_name: str
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -73,22 +76,30 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
     )
 
 
+def choose_gpu(worker_id: int) -> None:
+    """Makes one GPU the only one of this process, worker k's being the k-th, in turn; call it before CUDA is used."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(n) for n in range(torch.cuda.device_count())] if named is None else named.split(",")
+    if len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker_id % len(gpus)]
+
+
 class CudaCopies:
     """Implements `DeviceCopies` for a GPU, on two streams besides the computing one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self.device_name = str(torch.cuda.get_device_properties(device).uuid)
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A new vector (n,) in pinned memory."""
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
         """Begins copying `x` (n,), after all work that the current stream has so far."""
-        self._down.wait_stream(torch.cuda.current_stream(self._device))
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             pinned.copy_(x, non_blocking=True)
         x.record_stream(self._down)
@@ -97,13 +108,13 @@ class CudaCopies:
     def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
         """Begins copying to a new vector (n,), without waiting for the current stream, which does not use it yet."""
         with torch.cuda.stream(self._up):
-            x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self._device)
+            x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self.device)
             x.copy_(pinned, non_blocking=True)
         return x, _CudaCopy(self._up.record_event(), x)
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
         """A function that returns context managers, which make the current stream and GPU current in another thread."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         return lambda: torch.cuda.stream(stream)
 
 
@@ -132,9 +143,9 @@ class _CudaCopy:
 class StagedMailbox:
     """A mailbox for vectors of a device, over one for vectors of the host; implements `Mailbox`.
 
-    Costs per vector: one copy over the bus and one in host memory. Incoming vectors are copied to the device while it
-    computes. `send` returns when the vector has left the device, so the host waits for all earlier work on the current
-    stream: a program should not hold a lock meanwhile.
+    Vectors arrive on the device; those of the host can be sent, too. Costs per vector of the device: one copy over the bus and
+    one in host memory. Incoming vectors are copied to the device while it computes. `send` returns when the vector has left
+    the device, so the host waits for all earlier work on the current stream: a program should not hold a lock meanwhile.
     """
 
     def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:
@@ -146,7 +157,7 @@ class StagedMailbox:
 
     def send(self, to: int, message: Message) -> None:
         x = message.x
-        if x is None:
+        if x is None or x.device != self._copies.device:
             self._inner.send(to, message)
             return
         pinned = self._buffer(x.numel(), x.dtype)

@@ -133,8 +133,8 @@ class EvaluationChannel:
             flush_output()
             self._store(_ANSWERED, answered)
 
-    def serve_in_thread(self, arena: Arena, evaluator: Evaluator) -> threading.Thread:
-        """Starts a thread that answers until told to end."""
+    def serve_in_thread(self, arena: Arena, evaluator: Evaluator, process: int = THREAD) -> threading.Thread:
+        """Starts a thread that answers until told to end; `process`: this one's PID, if it is not the supervisor's."""
 
         def run() -> None:
             try:
@@ -144,7 +144,7 @@ class EvaluationChannel:
             finally:
                 self.tell_process(ENDED_THREAD)
 
-        self.tell_process(THREAD)
+        self.tell_process(process)
         thread = threading.Thread(target=run, name="paceline-evaluator", daemon=True)
         thread.start()
         return thread

@@ -1,8 +1,8 @@
 """Evaluations of a launched loop: a process beside worker 0 makes them when the supervisor asks.
 
 The process is forked once, before training. So the user's function and its data are not sent anywhere, it has its own random
-numbers, and workers wait neither for it nor for a shared interpreter. With worker threads it is a thread. It ends when it is
-told to, or with worker 0's process.
+numbers, and workers wait neither for it nor for a shared interpreter. With worker threads it is a thread, and so it is on a
+GPU, which a forked process cannot use. It ends when it is told to, or with worker 0's process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ from paceline.worker.evaluator import Evaluator
 _PR_SET_PDEATHSIG = 1
 
 
-def begin_evaluations(arena: Arena, evaluator: Evaluator, *, own_process: bool) -> _Forked | threading.Thread:
-    """Starts a run's evaluator, as a process if worker 0 has its own; the caller joins it at the end."""
+def begin_evaluations(
+    arena: Arena, evaluator: Evaluator, *, own_process: bool, on_gpu: bool
+) -> _Forked | threading.Thread:
+    """Starts a run's evaluator, as a process if worker 0 has its own, without a GPU; the caller joins it at the end."""
     plan = arena.plan
     view = Arena(arena.segment, plan, participant_id=plan.num_workers + plan.num_server_programs)
-    start = _start_process if own_process else EvaluationChannel.serve_in_thread
-    return start(EvaluationChannel(arena), view, evaluator)
+    channel = EvaluationChannel(arena)
+    if not own_process:
+        return channel.serve_in_thread(view, evaluator)
+    if on_gpu:
+        return channel.serve_in_thread(view, evaluator, os.getpid())
+    return _start_process(channel, view, evaluator)
 
 
 class _Forked:

@@ -54,6 +54,9 @@ class Evaluator:
     Args:
         model: with the parameters and buffers of the trained model; used only here.
         figures: maps it to `{"loss": ..., "accuracy": ...}`; each may be None.
+
+    Attributes:
+        live: buffers that are read in place of the run's, by name.
     """
 
     def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:
@@ -62,9 +65,10 @@ class Evaluator:
         self.model = model
         self._figures = figures
         self._buffers = dense_buffers(model)
-        self._binding = FlatBinding(model.parameters())
+        self._binding = FlatBinding(model.parameters(), on_any_device=True)
+        self.live: dict[str, torch.Tensor] = {}
         self.num_parameters = self._binding.num_parameters
-        self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+        self._x = self._binding.zeros()
         self.vector_bytes = self._x.nbytes
 
     def now(self, run: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +97,8 @@ class Evaluator:
         self._binding.bind(self._x)
         for name, buffer in self._buffers.items():
             prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
-            buffer.copy_(run.extra(f"{prefix}{name}"))
+            live = self.live.get(name)
+            buffer.copy_(run.extra(f"{prefix}{name}") if live is None else live)
         return self._figures(self.model)
 
 

@@ -71,7 +71,8 @@ def _start(rule: ApplyRule, replica: Replica, x: Tensor) -> tuple[Applier, bool]
         return _OwnStep(replica), True
     if isinstance(rule, Delayed) and isinstance(rule.rule, UserOptimizer):
         return rule.around(_OwnStep(replica), len(x), x.dtype), True
-    return rule.start(len(x), x.dtype), False
+    with x.device:
+        return rule.start(len(x), x.dtype), False
 
 
 class _OwnStep(Applier):

@@ -51,7 +51,10 @@ class PushCodec:
             storage.keep(self._state, 0)
 
     def encode(self, gradient: Tensor, missing: Ranges = ()) -> list[Tensor]:
-        """Codes the gradient (P,) into one payload per shard; sends nothing for `missing` parameters, which have none."""
+        """Codes the gradient (P,) into one payload per shard; sends nothing for `missing` parameters, which have none.
+
+        Codecs work on the CPU, where a gradient of a GPU is copied.
+        """
         ports, num_shards = self._ports, len(self._ranges)
         if self._is_plain:
             return [gradient[begin:end] for begin, end in self._ranges]
@@ -61,7 +64,7 @@ class PushCodec:
             coded = getattr(gradient, "coded", None)
             payloads = [gradient if coded is None else coded(share_of(self._tuner.codec))] * num_shards
         else:
-            payloads = self._encode(gradient, missing)
+            payloads = self._encode(gradient.cpu(), missing)
         ports.counts.codec_s += ports.clock.now_s() - begun_s
         return payloads
 

@@ -138,9 +138,6 @@ class LaunchedMembership(Membership):
         is_served = algorithm.needs.kind == "served"
         places = {"num_workers": self.num_workers, "worker_id": self.worker_id} if is_served else {}
         arena = own_arena(self.binding, algorithm, is_private=copies is not None, **places, version=self._first_version)
-        if is_served:
-            arena.shared.is_elsewhere = True
-            self.binding.read(arena.shared.x)
         memory = WorkerMemory(
             self.binding, buffers, algorithm, arena, storage=self._storage, recorder=records, copies=copies
         )

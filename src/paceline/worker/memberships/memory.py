@@ -177,7 +177,7 @@ class WorkerMemory:
 
 
 def copies_of(
-    binding: FlatBinding, algorithm: Algorithm, kinds: Sequence[str] = ("replicated",)
+    binding: FlatBinding, algorithm: Algorithm, kinds: Sequence[str] = ("replicated", "served")
 ) -> DeviceCopies | None:
     """Copies to and from the GPU that the model is on; None: it is on the CPU.
 
@@ -188,7 +188,24 @@ def copies_of(
     if copies is not None and algorithm.needs.kind not in kinds:
         raise UsageError(
             f"{registry.spec(algorithm)} keeps the parameters in the CPU's memory: move the model there with model.cpu(), or"
-            " choose all-reduce, local-sgd, d-psgd or ad-psgd, which train on GPUs."
+            " choose all-reduce, local-sgd, d-psgd, ad-psgd or parameter-server, which train on GPUs."
+        )
+    return copies
+
+
+def copies_for_servers(binding: FlatBinding, algorithm: Algorithm, num_workers: int) -> DeviceCopies | None:
+    """As `copies_of`, for workers that share memory, which only servers need where the models are on GPUs.
+
+    Raises:
+        UsageError: the model is on a GPU, and no servers hold its parameters.
+    """
+    copies = device_copies(binding.device)
+    has_servers = algorithm.needs.server_programs > 0 and num_workers > 1
+    if copies is not None and not has_servers:
+        raise UsageError(
+            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(); choose several workers"
+            " and parameter-server, downpour or adaptive-revision; or start the workers with torchrun, under which all-reduce,"
+            " local-sgd, d-psgd and ad-psgd train on GPUs, too (ad-psgd also with --join)."
         )
     return copies
 
@@ -208,7 +225,7 @@ def own_arena(
         binding: the model's parameters.
         algorithm: how the workers agree.
         is_private: whether the parameters are a plain vector on the model's device, without atomic operations: on a GPU, or
-            without other workers.
+            without other workers. Servers have theirs on the CPU, and this worker a copy on the model's device.
         num_workers: that have places in it: all, if servers hold the vector.
         worker_id: this worker's place.
         version: of the parameters.
@@ -218,7 +235,10 @@ def own_arena(
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
     x = binding.zeros()
     binding.read(x)
-    if is_private:
+    if plan.num_servers:
+        arena.shared.initialise(x, version)
+        arena.shared.keep_copy(x)
+    elif is_private:
         arena.shared = PrivateVector(x, version)
     else:
         arena.shared.initialise(x, version)

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.data.round_deal import Left
-from paceline.errors import PeerLostError, UsageError
+from paceline.errors import PeerLostError
 from paceline.membership.environment import SupervisedEnvironment, call_at_end
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.tables import SharedTables, table_shapes
@@ -28,13 +28,12 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.accruals import WithoutSamples
 from paceline.records.step_record import Recorder
 from paceline.system.saved_state import check_fits
-from paceline.transport.device import device_copies
 from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.layout_part import Division, LayoutPart
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory
+from paceline.worker.memberships.memory import WorkerMemory, copies_for_servers
 from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
 from paceline.worker.user_evaluation import Evaluate, loop_evaluator
@@ -46,8 +45,8 @@ _LOOK_EVERY_S = 1e-3
 class SupervisedMembership(Membership):
     """A worker whose model lies in the run's shared memory.
 
-    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep every worker
-    keeps its own, and worker 0's are the run's.
+    Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep and on GPUs
+    every worker keeps its own, and worker 0's are the run's. On GPUs a worker has a copy of the vector that servers hold.
 
     Args:
         environment: this worker's.
@@ -64,7 +63,8 @@ class SupervisedMembership(Membership):
         part: of the model, under a layout.
 
     Raises:
-        UsageError: the model is on a GPU; or the launcher wants a target accuracy, and there is no `evaluate`.
+        UsageError: the model is on a GPU, and no servers hold the parameters; or the launcher wants a target accuracy, and
+            there is no `evaluate`.
     """
 
     def __init__(
@@ -88,11 +88,7 @@ class SupervisedMembership(Membership):
         self.resumed_from = environment.resume.name if environment.resume is not None else ""
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         self._whole_binding = self.binding
-        if device_copies(self.binding.device) is not None:
-            raise UsageError(
-                "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(), or start them with"
-                " torchrun, under which all-reduce, local-sgd, d-psgd and ad-psgd train on GPUs (ad-psgd also with --join)."
-            )
+        copies = copies_for_servers(self.binding, algorithm, self.num_workers)
         goal, evaluator = environment.goal, None
         if goal is not None and not is_evaluated_elsewhere:
             goal.check(evaluate)
@@ -113,7 +109,11 @@ class SupervisedMembership(Membership):
         self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
         hello = self._hello(EvaluationChannel.EXTRA if is_evaluated else {})
         self.arena = join_run(environment, hello, self._write_initial, self._tell)
-        if not (algorithm.lockstep and self.worker_id):
+        self._has_own_buffers = copies is not None or (algorithm.lockstep and self.worker_id > 0)
+        self._live = self._buffers.copy() if copies is not None else {}
+        if copies is not None:
+            self.arena.shared.x = self.binding.zeros()
+        if not self._has_own_buffers:
             for name, buffer in self._buffers.items():
                 buffer.data = self.arena.extra(name)
         else:  # a copy of its own
@@ -132,14 +132,13 @@ class SupervisedMembership(Membership):
             self._storage,
             self._recorder(),
             1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
+            copies,
         )
         if self.arena.newcomers is not None:
             self.arena.newcomers.min_workers = environment.min_workers
         if algorithm.needs.mailbox:
-            memory.meet(
-                self.arena.shared_store(),
-                patience_s=environment.step_deadline_s if environment.plan is not None else None,
-            )
+            patience_s = environment.step_deadline_s if environment.plan is not None else None
+            memory.meet(self.arena.shared_store(), patience_s=patience_s)
         if self.part is not None:
             axes = self._axes()
             for one in (self.arena.collectives, *axes.values()):
@@ -152,7 +151,9 @@ class SupervisedMembership(Membership):
         if is_evaluated:
             self.tell_epoch = EvaluationChannel(self.arena).tell_epoch
         if evaluator is not None:
-            call_at_end(begin_evaluations(self.arena, evaluator, own_process=environment.own_process).join)
+            evaluator.live = self._live
+            own_process, on_gpu = environment.own_process, copies is not None
+            call_at_end(begin_evaluations(self.arena, evaluator, own_process=own_process, on_gpu=on_gpu).join)
 
     # The beginning
 
@@ -357,6 +358,7 @@ class SupervisedMembership(Membership):
         with torch.no_grad():
             for name, buffer in self._buffers.items():
                 buffer.copy_(arena.extra(name))
+        self._live.clear()
         is_common = self._algorithm.needs.kind == "replicated" and not self._algorithm.gossip
         if is_common and arena.plan.sharding is None:
             first, *_ = arena.shared.model_ids()  # in a stopped run, another may have made one more update
@@ -378,7 +380,7 @@ class SupervisedMembership(Membership):
 
     def _put_final(self, left: LeftWeights | None) -> None:
         if left is None:
-            for name, buffer in self._buffers.items() if self.worker_id else ():
+            for name, buffer in self._buffers.items() if self._has_own_buffers else ():
                 self.arena.extra(name).copy_(buffer)
             return
         self.arena.shared.replace(left.x)

@@ -1,0 +1,117 @@
+"""Launched workers whose models count as ones on a device: servers hold the vector, and each worker has a copy of it."""
+
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+import paceline.worker.memberships.memory
+from contracts.runs import run_function
+from lazy_copies import LazyCopies, MetaCopies, MetaValues
+from paceline.membership.environment import current_environment
+from paceline.transport import device
+
+SYNC = "parameter-server(mode=sync(backups=0), shards=2)"
+BATCHES = [torch.randn(8, 5, generator=torch.Generator().manual_seed(n)) for n in range(24)]
+
+
+class Loop:
+    """A model with running statistics; worker 1's first process may die.
+
+    Args:
+        copies: of the stand-in for a GPU; None: the model is on the CPU.
+    """
+
+    def __init__(self, copies=None, dies_at=None, evaluates=False):
+        self.copies, self.dies_at, self.evaluates = copies, dies_at, evaluates
+
+    def evaluate(self, model):
+        statistics = float(model[1].num_batches_tracked)
+        return {"accuracy": float(threading.current_thread() is not threading.main_thread()), "loss": statistics}
+
+    def __call__(self):
+        device, values = torch.device("cpu"), contextlib.nullcontext()
+        if self.copies is not None:
+            copies = self.copies()
+            paceline.worker.memberships.memory.device_copies = lambda _: copies
+            device, values = copies.device, MetaValues() if copies.device.type == "meta" else values
+        with values:
+            self.train(device)
+
+    def train(self, device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        steps = 0
+        with pl.attach(model, optimizer, evaluate=self.evaluate if self.evaluates else None) as worker:
+            for x in worker.batches(BATCHES):
+                optimizer.zero_grad()
+                loss = model(x.to(device)).square().mean()
+                loss.backward()
+                optimizer.step()
+                worker.report(loss)
+                steps += 1
+                if self.dies_at == steps and worker.worker_id and not current_environment().incarnation:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_with_models_on_a_device_ends_as_one_on_the_cpu():
+    ends = [run_function(Loop(copies), workers=2, algorithm=SYNC) for copies in (None, LazyCopies)]
+    assert [run.result["steps"] for run, _ in ends] == [len(BATCHES) / 2] * 2
+    (_, on_cpu), (_, on_device) = ends
+    assert torch.equal(on_cpu.x, on_device.x)
+    assert on_device.buffers["buffer 1.num_batches_tracked"] == 12  # worker 0's
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(SYNC, "parameter-server(mode=async, codec=top-k)", "parameter-server(mode=bounded(clock_bound=1), shards=2)"),
+        *("parameter-server(mode=ringmaster(threshold=4))", "adaptive-revision"),
+        *("parameter-server(mode=async, durability=replica)", "downpour(fetch=2, push=3)"),
+        "downpour(push=2, codec=qsgd, apply=momentum)",
+    ],
+)
+def test_no_operation_has_vectors_of_a_device_and_of_the_host(algorithm):
+    run = pl.launch(Loop(MetaCopies), workers=2, algorithm=algorithm)
+    assert run.result["outcome"] == "stopped"
+    assert run.result["samples"] > 100  # a mode may have dropped late gradients
+
+
+def test_a_worker_on_a_device_is_replaced_and_the_batches_are_all_trained_on():
+    run = pl.launch(Loop(LazyCopies, dies_at=3), workers=2, restarts=1, algorithm="parameter-server(mode=async)")
+    assert run.result["outcome"] == "stopped"
+    assert run.result["restarts"] == 1
+    assert run.result["steps"] >= len(BATCHES) - 1
+
+
+def test_evaluations_are_made_beside_worker_0_with_its_statistics():
+    """A forked process could not use the GPU."""
+    run = pl.launch(Loop(LazyCopies, evaluates=True), workers=2, algorithm=SYNC, evaluate_every_samples=16)
+    assert run.evaluations
+    assert {one["test_accuracy"] for one in run.evaluations} == {1.0}
+    assert run.evaluations[-1]["test_loss"] > 0.0
+    assert run.result["outcome"] == "stopped"
+
+
+def test_each_worker_has_a_gpu_in_turn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def seen(worker_id, named=None):
+        if named is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        device.choose_gpu(worker_id)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    assert [seen(worker) for worker in range(4)] == ["0", "1", "0", "1"]
+    assert [seen(worker, "5,GPU-8f,7") for worker in range(4)] == ["5", "GPU-8f", "7", "5"]
+    assert (seen(1, "3"), seen(1, "")) == ("3", "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert seen(1) is None
