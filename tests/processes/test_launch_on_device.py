@@ -49,9 +49,9 @@ class Loop:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         steps = 0
         with pl.attach(model, optimizer, evaluate=self.evaluate if self.evaluates else None) as worker:
-            for x in worker.batches(BATCHES):
+            for x in worker.batches(BATCHES, device=device):
                 optimizer.zero_grad()
-                loss = model(x.to(device)).square().mean()
+                loss = model(x).square().mean()
                 loss.backward()
                 optimizer.step()
                 worker.report(loss)

@@ -8,7 +8,7 @@ import torch
 from lazy_copies import LATER, LazyCopies, needs_gpu
 from paceline.errors import UsageError
 from paceline.ports.ports import Message, Received
-from paceline.transport.device import CudaCopies, StagedMailbox, device_copies
+from paceline.transport.device import CudaCopies, StagedMailbox, device_copies, moving_to
 from transport.conftest import DEADLINE_S
 
 KINDS = [pytest.param("lazy", id="stand-in"), pytest.param("cuda", marks=needs_gpu, id="GPU")]
@@ -113,3 +113,35 @@ def test_the_cpu_needs_no_copies_and_other_devices_are_refused():
 @needs_gpu
 def test_a_gpu_has_copies_of_its_own():
     assert isinstance(device_copies(torch.device("cuda", 0)), CudaCopies)
+
+
+class Sentence:
+    """Has tensors, and moves them itself."""
+
+    def __init__(self, device="cpu"):
+        self.device = str(device)
+
+    def to(self, device):
+        return Sentence(device)
+
+
+def test_batches_are_moved_with_all_that_is_in_them():
+    move = moving_to(torch.device("meta"))
+    batch = {"x": torch.ones(2), "more": [torch.ones(1, dtype=torch.int64), Sentence(), "name", 3]}
+    moved = move(batch)
+    assert moved["x"].is_meta
+    tensor, sentence, *others = moved["more"]
+    assert (tensor.device.type, tensor.dtype, sentence.device, others) == ("meta", torch.int64, "meta", ["name", 3])
+    assert not batch["x"].is_meta
+
+
+@needs_gpu
+def test_batches_moved_to_a_gpu_beside_its_work_have_their_values():
+    move, total = moving_to(torch.device("cuda")), torch.zeros((), device="cuda")
+    busy = torch.randn(2000, 2000, device="cuda")
+    for number in range(20):
+        busy = busy @ busy * 1e-3
+        x, (sentence,) = move((torch.full((500_000,), float(number)).pin_memory(), [Sentence()]))
+        total += x.mean()
+        assert sentence.device == "cuda"
+    assert total.item() == sum(range(20))

@@ -400,3 +400,9 @@ def test_of_a_wrapper_the_optimizer_inside_is_asked_for():
         pl.UsageError, match=r"was given a Lookahead: if it is a wrapper.*give attach the optimizer inside"
     ):
         pl.attach(model, Lookahead(optimizer))
+
+
+def test_a_lone_loops_batches_are_moved_too():
+    model, optimizer = made()
+    with pl.attach(model, optimizer) as worker:
+        assert all(x.is_meta for x, _ in worker.batches(DataLoader(samples(), batch_size=8), device="meta"))

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.system.torch_internals import tree_map
 
 _OPTIMIZERS = {"AcceleratedOptimizer": "optimizer", "_FabricOptimizer": "optimizer"}
 _MODELS = {"_FabricModule": "module"}
@@ -56,11 +55,6 @@ def device_of(loader: Any) -> torch.device | None:
         return None
     device = getattr(loader, "_device", None) or getattr(loader, "device", None)
     return torch.device(device) if device is not None else None
-
-
-def moved_to(device: torch.device, batch: Any) -> Any:
-    """A batch with all its tensors on the device."""
-    return tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, batch)
 
 
 def telling_end(loader: Any, batches: Iterator[Any], length: int) -> Iterator[Any]:

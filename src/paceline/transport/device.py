@@ -18,6 +18,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
+from paceline.system.torch_internals import tree_map
 
 
 class Copy(Protocol):
@@ -82,6 +83,33 @@ def choose_gpu(worker_id: int) -> None:
     gpus = [str(n) for n in range(torch.cuda.device_count())] if named is None else named.split(",")
     if len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker_id % len(gpus)]
+
+
+def moving_to(device: torch.device) -> Callable[[Any], Any]:
+    """A function that moves a batch's tensors, and what else has a method `to`, to the device.
+
+    Tensors are copied to a GPU while that still computes, if their memory is pinned.
+    """
+
+    def move_plainly(one: Any) -> Any:
+        return one.to(device) if hasattr(one, "to") else one
+
+    if device.type != "cuda":
+        return lambda batch: tree_map(move_plainly, batch)
+    beside = torch.cuda.Stream(device)
+
+    def move_beside(one: Any) -> Any:
+        return one.to(device, non_blocking=True) if isinstance(one, torch.Tensor) else one
+
+    def move(batch: Any) -> Any:
+        with torch.cuda.stream(beside):
+            batch = tree_map(move_beside, batch)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(beside)
+        tree_map(lambda one: one.record_stream(current) if isinstance(one, torch.Tensor) else None, batch)
+        return tree_map(move_plainly, batch)
+
+    return move
 
 
 class CudaCopies:

@@ -22,12 +22,12 @@ from paceline.data.round_deal import Left
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
 from paceline.data.stream_batches import StreamBatches
-from paceline.data.wrappers import moved_to
 from paceline.errors import UsageError
 from paceline.loop.run_progress import RunProgress
 from paceline.membership.final_mean import BatchesTaken
 from paceline.ports.round_shares import RoundShares
 from paceline.system.global_randomness import SeparateRandomness
+from paceline.transport.device import moving_to
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.own_rounds import in_own_rounds
 
@@ -152,6 +152,7 @@ class WorkerBatches:
         claims.begin(epoch)
         if not self._enter(claims):
             return
+        move = moving_to(batches.device) if batches.device is not None else None
         batch: Any = None
         started_s = self._replica.now_s()
         for number, fetch in self._handed_out(claims, epoch):
@@ -159,8 +160,8 @@ class WorkerBatches:
                 batch = fetch()
             elif batch is None:
                 batch = batches.fetch(claims.places_of_round()[0])
-            if batches.device is not None:
-                batch = moved_to(batches.device, batch)
+            if move is not None:
+                batch = move(batch)
             samples = 0
             if number != ABSENT:
                 place = claims.place(number)

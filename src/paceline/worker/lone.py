@@ -50,8 +50,8 @@ class LoneWorker(Worker):
             self._undo.pop()()
         return False
 
-    def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
-        return Batches(loader, self._samples, self._samples.take_batches)
+    def batches(self, loader: Iterable[Any], *, own: bool = False, device: torch.device | str | None = None) -> Batches:
+        return Batches(loader, self._samples, self._samples.take_batches, device=device)
 
     def _note_loss(self, loss: float, samples: int | None) -> int:
         self._num_reports += 1

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
+import torch
+
 from paceline.data.wrappers import telling_end
+from paceline.transport.device import moving_to
 
 
 class Batches:
@@ -21,17 +24,29 @@ class Batches:
         shared: hands out its batches.
         on_epoch: called as an epoch begins.
         own: whether the loader's data belong to this worker alone.
+        device: to which batches are moved; None: they stay where they are.
     """
 
-    def __init__(self, loader: Iterable[Any], shared: Any, on_epoch: Callable[[], None], *, own: bool = False) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        shared: Any,
+        on_epoch: Callable[[], None],
+        *,
+        own: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
         self._loader = loader
         self._own = own
+        self._move = moving_to(torch.device(device)) if device is not None else None
         self._shared = shared
         self._on_epoch = on_epoch
 
     def __iter__(self) -> Iterator[Any]:
         self._on_epoch()  # from here on, a step begins when its batch is handed out
         batches = self._shared.epoch(self._loader, own=self._own)
+        if self._move is not None:
+            batches = map(self._move, batches)
         is_accelerated = hasattr(self._loader, "gradient_state")
         return telling_end(self._loader, batches, length_hint(self)) if is_accelerated else batches
 

@@ -232,7 +232,7 @@ class Worker(WholeRun):
             save = self._membership.save_after_loss if is_lost else self._membership.save_end
             save(self._optimizer, *at_end)
 
-    def batches(self, loader: Iterable[Any], *, own: bool = False) -> Batches:
+    def batches(self, loader: Iterable[Any], *, own: bool = False, device: torch.device | str | None = None) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.
 
         Asynchronous algorithms give the next batch to any free worker; lockstep ones deal in rounds. Each iteration is the
@@ -240,10 +240,13 @@ class Worker(WholeRun):
         sequence of batches, or another iterable, which each worker reads as a whole. With `own`, the worker gets all of the
         loader's batches, as is right if ranks have divided the data.
 
+        With `device`, all tensors of a batch are moved there: to a GPU while it still computes the step before, if the loader
+        has `pin_memory=True`.
+
         Raises:
             UsageError: when iterated: the workers' data differ, or cannot be shared.
         """
-        return Batches(loader, self._batches, self._replica.takes_batches, own=own)
+        return Batches(loader, self._batches, self._replica.takes_batches, own=own, device=device)
 
     def _defer_steps(self) -> deque[tuple[int, Callable[[], None]]]:
         self._batches.deferred = deferred = deque()
