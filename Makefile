@@ -16,7 +16,7 @@ test quick test-integrations test-versions soak: export OPENBLAS_NUM_THREADS := 
 # PyTorch's threads spin, too, in programs that have one for each core as by default: asleep they wait as well.
 test quick test-integrations test-versions soak: export OMP_WAIT_POLICY := passive
 
-.PHONY: help run test quick test-integrations test-versions test-wheel soak soak-integrations lint bench docs clean
+.PHONY: help run test quick test-integrations test-versions test-wheel soak soak-integrations lint bench gpu docs clean
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
@@ -28,6 +28,7 @@ help:
 	@echo "make soak   marathons: workers killed again and again, command lines drawn by the thousand"
 	@echo "make lint   ruff, pyright, import-linter"
 	@echo "make docs   the documentation's site, in site/index.html; a warning is an error"
+	@echo "make gpu    tests and speeds on this machine's GPUs; writes benchmarks/results/gpu.md"
 	@echo "make bench  speed against plain PyTorch loops, as ratios"
 	@echo "make clean  remove .venv, runs, the site and caches"
 
@@ -75,6 +76,9 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+
+gpu: $(VENV)/installed
+	$(BIN)/python benchmarks/gpu.py
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/shared_memory.py
