@@ -9,8 +9,10 @@ import threading
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+aten = torch.ops.aten
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that PyTorch can use")
 LATER = 3  # how many questions a copy answers with "not yet"
 
@@ -87,22 +89,32 @@ class MetaCopies(LazyCopies):
         return x, LazyCopy(x, pinned)
 
 
-class MetaValues(TorchFunctionMode):
-    """Copies from `meta` to the CPU, which PyTorch refuses, give zeros."""
+class MetaValues(TorchDispatchMode):
+    """What this thread copies or reads from `meta`, which PyTorch refuses, is zero; other operations on both devices raise."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, operation = kwargs or {}, func.overloadpacket
         own, *others = args or (None,)
-        is_meta = isinstance(own, torch.Tensor) and own.is_meta
-        if func is torch.Tensor.copy_ and not is_meta and others[0].is_meta:
-            return own.zero_()
-        if func is torch._foreach_copy_ and not own[0].is_meta and others[0][0].is_meta:
-            return torch._foreach_zero_(own)
-        to_cpu = func is torch.Tensor.cpu or (
-            func is torch.Tensor.to and "cpu" in map(str, (*others, *kwargs.values()))
-        )
-        if is_meta and to_cpu:
-            return torch.zeros(own.shape, dtype=own.dtype)
-        if is_meta and func in (torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.tolist, torch.Tensor.__bool__):
-            return func(torch.zeros(own.shape, dtype=own.dtype))
+        if operation in (aten.copy_, aten._foreach_copy_):
+            given = [
+                (to, of) for to, of in zip(*map(_listed, (own, others[0])), strict=True) if to.is_meta != of.is_meta
+            ]
+            for to, of in given:
+                assert to.shape == of.shape
+                to.zero_()
+            if not given:
+                return func(*args, **kwargs)
+            return own if operation is aten.copy_ else None
+        if operation is aten._to_copy and own.is_meta and str(kwargs.get("device")) == "cpu":
+            return torch.zeros_like(own, dtype=kwargs.get("dtype"), device="cpu")
+        if operation is aten._local_scalar_dense and own.is_meta:
+            return torch.zeros((), dtype=own.dtype).item()
+        tensors = [
+            one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and (one.dim() or one.is_meta)
+        ]
+        assert len({one.is_meta for one in tensors}) < 2, f"{func} has tensors of the device and of the host"
         return func(*args, **kwargs)
+
+
+def _listed(one):
+    return [one] if isinstance(one, torch.Tensor) else one

@@ -27,8 +27,8 @@ class Loop:
         copies: of the stand-in for a GPU; None: the model is on the CPU.
     """
 
-    def __init__(self, copies=None, dies_at=None, evaluates=False):
-        self.copies, self.dies_at, self.evaluates = copies, dies_at, evaluates
+    def __init__(self, copies=None, dies_at=None, evaluates=False, algorithm=None):
+        self.copies, self.dies_at, self.evaluates, self.algorithm = copies, dies_at, evaluates, algorithm
 
     def evaluate(self, model):
         statistics = float(model[1].num_batches_tracked)
@@ -48,7 +48,8 @@ class Loop:
         model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         steps = 0
-        with pl.attach(model, optimizer, evaluate=self.evaluate if self.evaluates else None) as worker:
+        evaluate = self.evaluate if self.evaluates else None
+        with pl.attach(model, optimizer, algorithm=self.algorithm, evaluate=evaluate) as worker:
             for x in worker.batches(BATCHES, device=device):
                 optimizer.zero_grad()
                 loss = model(x).square().mean()
@@ -84,10 +85,11 @@ def test_no_operation_has_vectors_of_a_device_and_of_the_host(algorithm):
 
 
 def test_a_worker_on_a_device_is_replaced_and_the_batches_are_all_trained_on():
-    run = pl.launch(Loop(LazyCopies, dies_at=3), workers=2, restarts=1, algorithm="parameter-server(mode=async)")
+    algorithm = "parameter-server(mode=sync(backups=0), on_death=wait)"
+    run = pl.launch(Loop(LazyCopies, dies_at=3), workers=2, restarts=1, algorithm=algorithm)
     assert run.result["outcome"] == "stopped"
     assert run.result["restarts"] == 1
-    assert run.result["steps"] >= len(BATCHES) - 1
+    assert run.result["steps"] >= len(BATCHES) / 2 - 1
 
 
 def test_evaluations_are_made_beside_worker_0_with_its_statistics():

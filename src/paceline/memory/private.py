@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -45,6 +46,9 @@ class PrivateVector:
 
     def own(self) -> tuple[int, int, torch.Tensor]:
         return self.version, self.updates, self.x.clone()
+
+    def go_on_with(self, members: Sequence[int]) -> None:
+        """Nobody else reads the vector."""
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         self.x.copy_(x)

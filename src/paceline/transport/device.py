@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
@@ -17,7 +17,7 @@ from typing import Any, Protocol, Unpack
 import torch
 
 from paceline.errors import UsageError
-from paceline.ports.ports import Event, Filter, Mailbox, Message, Received
+from paceline.ports.ports import NO_NUMBERS, Collectives, Event, Filter, Handle, Mailbox, Message, Received
 from paceline.system.torch_internals import tree_map
 
 
@@ -168,6 +168,49 @@ class _CudaCopy:
         self.x = None
 
 
+class _PinnedBuffers:
+    """Vectors in pinned memory, kept for later use."""
+
+    def __init__(self, copies: DeviceCopies) -> None:
+        self._copies = copies
+        self._lock = threading.Lock()  # a worker's programs send and receive at the same time
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._used: list[tuple[Copy, torch.Tensor]] = []  # that copies to the device may still read
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """A buffer for a vector like this one."""
+        with self._lock:
+            still_used = []
+            for copy, pinned in self._used:
+                if copy.is_done():
+                    self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)
+                else:
+                    still_used.append((copy, pinned))
+            self._used = still_used
+            free = self._free.get((like.numel(), like.dtype))
+            if free:
+                return free.pop()
+        return self._copies.pinned(like.numel(), like.dtype)
+
+    def fetch(self, x: torch.Tensor) -> torch.Tensor:
+        """The device's `x` (n,) in a buffer, once it is there."""
+        pinned = self.take(x)
+        self._copies.fetch(x.detach(), pinned).wait()
+        return pinned
+
+    def put(self, pinned: torch.Tensor) -> torch.Tensor:
+        """A buffer's values in a new vector on the device, and gives the buffer back; the host does not wait."""
+        x, copy = self._copies.put(pinned)
+        copy.precede()
+        with self._lock:
+            self._used.append((copy, pinned))
+        return x
+
+    def give_back(self, pinned: torch.Tensor) -> None:
+        with self._lock:
+            self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)
+
+
 class StagedMailbox:
     """A mailbox for vectors of a device, over one for vectors of the host; implements `Mailbox`.
 
@@ -178,53 +221,76 @@ class StagedMailbox:
 
     def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:
         self._inner = inner
-        self._copies = copies
-        self._lock = threading.Lock()  # guards the buffers: a worker's programs send and receive at the same time
-        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
-        self._used: list[tuple[Copy, torch.Tensor]] = []  # buffers that copies to the device may still read
+        self._device = copies.device
+        self._buffers = _PinnedBuffers(copies)
 
     def send(self, to: int, message: Message) -> None:
         x = message.x
-        if x is None or x.device != self._copies.device:
+        if x is None or x.device != self._device:
             self._inner.send(to, message)
             return
-        pinned = self._buffer(x.numel(), x.dtype)
+        pinned = self._buffers.fetch(x)
         try:
-            self._copies.fetch(x.detach(), pinned).wait()
             self._inner.send(to, message._replace(x=pinned))
         finally:
-            self._give_back(pinned)
+            self._buffers.give_back(pinned)
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
         event = self._inner.receive(timeout_s, **wanted)
         if not isinstance(event, Received) or event.message.x is None:
             return event
-        x = event.message.x
-        pinned = self._buffer(x.numel(), x.dtype)
-        pinned.copy_(x)
-        on_device, copy = self._copies.put(pinned)
-        copy.precede()
-        with self._lock:
-            self._used.append((copy, pinned))
-        return event._replace(message=event.message._replace(x=on_device))
+        pinned = self._buffers.take(event.message.x)
+        pinned.copy_(event.message.x)
+        return event._replace(message=event.message._replace(x=self._buffers.put(pinned)))
 
     def peers(self) -> Set[int]:
         return self._inner.peers()
 
-    def _buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        with self._lock:
-            still_used = []
-            for copy, pinned in self._used:
-                if copy.is_done():
-                    self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)
-                else:
-                    still_used.append((copy, pinned))
-            self._used = still_used
-            free = self._free.get((numel, dtype))
-            if free:
-                return free.pop()
-        return self._copies.pinned(numel, dtype)
 
-    def _give_back(self, pinned: torch.Tensor) -> None:
-        with self._lock:
-            self._free.setdefault((pinned.numel(), pinned.dtype), []).append(pinned)
+class StagedCollectives:
+    """Sums and means of vectors of a device, over collectives of the host; implements `Collectives` for these two.
+
+    Vectors of the host are passed on. A started operation begins when its vector has left the device, so the host waits for
+    all earlier work on the current stream, and the device for what the host launches next.
+    """
+
+    def __init__(self, inner: Collectives, copies: DeviceCopies) -> None:
+        self._inner = inner
+        self._device = copies.device
+        self._buffers = _PinnedBuffers(copies)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # gathering, of which codecs make use, on the host alone; `members`
+
+    def all_reduce_mean(
+        self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
+    ) -> list[float]:
+        if vector.device != self._device:
+            return self._inner.all_reduce_mean(vector, weight, numbers)
+        pinned = self._buffers.fetch(vector)
+        totals = self._inner.all_reduce_mean(pinned, weight, numbers)
+        vector.copy_(self._buffers.put(pinned))
+        return totals
+
+    def start_all_reduce(self, vector: torch.Tensor) -> Handle:
+        if vector.device != self._device:
+            return self._inner.start_all_reduce(vector)
+        pinned = self._buffers.fetch(vector)
+        return _StagedHandle(self._inner.start_all_reduce(pinned), vector, pinned, self._buffers)
+
+
+@dataclass
+class _StagedHandle:
+    """An operation on the host, whose result goes to the device."""
+
+    inner: Handle
+    vector: torch.Tensor
+    pinned: torch.Tensor | None
+    buffers: _PinnedBuffers
+
+    def wait(self) -> Sequence[int]:
+        members = self.inner.wait()
+        if self.pinned is not None:
+            self.vector.copy_(self.buffers.put(self.pinned))
+            self.pinned = None
+        return members

@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 def _read(x: torch.Tensor) -> dict[str, Any]:
     """What a member gave, without running code that a message may contain."""
     try:
-        return torch.load(io.BytesIO(x.numpy().tobytes()), weights_only=True)
+        return torch.load(io.BytesIO(x.numpy().tobytes()), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         why = f"the others' state contains more than numbers and tensors ({first_line(error)})"
         raise NotReplacedError(why) from error

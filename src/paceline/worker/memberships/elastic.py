@@ -27,6 +27,7 @@ from paceline.membership.peers import Peers
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers, from_bytes, state_of, to_bytes
 from paceline.records.step_record import PackedRecords
+from paceline.transport.device import StagedCollectives, StagedMailbox
 from paceline.transport.message_collectives import MessageCollectives
 from paceline.transport.message_newcomers import MessageNewcomers
 from paceline.transport.message_views import MessageViews
@@ -58,7 +59,6 @@ class ElasticMembership(Membership):
         random_states: of the generators.
 
     Raises:
-        UsageError: a model on a GPU, which rounds of messages do not reach.
         WorkerLostError: the others did not arrive within the deadline.
     """
 
@@ -81,11 +81,6 @@ class ElasticMembership(Membership):
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         self._untrained = [one for one in state_of(model).values() if not one.requires_grad]
         copies, buffers = copies_of(self.binding, algorithm), dense_buffers(model)
-        if copies is not None and trains_in_rounds(algorithm):
-            raise UsageError(
-                f"Workers that join a run average in the CPU's memory under {run.spec}: move the model there with model.cpu(),"
-                " or start the workers with torchrun."
-            )
         peers = run.meet(list(state_of(model).values()), random_states)
         if run.is_stale and not run.is_late and trains_in_rounds(algorithm):
             peers.close()
@@ -111,9 +106,11 @@ class ElasticMembership(Membership):
             rounds: Any = self._collectives_over(peers)
             self._collectives = rounds
             self._newcomers = self._newcomers_over(peers, rounds)
-            views = rounds if algorithm.needs.views else None
+            views: Any = rounds if algorithm.needs.views else None
+            staged = StagedCollectives(rounds, copies) if copies is not None else rounds
+            mailbox = StagedMailbox(views, copies) if copies is not None and views is not None else views
             memory.ports = replace(
-                memory.ports, mailbox=views, views=views, collectives=rounds, newcomers=self._newcomers
+                memory.ports, mailbox=mailbox, views=views, collectives=staged, newcomers=self._newcomers
             )
             self.gatherer = CollectiveGatherer(
                 rounds, run.worker_id, run.num_workers, lambda: run.leaves, lambda: not self._has_entered
@@ -199,9 +196,10 @@ class ElasticMembership(Membership):
         collectives.purpose = Purpose.END
         distance = torch.zeros(1, dtype=torch.float64)
         if self._algorithm.gossip:
-            own = out.clone()
-            collectives.all_reduce_mean(out, weight=1.0)
-            distance += (own.double() - out).square().sum()
+            own, vectors = out.clone(), self.ports.collectives
+            assert vectors is not None
+            vectors.all_reduce_mean(out, weight=1.0)
+            distance += float((own.double() - out).square().sum())
             collectives.all_reduce_mean(distance, weight=1.0)
         tensors = [out, *(one.detach() for one in self._memory.buffers.values())]
         is_taken = False
