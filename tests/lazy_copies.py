@@ -88,9 +88,12 @@ class MetaCopies(LazyCopies):
         x = torch.empty_like(pinned, device="meta")
         return x, LazyCopy(x, pinned)
 
+    def here(self):
+        return MetaValues
+
 
 class MetaValues(TorchDispatchMode):
-    """What this thread copies or reads from `meta`, which PyTorch refuses, is zero; other operations on both devices raise."""
+    """Copies from `meta`, which PyTorch refuses, give zeros, and numbers are 1 there; operations on both devices raise."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, operation = kwargs or {}, func.overloadpacket
@@ -108,7 +111,7 @@ class MetaValues(TorchDispatchMode):
         if operation is aten._to_copy and own.is_meta and str(kwargs.get("device")) == "cpu":
             return torch.zeros_like(own, dtype=kwargs.get("dtype"), device="cpu")
         if operation is aten._local_scalar_dense and own.is_meta:
-            return torch.zeros((), dtype=own.dtype).item()
+            return torch.ones((), dtype=own.dtype).item()  # a sum of weights, for one
         tensors = [
             one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and (one.dim() or one.is_meta)
         ]

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import exact_codec
 import paceline as pl
+import paceline.worker.memberships.memory
 from paceline.memory.atomics import load
 from paceline.memory.newcomers import _ASKS, _EPOCH, _LET_IN
 from paceline.ports.round_shares import RoundShares
@@ -143,6 +145,7 @@ class Survivors:
         twice: whether the loop makes a second step with each batch, in which the first layer has no gradient.
         ahead: whether the loop fetches one batch ahead, as Lightning does.
         slow_s: how much longer a sample seems to take worker 0, beyond the others' 1 ms.
+        copies: of the stand-in for a GPU that has the models; None: the CPU has them.
     """
 
     folder: Path
@@ -166,8 +169,12 @@ class Survivors:
     num_batches: int = 10
     epochs: int = EPOCHS
     slow_s: float = 0.0
+    copies: Any = None
 
     def __call__(self):
+        if self.copies is not None:
+            copies = self.copies()
+            paceline.worker.memberships.memory.device_copies = lambda _: copies
         exact_codec.learn()
         net, data = model(self.net), loader(self.data, self.num_batches)
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())

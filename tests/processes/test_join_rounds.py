@@ -20,7 +20,6 @@ from torch import nn
 import leftovers
 import paceline as pl
 import paceline.membership.elastic
-import paceline.worker.memberships.memory
 import soak_results
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.join_point import JoinPoint
@@ -61,7 +60,6 @@ class Crew:
         silence_s: how long a worker that cannot be reached is waited for.
         min_workers: with fewer, the others wait for replacements.
         patience_s: how long.
-        copies: of the stand-in for a GPU that has the models; None: the CPU has them.
     """
 
     program: Any
@@ -73,16 +71,12 @@ class Crew:
     num_not_let_in: int = 0
     min_workers: int = 1
     patience_s: float = 590.0
-    copies: Any = None
 
     def work(self, environment):
         """One worker."""
         os.environ.update(environment)
         torch.set_num_threads(1)
         multiprocessing.set_start_method("fork", force=True)  # for a loader's processes, as in a script
-        if self.copies is not None:
-            copies = self.copies()
-            paceline.worker.memberships.memory.device_copies = lambda device: copies
         send, sent = MessageCollectives._send, itertools.count(1)
         answer, expected = MessageNewcomers._answer, MessageNewcomers.expected
 

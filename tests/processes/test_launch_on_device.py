@@ -1,4 +1,4 @@
-"""Launched workers whose models count as ones on a device: servers hold the vector, and each worker has a copy of it."""
+"""Launched workers whose models count as ones on a device, and share the host's memory."""
 
 import contextlib
 import os
@@ -13,9 +13,10 @@ import paceline as pl
 import paceline.worker.memberships.memory
 from contracts.runs import run_function
 from lazy_copies import LazyCopies, MetaCopies, MetaValues
-from paceline.membership.environment import current_environment
 from paceline.transport import device
+from processes.survivors import Survivors
 
+DILOCO = "diloco(period=4, fragments=2, delay=1)"
 SYNC = "parameter-server(mode=sync(backups=0), shards=2)"
 BATCHES = [torch.randn(8, 5, generator=torch.Generator().manual_seed(n)) for n in range(24)]
 
@@ -57,7 +58,7 @@ class Loop:
                 optimizer.step()
                 worker.report(loss)
                 steps += 1
-                if self.dies_at == steps and worker.worker_id and not current_environment().incarnation:
+                if self.dies_at == steps and worker.worker_id == 1 and not worker._membership.incarnation:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,6 +68,30 @@ def test_a_run_with_models_on_a_device_ends_as_one_on_the_cpu():
     (_, on_cpu), (_, on_device) = ends
     assert torch.equal(on_cpu.x, on_device.x)
     assert on_device.buffers["buffer 1.num_batches_tracked"] == 12  # worker 0's
+
+
+@pytest.mark.parametrize("method", ["lockstep", "all-reduce"])
+def test_a_replacement_in_rounds_of_gradients(method, tmp_path):
+    program = Survivors(tmp_path, {1: 2}, method, newcomers={4: {1: 1}}, optimizer="adam", copies=LazyCopies)
+    run = pl.launch(program, workers=3, restarts=1)
+    assert run.result["restarts"] == 1
+    first, *others = program.models(range(3))
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    for name, value in program.replayed(program.counted(run.records)).items():
+        torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd(period=2)", DILOCO])
+def test_no_operation_of_averages_has_vectors_of_a_device_and_of_the_host(algorithm):
+    """Worker 1 is killed, and worker 0 waits for its replacement."""
+    run = pl.launch(Loop(MetaCopies, dies_at=3), workers=2, algorithm=algorithm, restarts=1, min_workers=2)
+    assert run.result["outcome"] == "stopped"
+    assert run.result["restarts"] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "ad-psgd"])
+def test_no_operation_of_neighbours_has_either(algorithm):
+    assert pl.launch(Loop(MetaCopies), workers=2, algorithm=algorithm).result["outcome"] == "stopped"
 
 
 @pytest.mark.parametrize(

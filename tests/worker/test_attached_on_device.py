@@ -94,14 +94,24 @@ def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, a
         pass
 
 
-@pytest.mark.parametrize(("algorithm", "workers"), [("all-reduce", 2), ("leashed", 2), ("parameter-server", 1)])
-def test_workers_that_share_memory_are_refused_on_a_device_without_servers(on_device, algorithm, workers):
+@pytest.mark.parametrize(
+    ("algorithm", "workers", "says"),
+    [
+        ("leashed", 2, "keeps the parameters in the CPU's memory"),
+        ("all-reduce(sharded=true)", 2, "^all-reduce.* needs the model on the CPU under paceline.launch"),
+        ("parameter-server", 1, "^A lone worker under parameter-server.* needs the model on the CPU"),
+    ],
+)
+def test_what_launched_workers_are_refused_on_a_device(on_device, algorithm, workers, says):
     environment = SupervisedEnvironment(num_workers=workers)
-    says = (
-        r"share the CPU's memory: move the model there with model\.cpu\(\); choose several workers and parameter-server"
-    )
     with pytest.raises(pl.UsageError, match=says):
         SupervisedMembership(environment, made()[0], pl.algorithms.registry.build(algorithm))
+
+
+def test_a_layout_is_refused_on_a_device(on_device):
+    algorithm, environment = pl.algorithms.registry.build("all-reduce"), SupervisedEnvironment(num_workers=2)
+    with pytest.raises(pl.UsageError, match=r"^A layout needs the model on the CPU"):
+        SupervisedMembership(environment, made()[0], algorithm, layout=object())
 
 
 def test_a_device_that_is_neither_cpu_nor_gpu_is_refused(launched):

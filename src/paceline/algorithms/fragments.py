@@ -31,6 +31,7 @@ from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters
 from paceline.system.saved_state import check_fits, fits, unfit
+from paceline.system.torch_internals import tree_map
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,8 @@ class Averages:
 
     def _load(self, kept: dict[str, Any]) -> None:
         """Restores `kept`, and sends the averages under way again, with the same vectors as before."""
+        device = self._ports.shared.x.device  # checkpoints are loaded on the CPU
+        kept = tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, kept)
         self._rule.load(kept["rule"])
         self._means.load(kept["means"])
         for one in kept["flights"]:

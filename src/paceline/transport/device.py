@@ -262,6 +262,14 @@ class StagedCollectives:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # gathering, of which codecs make use, on the host alone; `members`
 
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s  # pyright: ignore[reportAttributeAccessIssue]  # of all that are not simulated
+
+    @waited_s.setter
+    def waited_s(self, seconds: float) -> None:
+        self._inner.waited_s = seconds  # pyright: ignore[reportAttributeAccessIssue]
+
     def all_reduce_mean(
         self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
     ) -> list[float]:

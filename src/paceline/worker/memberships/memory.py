@@ -16,6 +16,7 @@ from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena, plan_arena
+from paceline.memory.mirrored import MirroredVector
 from paceline.memory.private import PrivateVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
@@ -24,7 +25,7 @@ from paceline.ports.ports import Ports, Storage
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock
-from paceline.transport.device import DeviceCopies, StagedMailbox, device_copies
+from paceline.transport.device import DeviceCopies, StagedCollectives, StagedMailbox, device_copies
 
 
 class WorkerMemory:
@@ -193,21 +194,35 @@ def copies_of(
     return copies
 
 
-def copies_for_servers(binding: FlatBinding, algorithm: Algorithm, num_workers: int) -> DeviceCopies | None:
-    """As `copies_of`, for workers that share memory, which only servers need where the models are on GPUs.
+def copies_in_launch(
+    binding: FlatBinding, algorithm: Algorithm, num_workers: int, *, is_divided: bool
+) -> DeviceCopies | None:
+    """As `copies_of`, for workers that share memory.
 
     Raises:
-        UsageError: the model is on a GPU, and no servers hold its parameters.
+        UsageError: also if an update is divided among workers, or the only worker would work on the servers' vector.
     """
-    copies = device_copies(binding.device)
-    has_servers = algorithm.needs.server_programs > 0 and num_workers > 1
-    if copies is not None and not has_servers:
+    copies = copies_of(binding, algorithm)
+    is_server = algorithm.needs.kind == "served" and num_workers == 1
+    if copies is not None and (is_divided or algorithm.splits_update or is_server):
+        what = "A layout" if is_divided else f"A lone worker under {registry.spec(algorithm)}"
+        what = f"{registry.spec(algorithm)}" if algorithm.splits_update else what
         raise UsageError(
-            "Workers of paceline.launch share the CPU's memory: move the model there with model.cpu(); choose several workers"
-            " and parameter-server, downpour or adaptive-revision; or start the workers with torchrun, under which all-reduce,"
-            " local-sgd, d-psgd and ad-psgd train on GPUs, too (ad-psgd also with --join)."
+            f"{what} needs the model on the CPU under paceline.launch: move it there with model.cpu(), or use torchrun."
         )
     return copies
+
+
+def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> None:
+    """Gives a worker that shares memory a vector on its device; its averages are made on the host."""
+    x = binding.zeros()
+    if arena.plan.num_servers:
+        arena.shared.x = x
+        return
+    arena.shared = MirroredVector(arena.shared, x)
+    if arena.collectives is not None:
+        staged: Any = StagedCollectives(arena.collectives, copies)
+        arena.collectives = staged
 
 
 def own_arena(

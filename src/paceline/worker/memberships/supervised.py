@@ -33,7 +33,7 @@ from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.layout_part import Division, LayoutPart
 from paceline.worker.memberships.membership import BatchShare, Membership
-from paceline.worker.memberships.memory import WorkerMemory, copies_for_servers
+from paceline.worker.memberships.memory import WorkerMemory, copies_in_launch, put_on_device
 from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
 from paceline.worker.user_evaluation import Evaluate, loop_evaluator
@@ -46,7 +46,7 @@ class SupervisedMembership(Membership):
     """A worker whose model lies in the run's shared memory.
 
     Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep and on GPUs
-    every worker keeps its own, and worker 0's are the run's. On GPUs a worker has a copy of the vector that servers hold.
+    every worker keeps its own, and worker 0's are the run's.
 
     Args:
         environment: this worker's.
@@ -63,7 +63,7 @@ class SupervisedMembership(Membership):
         part: of the model, under a layout.
 
     Raises:
-        UsageError: the model is on a GPU, and no servers hold the parameters; or the launcher wants a target accuracy, and
+        UsageError: the model is on a GPU that the algorithm does not support; or the launcher wants a target accuracy, and
             there is no `evaluate`.
     """
 
@@ -88,7 +88,7 @@ class SupervisedMembership(Membership):
         self.resumed_from = environment.resume.name if environment.resume is not None else ""
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         self._whole_binding = self.binding
-        copies = copies_for_servers(self.binding, algorithm, self.num_workers)
+        copies = copies_in_launch(self.binding, algorithm, self.num_workers, is_divided=layout is not None)
         goal, evaluator = environment.goal, None
         if goal is not None and not is_evaluated_elsewhere:
             goal.check(evaluate)
@@ -112,7 +112,7 @@ class SupervisedMembership(Membership):
         self._has_own_buffers = copies is not None or (algorithm.lockstep and self.worker_id > 0)
         self._live = self._buffers.copy() if copies is not None else {}
         if copies is not None:
-            self.arena.shared.x = self.binding.zeros()
+            put_on_device(self.arena, self.binding, copies)
         if not self._has_own_buffers:
             for name, buffer in self._buffers.items():
                 buffer.data = self.arena.extra(name)

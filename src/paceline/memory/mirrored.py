@@ -1,0 +1,50 @@
+"""A worker's vector on a GPU, which other processes read from shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.memory.replicated import ReplicatedVector
+
+
+class MirroredVector:
+    """A vector `x` (P,) on any device; after every write, the worker's `ReplicatedVector` has the same values.
+
+    Costs: a copy to the host per update, for which the worker waits.
+
+    Args:
+        host: the vector in shared memory, initialised.
+        x: takes its values.
+    """
+
+    def __init__(self, host: ReplicatedVector, x: torch.Tensor) -> None:
+        self._host = host
+        self.x = x
+        self.x.copy_(host.x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with self._host.writing():
+            yield
+            self._host.x.copy_(self.x)
+
+    def enter(self, giver: int) -> None:
+        """As of `ReplicatedVector`."""
+        self._host.enter(giver)
+        self.x.copy_(self._host.x)
+
+    def restore(self, version: int, x: torch.Tensor) -> None:
+        self._host.restore(version, x)
+        self.x.copy_(x)
+
+    def replace(self, x: torch.Tensor) -> None:
+        """As of `ReplicatedVector`."""
+        self._host.replace(x)
+        self.x.copy_(x)
