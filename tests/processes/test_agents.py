@@ -25,7 +25,7 @@ torch.manual_seed(os.getpid())
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with pl.attach(model, optimizer, sys.argv[2]) as worker:
-    (folder / f"in-{worker.worker_id}-{os.getpid()}").touch()
+    (folder / f"in-{worker.worker_id}-{os.getpid()}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     steps = 0
     for _ in range(1_000_000):
         is_done = (folder / "done").exists()
@@ -127,7 +127,8 @@ def test_two_agents_one_is_killed_and_so_is_a_worker_of_the_other(machines):
 
 
 @pytest.mark.parametrize("machines", ["ad-psgd", "all-reduce"], indirect=True)
-def test_a_dead_worker_is_replaced_if_asked_for(machines):
+def test_a_dead_worker_is_replaced_if_asked_for(machines, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     agent = machines.launch("run", "--workers", "2", "--restarts", "1", "--deadline", "590")
     machines.wait_for("steps-*-50", 2)
     victim = machines.workers()[0]
@@ -140,6 +141,10 @@ def test_a_dead_worker_is_replaced_if_asked_for(machines):
     assert "Worker 0 was ended by signal 9. Another one starts in its place." in errors
     result = json.loads(output.splitlines()[-1])
     assert (result["restarts"], result["workers_here"], result["models_in_mean"]) == (1, [0, 1], 2)
+    gpu_of = {int(path.name.split("-")[2]): path.read_text() for path in machines.folder.glob("in-*")}
+    successor, other = (machines.workers()[one] for one in (0, 1))
+    assert gpu_of[victim] == gpu_of[successor]
+    assert {gpu_of[successor], gpu_of[other]} == {"5", "7"}
 
 
 @pytest.mark.parametrize("machines", ["all-reduce"], indirect=True)

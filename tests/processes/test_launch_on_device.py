@@ -129,16 +129,15 @@ def test_evaluations_are_made_beside_worker_0_with_its_statistics():
 def test_each_worker_has_a_gpu_in_turn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    def seen(worker_id, named=None):
+    def seen(worker, named=None):
         if named is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        device.choose_gpu(worker_id)
-        return os.environ.get("CUDA_VISIBLE_DEVICES")
+        return device.gpu_of(worker).get("CUDA_VISIBLE_DEVICES")
 
     assert [seen(worker) for worker in range(4)] == ["0", "1", "0", "1"]
     assert [seen(worker, "5,GPU-8f,7") for worker in range(4)] == ["5", "GPU-8f", "7", "5"]
-    assert (seen(1, "3"), seen(1, "")) == ("3", "")
+    assert (seen(1, "3"), seen(1, "")) == (None, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert seen(1) is None

@@ -33,6 +33,7 @@ from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import Interruption, noted
 from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
+from paceline.transport.device import gpu_of
 
 _LOOK_EVERY_S = 0.05
 _WORKER_FILES = ("worker-*.json", "events-*.jsonl", "model.pt")
@@ -56,6 +57,7 @@ class _Child:
     """One worker's process."""
 
     process: subprocess.Popen[bytes]
+    place: int  # among the workers of this machine
     reported: bool = False  # its end has been reported
 
 
@@ -141,9 +143,12 @@ class Agent:
             yield
 
     def _start(self, of: int) -> None:
+        taken = {child.place for child in self._children if child.process.poll() is None}
+        place = min(set(range(self.workers)) - taken, default=0)
         environment = {
             "OMP_NUM_THREADS": "1",
             **os.environ,
+            **gpu_of(place),
             "PACELINE_JOIN": self.address,
             "PACELINE_OF": str(of),
             "PACELINE_DEADLINE_S": str(self.deadline_s),
@@ -161,7 +166,7 @@ class Agent:
         process = subprocess.Popen(
             [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=self._locks
         )
-        self._children.append(_Child(process))
+        self._children.append(_Child(process, place))
 
     def _look(self, of: int) -> None:
         """Reports dead workers, and replaces them if `restarts` allows it."""

@@ -77,12 +77,11 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
     )
 
 
-def choose_gpu(worker_id: int) -> None:
-    """Makes one GPU the only one of this process, worker k's being the k-th, in turn; call it before CUDA is used."""
+def gpu_of(worker: int) -> dict[str, str]:
+    """The variable that makes the k-th GPU, in turn, the only one of a machine's k-th worker; set before CUDA is used."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(n) for n in range(torch.cuda.device_count())] if named is None else named.split(",")
-    if len(gpus) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker_id % len(gpus)]
+    return {"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if len(gpus) > 1 else {}
 
 
 def moving_to(device: torch.device) -> Callable[[Any], Any]:
