@@ -31,6 +31,9 @@ class Loop:
     def __init__(self, copies=None, dies_at=None, evaluates=False, algorithm=None):
         self.copies, self.dies_at, self.evaluates, self.algorithm = copies, dies_at, evaluates, algorithm
 
+    def after_step(self, model):
+        """Nothing."""
+
     def evaluate(self, model):
         statistics = float(model[1].num_batches_tracked)
         return {"accuracy": float(threading.current_thread() is not threading.main_thread()), "loss": statistics}
@@ -56,6 +59,7 @@ class Loop:
                 loss = model(x).square().mean()
                 loss.backward()
                 optimizer.step()
+                self.after_step(model)
                 worker.report(loss)
                 steps += 1
                 if self.dies_at == steps and worker.worker_id == 1 and not worker._membership.incarnation:
@@ -141,3 +145,37 @@ def test_each_worker_has_a_gpu_in_turn(monkeypatch):
     assert (seen(1, "3"), seen(1, "")) == (None, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert seen(1) is None
+
+
+class Clamping(Loop):
+    """Changes the parameters after each update, as weight clipping does, and also after the last."""
+
+    def after_step(self, model):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.25, 0.25)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "local-sgd(period=2)"])
+def test_what_a_loop_changes_after_its_last_update_is_the_runs(algorithm):
+    ends = [run_function(Clamping(copies), workers=2, algorithm=algorithm)[1] for copies in (None, LazyCopies)]
+    assert torch.equal(ends[0].x, ends[1].x)
+    assert float(ends[1].x.abs().max()) <= 0.25
+
+
+class ToldItsGpu(Loop):
+    """Writes what its process had as `CUDA_VISIBLE_DEVICES`."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def after_step(self, model):
+        (self.folder / os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+
+
+def test_launched_workers_begin_with_a_gpu_each(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    pl.launch(ToldItsGpu(tmp_path), workers=2, algorithm="lockstep")
+    assert {path.name for path in tmp_path.iterdir()} == {"5", "7"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"

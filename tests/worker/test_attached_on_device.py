@@ -98,8 +98,8 @@ def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, a
     ("algorithm", "workers", "says"),
     [
         ("leashed", 2, "keeps the parameters in the CPU's memory"),
-        ("all-reduce(sharded=true)", 2, "^all-reduce.* needs the model on the CPU under paceline.launch"),
-        ("parameter-server", 1, "^A lone worker under parameter-server.* needs the model on the CPU"),
+        ("all-reduce(sharded=true)", 2, r"^all-reduce.* needs the model on the CPU under paceline\.launch"),
+        ("parameter-server", 1, "^parameter-server.* needs the model on the CPU for a lone worker"),
     ],
 )
 def test_what_launched_workers_are_refused_on_a_device(on_device, algorithm, workers, says):
@@ -110,7 +110,7 @@ def test_what_launched_workers_are_refused_on_a_device(on_device, algorithm, wor
 
 def test_a_layout_is_refused_on_a_device(on_device):
     algorithm, environment = pl.algorithms.registry.build("all-reduce"), SupervisedEnvironment(num_workers=2)
-    with pytest.raises(pl.UsageError, match=r"^A layout needs the model on the CPU"):
+    with pytest.raises(pl.UsageError, match=r"^Layouts support only models on the CPU"):
         SupervisedMembership(environment, made()[0], algorithm, layout=object())
 
 

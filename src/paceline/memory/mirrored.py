@@ -14,7 +14,7 @@ from paceline.memory.replicated import ReplicatedVector
 class MirroredVector:
     """A vector `x` (P,) on any device; after every write, the worker's `ReplicatedVector` has the same values.
 
-    Costs: a copy to the host per update, for which the worker waits.
+    Costs: a copy to the host per update, for which the worker waits, as it does for the gradient before the update.
 
     Args:
         host: the vector in shared memory, initialised.
@@ -31,9 +31,16 @@ class MirroredVector:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
+        self.x[:1].cpu()  # waits for what the device computes, so that readers wait only for the update and its copy
         with self._host.writing():
             yield
             self._host.x.copy_(self.x)
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """As of `ReplicatedVector`, with what the loop has changed since the last update."""
+        with self.writing():
+            pass
+        return self._host.snapshot(out)
 
     def enter(self, giver: int) -> None:
         """As of `ReplicatedVector`."""

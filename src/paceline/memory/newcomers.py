@@ -173,4 +173,4 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         except OSError as error:
             raise NotReplacedError(_GIVER_DIED, can_try_again=True) from error
         store(self._at(self._worker_id, _FILE), -1)
-        return torch.load(io.BytesIO(content), weights_only=False)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from multiprocessing import forkserver, process
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -32,19 +33,22 @@ _replaced: list[int] = []  # process ids of earlier fork servers, which end afte
 class _Name(str):
     """A process's name that sets the environment as it is unpickled, before the process imports `__main__`."""
 
-    __slots__ = ()
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.variables: Mapping[str, str] = {}  # besides those of this process
 
     def __reduce__(self) -> Any:  # by `eval`, since the new process may not be able to import this module yet
-        given = {"given": dict(os.environ), "name": str(self)}
+        given = {"given": {**os.environ, **self.variables}, "name": str(self)}
         return eval, ("(environ := __import__('os').environ).clear() or environ.update(given) or name", given)
 
 
 class _Process(ForkServerProcess):
-    """A process that begins with its parent's present environment."""
+    """A process that begins with its parent's present environment, and with further variables."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, variables: Mapping[str, str] | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
         self._name = _Name(self._name)  # type: ignore[has-type]
+        self._name.variables = variables or {}
 
     def __getstate__(self) -> dict[str, Any]:  # `__main__` has been imported by then, and may have set variables
         return {**self.__dict__, "_name": str(self._name)}

@@ -78,7 +78,7 @@ def device_copies(device: torch.device) -> DeviceCopies | None:
 
 
 def gpu_of(worker: int) -> dict[str, str]:
-    """The variable that makes the k-th GPU, in turn, the only one of a machine's k-th worker; set before CUDA is used."""
+    """The variable that makes the k-th GPU, in turn, the only one of a machine's k-th worker; read as CUDA is first used."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(n) for n in range(torch.cuda.device_count())] if named is None else named.split(",")
     return {"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if len(gpus) > 1 else {}
@@ -198,7 +198,7 @@ class _PinnedBuffers:
         return pinned
 
     def put(self, pinned: torch.Tensor) -> torch.Tensor:
-        """A buffer's values in a new vector on the device, and gives the buffer back; the host does not wait."""
+        """Copies a buffer to a new vector on the device, and takes the buffer back; the host does not wait."""
         x, copy = self._copies.put(pinned)
         copy.precede()
         with self._lock:
@@ -249,8 +249,8 @@ class StagedMailbox:
 class StagedCollectives:
     """Sums and means of vectors of a device, over collectives of the host; implements `Collectives` for these two.
 
-    Vectors of the host are passed on. A started operation begins when its vector has left the device, so the host waits for
-    all earlier work on the current stream, and the device for what the host launches next.
+    Vectors of the host are passed on. A started operation begins when its vector has left the device: the host waits for all
+    earlier work on the current stream, and the device then idles until the host launches more.
     """
 
     def __init__(self, inner: Collectives, copies: DeviceCopies) -> None:

@@ -1,8 +1,8 @@
 """Evaluations of a launched loop: a process beside worker 0 makes them when the supervisor asks.
 
 The process is forked once, before training. So the user's function and its data are not sent anywhere, it has its own random
-numbers, and workers wait neither for it nor for a shared interpreter. With worker threads it is a thread, and so it is on a
-GPU, which a forked process cannot use. It ends when it is told to, or with worker 0's process.
+numbers, and workers wait neither for it nor for a shared interpreter. It ends when it is told to, or with worker 0's process.
+With worker threads it is a thread, and so it is on a GPU, which a forked process cannot use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 def begin_evaluations(
     arena: Arena, evaluator: Evaluator, *, own_process: bool, on_gpu: bool
 ) -> _Forked | threading.Thread:
-    """Starts a run's evaluator, as a process if worker 0 has its own, without a GPU; the caller joins it at the end."""
+    """Starts a run's evaluator: a process, or a thread if workers are threads or models on GPUs; the caller joins it."""
     plan = arena.plan
     view = Arena(arena.segment, plan, participant_id=plan.num_workers + plan.num_server_programs)
     channel = EvaluationChannel(arena)

@@ -68,7 +68,8 @@ class Evaluator:
         self._binding = FlatBinding(model.parameters(), on_any_device=True)
         self.live: dict[str, torch.Tensor] = {}
         self.num_parameters = self._binding.num_parameters
-        self._x = self._binding.zeros()
+        self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
+        self._bound = self._x if self._binding.device.type == "cpu" else self._binding.zeros()
         self.vector_bytes = self._x.nbytes
 
     def now(self, run: Evaluated, about: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +95,9 @@ class Evaluator:
         return min((one for one in accuracies if one is not None), default=None)
 
     def _figures_of_x(self, run: Evaluated, *, averaged: bool = False) -> Mapping[str, float | None]:
-        self._binding.bind(self._x)
+        if self._bound is not self._x:  # read on the host, as a copy to a GPU would hold up those who write
+            self._bound.copy_(self._x)
+        self._binding.bind(self._bound)
         for name, buffer in self._buffers.items():
             prefix = AVERAGE if averaged and buffer.is_floating_point() else ""
             live = self.live.get(name)

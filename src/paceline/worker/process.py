@@ -37,7 +37,6 @@ from paceline.memory.waiting import have_core_each, raise_if_stopped, wait_brief
 from paceline.optim.sharding import Sharding
 from paceline.system.interrupts import leave_to_supervisor
 from paceline.system.tagged_output import tagged_output
-from paceline.transport.device import gpu_of
 
 _KINDS = {
     DivergedError: "diverged",
@@ -183,7 +182,6 @@ def _prepare_process(environment: SupervisedEnvironment) -> None:
     _keep_freed_memory(one_arena=environment.worker_id >= environment.num_workers)
     _end_with_supervisor(environment.supervisor)
     torch.set_num_threads(environment.intra_op_threads)
-    os.environ.update(gpu_of(environment.worker_id))
     if environment.pin:
         placement.pin(environment.worker_id, environment.num_workers, sorted(os.sched_getaffinity(0)))
     have_core_each(environment.num_workers)

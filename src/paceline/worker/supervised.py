@@ -19,6 +19,7 @@ from paceline.errors import UsageError, name_workers, printable, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
+from paceline.transport.device import gpu_of
 from paceline.worker.by_value import pickled_function
 from paceline.worker.process import Failure, process_main, run_worker
 
@@ -215,7 +216,11 @@ def start_process(
 ) -> None:
     """Starts a worker as a process, then sends it its function and the file descriptors that it may use."""
     worker.handle = context.Process(
-        target=process_main, args=(connection,), name=f"paceline-worker-{worker.worker_id}", daemon=True
+        target=process_main,
+        args=(connection,),
+        name=f"paceline-worker-{worker.worker_id}",
+        daemon=True,
+        variables=gpu_of(worker.worker_id),
     )
     worker.handle.start()
     connection.close()

@@ -200,15 +200,18 @@ def copies_in_launch(
     """As `copies_of`, for workers that share memory.
 
     Raises:
-        UsageError: also if an update is divided among workers, or the only worker would work on the servers' vector.
+        UsageError: also if a model or its update is divided among workers, or the only worker has the servers' vector.
     """
     copies = copies_of(binding, algorithm)
-    is_server = algorithm.needs.kind == "served" and num_workers == 1
-    if copies is not None and (is_divided or algorithm.splits_update or is_server):
-        what = "A layout" if is_divided else f"A lone worker under {registry.spec(algorithm)}"
-        what = f"{registry.spec(algorithm)}" if algorithm.splits_update else what
+    if copies is None:
+        return None
+    if is_divided:
+        raise UsageError("Layouts support only models on the CPU: move the model there with model.cpu().")
+    if algorithm.splits_update or (algorithm.needs.kind == "served" and num_workers == 1):
+        alone = " for a lone worker" if num_workers == 1 else ""
         raise UsageError(
-            f"{what} needs the model on the CPU under paceline.launch: move it there with model.cpu(), or use torchrun."
+            f"{registry.spec(algorithm)} needs the model on the CPU{alone} under paceline.launch: move it there with"
+            " model.cpu(), or start the workers with torchrun."
         )
     return copies
 
@@ -220,7 +223,7 @@ def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> N
         arena.shared.x = x
         return
     arena.shared = MirroredVector(arena.shared, x)
-    if arena.collectives is not None:
+    if arena.collectives is not None and arena.plan.num_workers > 1:
         staged: Any = StagedCollectives(arena.collectives, copies)
         arena.collectives = staged
 
