@@ -206,12 +206,6 @@ def test_algorithms_that_cannot_go_on_without_a_worker(crew, algorithm):
     assert "workers cannot come and go: choose all-reduce or ad-psgd" in refused(worker)
 
 
-@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd"])
-def test_models_on_gpus_have_no_rounds_of_messages(crew, algorithm):
-    (worker,) = crew.start(1, algorithm=algorithm, on_device=True)
-    assert f"average in the CPU's memory under {algorithm}: move the model there" in refused(worker)
-
-
 def test_a_number_that_differs_and_a_run_that_is_full(crew):
     crew.hold()
     workers = placed(crew.start(3))

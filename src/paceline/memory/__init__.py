@@ -28,6 +28,7 @@ def warm_up() -> None:
         "slots",
         "replicated",
         "private",
+        "mirrored",
         "served",
         "collectives",
         "staleness",
