@@ -135,6 +135,12 @@ def test_batches_are_moved_with_all_that_is_in_them():
     assert not batch["x"].is_meta
 
 
+def test_without_a_gpu_batches_are_not_moved_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="cannot be moved to cuda:0, as PyTorch finds no GPU"):
+        moving_to(torch.device("cuda", 0))
+
+
 @needs_gpu
 def test_batches_moved_to_a_gpu_beside_its_work_have_their_values():
     move, total = moving_to(torch.device("cuda")), torch.zeros((), device="cuda")

@@ -88,6 +88,9 @@ def moving_to(device: torch.device) -> Callable[[Any], Any]:
     """A function that moves a batch's tensors, and what else has a method `to`, to the device.
 
     Tensors are copied to a GPU while that still computes, if their memory is pinned.
+
+    Raises:
+        UsageError: PyTorch finds no GPU.
     """
 
     def move_plainly(one: Any) -> Any:
@@ -95,6 +98,8 @@ def moving_to(device: torch.device) -> Callable[[Any], Any]:
 
     if device.type != "cuda":
         return lambda batch: tree_map(move_plainly, batch)
+    if not torch.cuda.is_available():
+        raise UsageError(f"Batches cannot be moved to {device}, as PyTorch finds no GPU here: choose another device.")
     beside = torch.cuda.Stream(device)
 
     def move_beside(one: Any) -> Any:
