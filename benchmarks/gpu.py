@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--only NAME,...] [--rehearse]
 
-Each measurement runs in a process of its own, so that one that fails leaves the others their rows. Sides alternate within a
+Each measurement runs in a process of its own, so if one fails, the others still give their rows. Sides alternate within a
 process; warm-up is excluded; figures are medians. Writes benchmarks/results/gpu.md, and exits with 1 if rows are missing.
 With --rehearse, everything runs on the CPU with small sizes, in one process: that checks this program and measures nothing.
 """
@@ -185,16 +185,14 @@ def batches(size: Size) -> Iterable[Row]:
         yield compared("`worker.batches(loader, device=...)`, `x.to(device)`: ResNet-20", size, sides)
 
 
+# `attach` is the last, as its process counts as launched from then on.
 MEASUREMENTS: dict[str, Callable[[Size], Iterable[Row]]] = {
-    one.__name__.replace("_", "-"): one
-    for one in (
-        tests,
-        all_reduce,
-        servers,
-        copies,
-        batches,
-        attach,
-    )  # last: from then on its process counts as launched
+    "tests": tests,
+    "all-reduce": all_reduce,
+    "servers": servers,
+    "copies": copies,
+    "batches": batches,
+    "attach": attach,
 }
 
 
@@ -224,7 +222,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, source: Iterable) 
 
 
 def wait(size: Size) -> None:
-    """Until a GPU has done what it was told."""
+    """Waits until the GPU has completed its work."""
     if size.device == "cuda":
         torch.cuda.synchronize()
 

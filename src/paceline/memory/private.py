@@ -48,7 +48,7 @@ class PrivateVector:
         return self.version, self.updates, self.x.clone()
 
     def go_on_with(self, members: Sequence[int]) -> None:
-        """Nobody else reads the vector."""
+        """No other process reads the vector."""
 
     def restore(self, version: int, x: torch.Tensor) -> None:
         self.x.copy_(x)
