@@ -73,6 +73,20 @@ def test_a_loop_that_attaches_the_whole_model_is_told_so():
         pl.launch(partial(whole_model, plan), workers=2, plan=plan)
 
 
+def elsewhere(plan):
+    part = plan.part(made(NAME).to("meta"))
+    with pl.attach(part, torch.optim.SGD(part.parameters(), lr=0.1)):
+        pass
+
+
+def test_a_placed_model_is_refused_on_a_gpu():
+    plan = planned(NAME, 2)
+    with pytest.raises(
+        pl.UsageError, match=r"^Placed models train on the CPU: move the model there with model\.cpu\(\)"
+    ):
+        pl.launch(partial(elsewhere, plan), workers=2, plan=plan)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [({"layout": "tensor(line=2)"}, "takes no layout"), ({"algorithm": "all-reduce"}, "takes no algorithm")],

@@ -93,6 +93,77 @@ def test_no_operation_of_averages_has_vectors_of_a_device_and_of_the_host(algori
     assert run.result["restarts"] == 1
 
 
+@pytest.mark.parametrize("algorithm", ["hogwild", "locked(kind=rwlock)", "leashed"])
+def test_no_operation_on_one_vector_that_all_share_has_either(algorithm):
+    run = pl.launch(Loop(MetaCopies, dies_at=3), workers=2, algorithm=algorithm, restarts=1)
+    assert run.result["outcome"] == "stopped"
+    assert run.result["restarts"] == 1
+
+
+@pytest.mark.parametrize("algorithm", ["hogwild", "locked", "leashed"])
+def test_one_worker_on_a_device_makes_the_updates_of_the_cpu(algorithm):
+    (_, on_cpu), (_, on_device) = (
+        run_function(Loop(copies), workers=1, algorithm=algorithm) for copies in (None, LazyCopies)
+    )
+    torch.testing.assert_close(on_device.x, on_cpu.x, rtol=1e-5, atol=1e-6)  # updates are added as differences
+    assert on_device.buffers["buffer 1.num_batches_tracked"] == 24
+
+
+class Counting:
+    """Two workers whose gradients are 1 everywhere, so that the run's model tells how many updates it contains."""
+
+    def __call__(self):
+        copies = LazyCopies()
+        paceline.worker.memberships.memory.device_copies = lambda _: copies
+        model = nn.Linear(40, 40)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pl.attach(model, optimizer) as worker:
+            for _ in worker.batches([torch.zeros(1)] * 200):
+                optimizer.zero_grad()
+                sum(parameter.sum() for parameter in model.parameters()).backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize("algorithm", ["locked", "leashed"])
+def test_no_update_from_a_device_is_lost(algorithm):
+    run, end = run_function(Counting(), workers=2, algorithm=algorithm)
+    assert run.result["steps"] == 200
+    assert {float(one) for one in end.x} == {0.0, -200.0}  # 0.0: padding
+
+
+class Interrupted(torch.optim.SGD):
+    """While it steps, another worker adds 1 to all parameters."""
+
+    shared: torch.Tensor
+
+    def step(self, closure=None):
+        self.shared.add_(1.0)
+        return super().step(closure)
+
+
+class Raced(Counting):
+    def __call__(self):
+        copies = LazyCopies()
+        paceline.worker.memberships.memory.device_copies = lambda _: copies
+        model = nn.Linear(3, 2)
+        initial = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer = Interrupted(model.parameters(), lr=0.5)
+        with pl.attach(model, optimizer) as worker:
+            optimizer.shared = worker._membership.arena.shared.x
+            for _ in worker.batches([torch.zeros(1)] * 4):
+                optimizer.zero_grad()
+                sum(parameter.sum() for parameter in model.parameters()).backward()
+                optimizer.step()
+        for before, parameter in zip(initial, model.parameters(), strict=True):
+            torch.testing.assert_close(parameter.detach(), before + 2.0)
+
+
+def test_an_update_from_a_device_leaves_what_others_have_added_meanwhile():
+    assert pl.launch(Raced(), workers=1, algorithm="hogwild").result["steps"] == 4
+
+
 @pytest.mark.parametrize("algorithm", ["d-psgd", "ad-psgd"])
 def test_no_operation_of_neighbours_has_either(algorithm):
     assert pl.launch(Loop(MetaCopies), workers=2, algorithm=algorithm).result["outcome"] == "stopped"
@@ -145,6 +216,34 @@ def test_each_worker_has_a_gpu_in_turn(monkeypatch):
     assert (seen(1, "3"), seen(1, "")) == (None, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert seen(1) is None
+
+
+class Statistics(Loop):
+    """Two epochs; worker 1 dies in the second, and notes how many batches its replacement's statistics have seen at first."""
+
+    def __init__(self, folder):
+        super().__init__(LazyCopies)
+        self.folder = folder
+
+    def train(self, device):
+        model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            seen = int(model[0].num_batches_tracked)
+            (self.folder / f"{worker.worker_id}-{worker._membership.incarnation}-{seen}").touch()
+            for epoch in range(2):
+                for x in worker.batches(BATCHES):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                    if epoch and worker.worker_id == 1 and not worker._membership.incarnation:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_replacement_begins_with_statistics_of_worker_0(tmp_path):
+    run = pl.launch(Statistics(tmp_path), workers=2, algorithm="lockstep", restarts=1, min_workers=2)
+    assert run.result["restarts"] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"0-0-0", "1-0-0", f"1-1-{len(BATCHES) // 2}"}
 
 
 class Clamping(Loop):

@@ -87,7 +87,7 @@ def test_a_lone_worker_on_a_gpu_equals_plain_training_bit_for_bit(launched, algo
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "locked(kind=mutex)"])
-def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, algorithm):
+def test_methods_on_shared_memory_are_refused_on_a_device_without_shared_memory(on_device, launched, algorithm):
     model, optimizer = made()
     says = r"keeps the parameters in the CPU's memory: move the model there with model\.cpu\(\), or choose all-reduce"
     with pytest.raises(pl.UsageError, match=says), pl.attach(model, optimizer, algorithm=algorithm):
@@ -97,7 +97,6 @@ def test_methods_on_shared_memory_are_refused_on_a_device(on_device, launched, a
 @pytest.mark.parametrize(
     ("algorithm", "workers", "says"),
     [
-        ("leashed", 2, "keeps the parameters in the CPU's memory"),
         ("all-reduce(sharded=true)", 2, r"^all-reduce.* needs the model on the CPU under paceline\.launch"),
         ("parameter-server", 1, "^parameter-server.* needs the model on the CPU for a lone worker"),
     ],

@@ -406,3 +406,20 @@ def test_a_lone_loops_batches_are_moved_too():
     model, optimizer = made()
     with pl.attach(model, optimizer) as worker:
         assert all(x.is_meta for x, _ in worker.batches(DataLoader(samples(), batch_size=8), device="meta"))
+
+
+def test_simulated_workers_batches_are_moved_too():
+    seen = []
+
+    def train():
+        model, optimizer = made()
+        with pl.attach(model, optimizer) as worker:
+            for x, _ in worker.batches(DataLoader(samples(), batch_size=8), device="meta"):
+                seen.append(x.is_meta)
+                optimizer.zero_grad()
+                model(torch.zeros_like(x, device="cpu")).sum().backward()
+                optimizer.step()
+
+    pl.simulate(train, workers=2, algorithm="lockstep")
+    assert seen
+    assert all(seen)

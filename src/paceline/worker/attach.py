@@ -51,7 +51,7 @@ def attach(
 
     Args:
         model: its parameters that require gradients are trained; all of one floating-point dtype, on the CPU, or
-            on one CUDA GPU if workers share no parameters; the loop then uses one stream, and recorded times are the host's.
+            on one CUDA GPU; the loop then uses one stream, and recorded times are the host's.
             A tuple of models, such as (generator, discriminator), has the parameters of all.
         optimizer: any torch.optim optimizer over them; LBFGS for `lockstep` and `all-reduce`. With a list, a step of the run
             consists of one step of each, all with one gradient. If models are a tuple, too, the optimizers step in turn, each

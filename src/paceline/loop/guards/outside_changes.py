@@ -289,6 +289,8 @@ def watch_outside(
     """For a worker's parameters, with what becomes of changes of each vector that they may be views of."""
     kind, is_alone = algorithm.needs.kind, num_workers == 1
     trained = shared.x if kind != "slots" and (kind != "served" or is_alone) else None
+    if trained is not None and trained.device != binding.device:
+        trained = None  # the loop has copies only
     is_common = kind == "replicated" and not algorithm.gossip
     averages_at_any_time = algorithm.gossip and not algorithm.lockstep
     is_raced = kind in ("racing", "locked") or averages_at_any_time
@@ -314,7 +316,7 @@ def watch_outside(
         spec=registry.spec(algorithm),
         fate=fate,
         put=put,
-        is_published=kind == "slots",
+        is_published=kind == "slots" and binding.device.type == "cpu",
         written_by_others=trained if is_raced and not is_alone else None,
         is_alone=is_alone,
         is_racing=kind == "racing",

@@ -154,6 +154,8 @@ def _check(part: PlacedPart, environment: WorkerEnvironment | None) -> None:
                 " plan=plan)."
             )
         return
+    if any(one.device.type != "cpu" for one in part.whole.parameters()):
+        raise UsageError("Placed models train on the CPU: move the model there with model.cpu() before plan.part.")
     if not isinstance(environment, SupervisedEnvironment) or environment.plan is None:
         raise UsageError("Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan).")
     if part.worker != environment.worker_id or environment.plan != plan:

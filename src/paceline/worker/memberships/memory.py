@@ -12,6 +12,7 @@ import torch
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
 from paceline.loop.buckets import bucket_bytes_for
+from paceline.loop.device_replica import DeviceReplica
 from paceline.loop.replica import AttachedReplica
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights, take_final_mean
 from paceline.membership.peers import Peers
@@ -26,6 +27,8 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock
 from paceline.transport.device import DeviceCopies, StagedCollectives, StagedMailbox, device_copies
+
+_ON_HOST = ("racing", "locked", "slots")  # kinds of parameters that workers share in the host's memory
 
 
 class WorkerMemory:
@@ -143,7 +146,8 @@ class WorkerMemory:
     def replica(self, optimizer: torch.optim.Optimizer) -> AttachedReplica:
         """The replica of a user's loop."""
         alone, lockstep = self.ports.num_workers == 1, self.algorithm.lockstep
-        return AttachedReplica(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())
+        kind = DeviceReplica if self.copies is not None and self.algorithm.needs.kind in _ON_HOST else AttachedReplica
+        return kind(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())
 
     def final_mean(
         self, out: torch.Tensor, deadline_s: float, given: BatchesTaken, left: LeftWeights | None
@@ -200,9 +204,9 @@ def copies_in_launch(
     """As `copies_of`, for workers that share memory.
 
     Raises:
-        UsageError: also if a model or its update is divided among workers, or the only worker has the servers' vector.
+        UsageError: a model or its update is divided among workers, or the only worker has the servers' vector.
     """
-    copies = copies_of(binding, algorithm)
+    copies = copies_of(binding, algorithm, kinds=(algorithm.needs.kind,))
     if copies is None:
         return None
     if is_divided:
@@ -217,7 +221,9 @@ def copies_in_launch(
 
 
 def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> None:
-    """Gives a worker that shares memory a vector on its device; its averages are made on the host."""
+    """Gives a worker that shares memory a vector on its device, unless all train one on the host, where averages are made."""
+    if arena.plan.needs.kind in _ON_HOST:
+        return
     x = binding.zeros()
     if arena.plan.num_servers:
         arena.shared.x = x

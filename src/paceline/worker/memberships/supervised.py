@@ -113,12 +113,11 @@ class SupervisedMembership(Membership):
         self._live = self._buffers.copy() if copies is not None else {}
         if copies is not None:
             put_on_device(self.arena, self.binding, copies)
-        if not self._has_own_buffers:
-            for name, buffer in self._buffers.items():
-                buffer.data = self.arena.extra(name)
-        else:  # a copy of its own
-            for name, buffer in self._buffers.items():
+        for name, buffer in self._buffers.items():
+            if self._has_own_buffers:
                 buffer.copy_(self.arena.extra(name))
+            else:
+                buffer.data = self.arena.extra(name)
         for one in (self._untrained, untrained(evaluator.model) if evaluator is not None else {}):
             for name in (one.keys() & self.arena.plan.extra.keys()) if self.worker_id or self.incarnation else ():
                 from_bytes(one[name], self.arena.extra(name))
@@ -236,13 +235,8 @@ class SupervisedMembership(Membership):
         first = self.arena.load("next_batch")
         left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
         survivors = self.arena.group if self._algorithm.loses_steps else None
-        return BatchShare(
-            self.arena.epoch_claims(),
-            left,
-            self._environment.batches_done,
-            is_late=self.incarnation > 0,
-            survivors=survivors,
-        )
+        done, is_late = self._environment.batches_done, self.incarnation > 0
+        return BatchShare(self.arena.epoch_claims(), left, done, is_late=is_late, survivors=survivors)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""
@@ -286,6 +280,8 @@ class SupervisedMembership(Membership):
     ) -> None:
         """As in `Membership`."""
         self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
+        if self.worker_id == 0:
+            self._put_buffers()  # for workers that replace others
         if epoch and self._environment.checkpoint is not None:
             self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads)
 
@@ -380,14 +376,17 @@ class SupervisedMembership(Membership):
 
     def _put_final(self, left: LeftWeights | None) -> None:
         if left is None:
-            for name, buffer in self._buffers.items() if self._has_own_buffers else ():
-                self.arena.extra(name).copy_(buffer)
+            self._put_buffers()
             return
         self.arena.shared.replace(left.x)
         for name, value in zip(self._buffers, left.buffers, strict=True):
             for place in (name, AVERAGE + name):
                 if place in self.arena.plan.extra:
                     self.arena.extra(place).copy_(value)
+
+    def _put_buffers(self) -> None:
+        for name, buffer in self._buffers.items() if self._has_own_buffers else ():
+            self.arena.extra(name).copy_(buffer)
 
     def close(self, *, failed: bool = False) -> None:
         """As in `Membership`; the shared memory is freed with its last user."""
