@@ -51,7 +51,10 @@ class OneClient:
     def tell(self, settings, state):
         pass
 
-    def push(self, gradient, num_samples, *, fetch=True):
+    def before_own_step(self, rows):
+        pass
+
+    def push(self, gradient, num_samples, rows, *, fetch=True):
         self.log.append(("push", float(gradient), num_samples))
         self.server -= ALPHA * gradient
         self.pushed = getattr(self, "pushed", 0) + 1
@@ -72,6 +75,10 @@ class QuadraticReplica:
 
     samples = 2
     missing = ()
+    rows = None
+
+    def take_rows(self):
+        pass
 
     def __init__(self, num_steps):
         self.num_steps, self.records, self.waiting = num_steps, [], 0

@@ -204,7 +204,7 @@ def served(vectors, weights, _):
         WaitingGradient(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone(), None)
         for worker, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
     ]
-    return [weighted_mean(held, moved)]
+    return [weighted_mean(held, moved)[0]]
 
 
 def final(vectors, weights, _):
@@ -315,10 +315,10 @@ def test_a_moving_average_moves_however_slowly(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_accrued_gradients_are_added_up_before_they_are_rounded(dtype):
     """256 + 1 is 256 in bfloat16, 2048 + 1 is 2048 in float16, as often as one adds."""
-    start, accrued = 2 / torch.finfo(dtype).eps, _Accrued(alone=False)
+    start, accrued = 2 / torch.finfo(dtype).eps, _Accrued(torch.zeros(3, dtype=dtype), alone=False)
     for value in (start, *[1.0] * 8):
-        accrued.add(torch.full((3,), value, dtype=dtype), 1, ())
-    total, num_samples = accrued.take()
+        accrued.add(torch.full((3,), value, dtype=dtype), None, 1, ())
+    total, num_samples, _ = accrued.take()
     assert (total.tolist(), total.dtype, num_samples) == ([start + 8] * 3, dtype, 9)
 
 

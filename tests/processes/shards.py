@@ -33,7 +33,7 @@ def planted_sum(rows, seed=0):
     return batch_sums(rows, seed).sum()
 
 
-def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
+def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE, program=AddUp):
     """Trains; `look` is called with the supervisor at its news, and every 50 ms. Returns the run and the final parameters."""
     kept = []
 
@@ -48,7 +48,7 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE):
                 look(self)
 
     with mock.patch("paceline.run.driver.Supervisor", Kept):
-        run = pl.launch(AddUp(size, epochs=epochs), workers=workers, algorithm=algorithm)
+        run = pl.launch(program(size, epochs=epochs), workers=workers, algorithm=algorithm)
     return run, kept[0].parameters(0)
 
 
@@ -96,6 +96,12 @@ def recovered(supervisor, shard):
 
 def check_every_update_once(run, parameters, *, size=SIZE, restarts):
     """With `durability=replica`: every gradient is in the parameters once, and no version is missing or made twice."""
+    rows = check_versions(run, parameters, restarts=restarts)
+    assert weight_values(parameters, size) == [planted_sum(rows)]
+
+
+def check_versions(run, parameters, *, restarts):
+    """No version is missing or made twice; returns the records."""
     result = run.result
     assert (result["outcome"], result["server_restarts"]) == ("stopped", restarts), result["outcome_reason"]
     assert result["lost_updates"] == 0
@@ -103,7 +109,7 @@ def check_every_update_once(run, parameters, *, size=SIZE, restarts):
     assert len(set(rows["batch"])) == len(rows)
     assert sorted(rows["applied_version"]) == list(range(1, len(rows) + 1))
     assert parameters.version == len(rows)
-    assert weight_values(parameters, size) == [planted_sum(rows)]
+    return rows
 
 
 def check_reported_losses(run, parameters, *, size=SIZE, restarts, workers=3, push=1):
@@ -111,6 +117,12 @@ def check_reported_losses(run, parameters, *, size=SIZE, restarts, workers=3, pu
 
     An update is of up to `push` gradients.
     """
+    kept = check_losses(run, restarts=restarts, workers=workers, push=push)
+    assert weight_values(parameters, size) == [planted_sum(kept)]
+
+
+def check_losses(run, *, restarts, workers=3, push=1):
+    """Nothing is applied twice; returns the records of what is not reported as lost."""
     result = run.result
     assert (result["outcome"], result["server_restarts"]) == ("stopped", restarts), result["outcome_reason"]
     rows = np.concatenate(list(run.records.values()))
@@ -125,4 +137,4 @@ def check_reported_losses(run, parameters, *, size=SIZE, restarts, workers=3, pu
     )
     # A worker whose answer was lost has sent its gradient again.
     assert 0 <= result["lost_updates"] - len(np.unique(rows["applied_version"][lost])) <= restarts * workers
-    assert weight_values(parameters, size) == [planted_sum(rows[~lost])]
+    return rows[~lost]

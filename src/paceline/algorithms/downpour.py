@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, dtype
 
@@ -21,6 +21,7 @@ from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import NoGradient
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
+from paceline.optim.rows import Rows, Selection, sum_selected
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
@@ -99,16 +100,21 @@ class Downpour(Served):
         if not ports.num_servers:
             self._plain_server().work(replica, ports)
             return
-        client, accrued = Client(ports, self.codec), _Accrued(alone=self.push == 1)
+        own_steps = self.fetch > 1 or not self.apply.overrides_optimizer
+        client = Client(ports, self.codec, by_workers_optimizer=own_steps)
+        accrued = _Accrued(client.x, alone=self.push == 1)
+        if self._rules(ports).takes_rows:
+            replica.take_rows()
         state = replica.optimizer_state()  # before steps of its own change it
         client.join()  # answered when the warm start is over, or to the worker that makes it
         try:
             with suppress(NoGradient):
                 for step in replica.steps():
                     replica.gradient(at=client.x, version=client.version)
-                    ports.moved(accrued.add(replica.g, replica.samples, replica.missing))
+                    ports.moved(accrued.add(replica.g, replica.rows, replica.samples, replica.missing))
                     pushes, fetches = step % self.push == 0, step % self.fetch == 0
                     if not fetches:
+                        client.before_own_step(replica.rows)
                         replica.apply(to=client.x)  # the next gradient is computed where this one leads
                     if pushes:
                         replica.missing = accrued.missing
@@ -128,14 +134,16 @@ class Downpour(Served):
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated by every push as it comes."""
+        Shard(shard_id, self._rules(ports), ports).run()
+
+    def _rules(self, ports: Ports[Any]) -> ShardRules:
         warm_updates = -(-self.warm_start_steps // self.push)
-        rules = ShardRules(
+        return ShardRules(
             admission=lambda shard: WarmStart(warm_updates, range(ports.num_workers), lambda: ports.shared.version),
             apply=self.apply,
             codec=self.codec,
             on_death=self.on_death,
         )
-        Shard(shard_id, rules, ports).run()
 
     def _plain_server(self) -> ParameterServer:
         return ParameterServer(
@@ -147,38 +155,44 @@ class _Accrued:
     """The sum of the gradients not yet pushed, and their samples.
 
     Args:
+        x: a vector (P,) like them.
         alone: each gradient is pushed separately, without a sum.
 
     Attributes:
         missing: parameters without a gradient in any of them.
     """
 
-    def __init__(self, *, alone: bool) -> None:
-        self._alone = alone
+    def __init__(self, x: Tensor, *, alone: bool) -> None:
+        self._x, self._alone = x, alone
         self._sum: Tensor | None = None
+        self._selection: Selection | None = None  # the elements of the sum; None: all
         self._type: dtype | None = None  # of the gradients
         self.samples = 0
         self.missing: Ranges = ()
 
-    def add(self, g: Tensor, samples: int, missing: Ranges) -> int:
-        """Adds one gradient (P,); returns the number of vectors read and written."""
-        self.missing = tuple(own for own in missing if own in self.missing) if self.samples else missing
+    def add(self, g: Tensor, rows: Rows | None, samples: int, missing: Ranges) -> float:
+        """Adds a gradient (P,), or the elements that its rows select; returns the number of vectors read and written."""
+        before = self._sum if self.samples else None
+        selection = None if rows is None else Selection(rows, 0, len(self._x), g.device)
+        self.missing = missing if before is None else tuple(own for own in missing if own in self.missing)
         self.samples += samples
         self._type = g.dtype
         if self._alone:
-            self._sum = g
+            self._sum, self._selection = g, selection
             return 0
-        if self.samples != samples and self._sum is not None:
-            self._sum.add_(g)
-            return 3
-        if self._sum is None:
-            self._sum = g.to(sum_type(g.dtype), copy=True)
-        else:  # the first since the last push
-            self._sum.copy_(g)
-        return 2
+        if before is not None and (selection is not None or self._selection is not None):
+            parts = [(before, self._selection, 1.0), (g, selection, 1.0)]
+            self._sum, self._selection = sum_selected(parts, before.dtype)
+        elif before is not None:
+            before.add_(g)
+        else:
+            reuses = self._sum is not None and self._sum.shape == g.shape
+            self._sum = self._sum.copy_(g) if reuses and self._sum is not None else g.to(sum_type(g.dtype), copy=True)
+            self._selection = selection
+        return (2 if before is None else 3) * (1.0 if selection is None else selection.count / len(self._x))
 
-    def take(self) -> tuple[Tensor, int]:
-        """Returns the sum (P,), valid until the next `add`, and its samples; resets both."""
+    def take(self) -> tuple[Tensor, int, Rows | None]:
+        """Returns the sum (P,), valid until the next `add`, its samples and its rows; resets the first two."""
         assert self._sum is not None
         samples, self.samples = self.samples, 0
-        return self._sum.to(self._type), samples
+        return self._sum.to(self._type), samples, self._selection.rows if self._selection is not None else None

@@ -172,7 +172,10 @@ class ParameterServer(Served):
         if not ports.num_servers:
             work_alone(replica, ports, self.apply, self.average)
             return
-        client = Client(ports, self.codec, aligned=self.mode.chosen_once)
+        own_step = not self.apply.overrides_optimizer
+        client = Client(ports, self.codec, aligned=self.mode.chosen_once, by_workers_optimizer=own_step)
+        if self._rules(ports.num_workers).takes_rows and not (self.mode.together and self.apply.echoes):
+            replica.take_rows()
         client.join()
         if self.mode.waits:
             replica.before_meeting = client.meet
@@ -182,8 +185,9 @@ class ParameterServer(Served):
                 client.come_back()
                 read_version = client.version
                 replica.gradient(at=client.x, version=read_version)
+                g = replica.g
                 client.tell(replica.optimizer_settings(), replica.optimizer_state)
-                answer = client.push(replica.g, replica.samples)
+                answer = client.push(g, replica.samples, replica.rows)
                 if answer.applied_version == DROPPED and is_counted:
                     replica.settled(read_version + 1)  # the waiting gradients are in the update that this one missed
                 answer.record(replica)
@@ -197,8 +201,11 @@ class ParameterServer(Served):
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
-        admission, gathering = self.mode.parts(ports.num_workers)
-        rules = ShardRules(
+        serve_shard(shard_id, self._rules(ports.num_workers), ports)
+
+    def _rules(self, num_workers: int) -> ShardRules:
+        admission, gathering = self.mode.parts(num_workers)
+        return ShardRules(
             admission=admission,
             apply=self.apply,
             codec=self.codec,
@@ -208,4 +215,3 @@ class ParameterServer(Served):
             chooses=self.mode.chosen_once,
             gathering=gathering,
         )
-        serve_shard(shard_id, rules, ports)

@@ -18,6 +18,7 @@ from paceline.loop.new_counts import NO_COUNTS, NewCounts
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
 from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.rows import Rows
 from paceline.ports.ports import Counts
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.shared import BUCKET_BYTES
@@ -89,9 +90,17 @@ class BaseReplica:
         self._started_s = self._input_s = self._gradient_started_s = self._gradient_ended_s = self._apply_s = 0.0
 
     @property
+    def rows(self) -> Rows | None:
+        """None: the gradient is dense."""
+        return None
+
+    @property
     def shapes(self) -> Sequence[tuple[int, ...]]:
         """The parameters' shapes; none where only time is simulated."""
         return [tuple(one.shape) for one in self.binding.parameters] if self.binding is not None else ()
+
+    def take_rows(self) -> None:
+        """Its gradients are dense."""
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Nothing: the optimizer is our own, and begins."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import TAKES_DENSE, FlatBinding, Ranges
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.system.torch_internals import foreach_copy
 
@@ -172,10 +172,7 @@ class GradientBuckets:
                 view.zero_()
                 self._without.append(index)
             elif gradient.layout != torch.strided:
-                raise UsageError(
-                    "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its"
-                    " embeddings, or an algorithm whose workers apply their own gradients, such as local-sgd."
-                )
+                raise UsageError(TAKES_DENSE)
             elif gradient.data_ptr() != view.data_ptr():
                 targets.append(view)
                 sources.append(gradient)

@@ -17,10 +17,11 @@ from paceline.loop.guards.never_stepped import StepsAwaited
 from paceline.loop.guards.outside_changes import OutsideChanges
 from paceline.loop.own_batches import DealtBatches
 from paceline.loop.program import Program
-from paceline.loop.sharded import OwnedPieces
+from paceline.loop.sharded import SEES_A_PART, OwnedPieces
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
+from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers
 from paceline.ports.ports import Collectives
@@ -29,10 +30,6 @@ from paceline.records.accruals import Accruals, LateLosses
 from paceline.system.torch_internals import call_after_backward
 
 _CHECK_EVERY_STEPS = 64  # how often parameters are checked for infinities, as the loop need not report its loss
-SEES_A_PART = (
-    "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or change"
-    " gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
-)
 
 
 class Phase(Enum):
@@ -167,8 +164,14 @@ class ProgramSide(BaseReplica):
         return self._gradient.read(weighs_nothing=self.repeats)
 
     @property
+    def rows(self) -> Rows | None:
+        return self._gradient.rows
+
+    def take_rows(self) -> None:
+        self._gradient.takes_rows = True
+
+    @property
     def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
         return self._gradient.missing
 
     @missing.setter
@@ -387,11 +390,9 @@ class ProgramSide(BaseReplica):
         return zlib.crc32(repr(rates).encode())
 
     def optimizer_settings(self) -> OptimizerSettings:
-        """The user's optimizer as data."""
         return settings_of(self.optimizer, self._range_of)._replace(missing=self.missing)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Its momentum and the like."""
         return state_of(self.optimizer, self._range_of, self.binding.num_elements)
 
     def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:

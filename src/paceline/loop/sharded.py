@@ -14,6 +14,11 @@ from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 
+SEES_A_PART = (
+    "Under all-reduce(sharded=true) a worker sees its own part of the mean gradient only, so a loop cannot clip or change"
+    " gradients between backward and step, nor scale them with GradScaler: use all-reduce without sharded."
+)
+
 
 def check_sharded(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that may look at more than one element at a time.

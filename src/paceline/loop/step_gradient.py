@@ -12,6 +12,7 @@ import torch
 from paceline.loop.buckets import GradientBuckets, PendingGradients
 from paceline.loop.loss_scales import scale_of_pass
 from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.rows import Rows
 
 
 class ParameterGradient:
@@ -21,6 +22,8 @@ class ParameterGradient:
         binding: the parameters.
 
     Attributes:
+        takes_rows: whether the program takes sparse gradients as rows.
+        rows: of the gradient that the program has read, whose elements are then all that it has; None: it has all elements.
         is_read: whether the program has read it in this step: it may have changed the vector.
         has_returned: whether the gradient is what came back from the other workers.
     """
@@ -28,8 +31,10 @@ class ParameterGradient:
     def __init__(self, binding: FlatBinding) -> None:
         self._binding = binding
         self._vector: torch.Tensor | None = None
+        self._selected: torch.Tensor | None = None  # elements of the rows
         self._missing: Ranges | None = None
-        self.is_read = self.has_returned = False
+        self.takes_rows = self.is_read = self.has_returned = False
+        self.rows: Rows | None = None
 
     def begin(self, missing: Ranges | None = None) -> None:
         """Begins another gradient; `missing`: the parameters that get none, if known."""
@@ -44,18 +49,21 @@ class ParameterGradient:
         return self._vector
 
     def read(self, *, weighs_nothing: bool) -> torch.Tensor:
-        """The gradient as one vector (P,), gathered when first read in a step."""
+        """The gradient as one vector (P,), or the elements of its rows, gathered when first read in a step."""
         if not self.is_read:
             self.is_read = True
-            if weighs_nothing:
+            self.rows = self._binding.sparse_rows() if self.takes_rows and not weighs_nothing else None
+            if self.rows is not None:
+                self._selected, self._missing = self._binding.gather_rows(self.rows), ()
+            elif weighs_nothing:
                 self.vector.zero_()
             else:
                 self._missing = self._binding.gather_gradients(self.vector)
-        return self.vector
+        return self.vector if self.rows is None or self._selected is None else self._selected
 
     def write_back(self) -> None:
         """Copies the vector that the program has read, and may have changed, back to the parameters."""
-        if self.is_read:
+        if self.is_read and self.rows is None:
             self._binding.scatter_gradients(self.vector, self.missing)
 
     @property

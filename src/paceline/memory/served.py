@@ -115,7 +115,7 @@ class ServedVector(SegmentPart[ServedPlan]):
     def _lock(self, shard: int) -> SequenceLock:
         return SequenceLock(self._word("words", shard) + 8, "served.mid_write")
 
-    def writing(self) -> AbstractContextManager[None]:
+    def writing(self, part: float = 1.0) -> AbstractContextManager[None]:
         return self._own_lock.writing()
 
     def advance(self) -> int:
@@ -208,7 +208,7 @@ class PrivateShard:
         self.version = 0
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, part: float = 1.0) -> Iterator[None]:
         fail_point("copy.mid_write")
         yield
 

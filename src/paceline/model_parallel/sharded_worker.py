@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.algorithms import Algorithm
 from paceline.errors import RunStopped, UsageError
-from paceline.loop.program_side import SEES_A_PART
+from paceline.loop.sharded import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
 from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, checked_layout, counted_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -12,10 +13,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
+from paceline.optim.rows import Rows, Selection, Table
 from paceline.system.torch_internals import foreach_copy
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
+TAKES_DENSE = (
+    "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings, or an algorithm"
+    " whose workers apply their own gradients, such as local-sgd; or parameter-server(mode=async), without a codec."
+)
 _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments
 
 
@@ -97,14 +103,7 @@ class FlatBinding:
         key = x.data_ptr()
         views = self._views.get(key)
         if views is None:
-            views = self._views[key] = [
-                x.as_strided(p.shape, stride, offset)
-                if stride is not None
-                else x[offset : offset + numel].view(p.shape)
-                for p, numel, offset, stride in zip(
-                    self.parameters, self._numels, self.offsets, self._strides, strict=True
-                )
-            ]
+            views = self._views[key] = [self._view(x, number, begin) for number, begin in enumerate(self.offsets)]
         return views
 
     def bind(self, x: torch.Tensor) -> None:
@@ -120,7 +119,7 @@ class FlatBinding:
             return
         bindable = self._bindable.get(key)
         if bindable is None:
-            bindable = self._bindable[key] = list(map(_with_its_own_storage, self.views(x)))
+            bindable = self._bindable[key] = list(map(with_its_own_storage, self.views(x)))
         for parameter, view in zip(self.parameters, bindable, strict=True):
             parameter.data = view
         self._bound, self.bound_to = key, x
@@ -176,11 +175,48 @@ class FlatBinding:
         except RuntimeError as error:
             if not any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
                 raise
-            raise UsageError(
-                "This algorithm averages dense gradients, but the model has sparse ones: use sparse=False in its embeddings,"
-                " or an algorithm whose workers apply their own gradients, such as local-sgd."
-            ) from error
+            raise UsageError(TAKES_DENSE) from error
         return missing
+
+    def sparse_rows(self) -> Rows | None:
+        """The rows of tables with sparse gradients, and none of parameters without a gradient; None: no gradient is sparse."""
+        gradients = [p.grad for p in self.parameters]
+        if all(one is None or one.layout == torch.strided for one in gradients):
+            return None
+        rows: Rows = {}
+        for parameter, (begin, end), gradient in zip(self.parameters, self.ranges, gradients, strict=True):
+            table = Table(begin, end, (end - begin) // max(1, parameter.shape[0]) if parameter.dim() else 1)
+            if gradient is None:
+                rows[table] = torch.zeros(0, dtype=torch.int64)
+            elif gradient.layout != torch.strided:
+                if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1 or not parameter.is_contiguous():
+                    raise UsageError(
+                        "Sparse gradients must consist of rows, as those of nn.Embedding(sparse=True) do: use dense ones."
+                    )
+                parameter.grad = gradient.coalesce()
+                rows[table] = parameter.grad.indices()[0]
+        return rows
+
+    def gather_rows(self, rows: Rows) -> torch.Tensor:
+        """The gradients' elements that the rows of `sparse_rows` select (count,), in ascending order."""
+        selection = Selection(rows, 0, self.num_elements, self.device)
+        g = torch.zeros(selection.count, dtype=self.dtype, device=self.device)
+        gradients = deque((n, p.grad) for n, p in enumerate(self.parameters) if p.grad is not None)
+        for where, index, values in selection.each(g):
+            while gradients and (begin := self.offsets[gradients[0][0]]) < where.stop:
+                number, gradient = gradients.popleft()
+                if index is None:
+                    self._view(values, number, begin - where.start).copy_(gradient)
+                else:
+                    values.copy_(gradient.values().flatten())
+        return g
+
+    def _view(self, x: torch.Tensor, number: int, begin: int) -> torch.Tensor:
+        """A parameter's elements, which begin at `begin` of `x` (n,), in its shape."""
+        parameter, stride = self.parameters[number], self._strides[number]
+        if stride is None:
+            return x[begin : begin + self._numels[number]].view(parameter.shape)
+        return x.as_strided(parameter.shape, stride, x.storage_offset() + begin)
 
     def scatter_gradients(self, g: torch.Tensor, missing: Ranges = ()) -> None:
         """Copies `g` (P,) into the parameters' gradients, which keep their own memory.
@@ -231,8 +267,12 @@ class FlatBinding:
         return [tuple(p.shape) for p in self.parameters]
 
 
-def _with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
-    """The same memory, as a storage that ends where the parameter does: `torch.save` writes whole storages."""
+def with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
+    """The same memory, as a storage that begins and ends where the parameter does.
+
+    `torch.save` writes whole storages, and PyTorch 2.13 adds a sparse vector to the wrong elements of a view that begins
+    later.
+    """
     if type(view) is not torch.Tensor or not view.is_cpu:
         return view
     if not view.numel():

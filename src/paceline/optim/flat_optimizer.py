@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.flat import Ranges
+from paceline.optim.flat import Ranges, with_its_own_storage
+from paceline.optim.rows import Selection
 from paceline.optim.saved_state import kinds_of
 from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, raw_step
 from paceline.system.saved_state import check_fits
@@ -34,7 +35,7 @@ class FlatOptimizer:
             for first, last in group.ranges:
                 part = slice(max(first, begin) - begin, min(last, begin + len(x)) - begin)
                 if part.start < part.stop:
-                    parameters.append(nn.Parameter(x[part]))
+                    parameters.append(nn.Parameter(with_its_own_storage(x[part])))
                     self._parts.append((parameters[-1], part))
             if parameters:
                 groups.append({"params": parameters, **dict(group.values)})
@@ -45,11 +46,17 @@ class FlatOptimizer:
         self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
 
     def step(
-        self, gradient: torch.Tensor, settings: OptimizerSettings, scale: float = 1.0, missing: Ranges = ()
+        self,
+        gradient: torch.Tensor,
+        settings: OptimizerSettings,
+        scale: float = 1.0,
+        missing: Ranges = (),
+        selection: Selection | None = None,
     ) -> None:
         """One step with `gradient` (n,) at the settings' rates, times `scale`; the caller is under no_grad.
 
-        `missing`: elements of this part without a gradient, which make no step.
+        `missing`: elements of this part without a gradient, which make no step. `selection`: the elements that the gradient
+        (count,) has; None: all.
 
         Raises:
             UsageError: the settings are another optimizer's.
@@ -65,12 +72,34 @@ class FlatOptimizer:
             self._settings = settings if scale == 1.0 else None
         if missing:
             self._cut({end for own in missing for end in own})
-        for parameter, part in self._parts:
-            if not any(first <= part.start < last for first, last in missing):
-                parameter.grad = gradient[part]
-        self._step()
+        if selection is not None:
+            with torch.sparse.check_sparse_tensor_invariants(enable=False):  # rows have been checked
+                self._give_rows(selection.each(gradient))
+                self._step()
+        else:
+            for parameter, part in self._parts:
+                if not any(first <= part.start < last for first, last in missing):
+                    parameter.grad = gradient[part]
+            self._step()
         for parameter, _ in self._parts:
             parameter.grad = None  # its memory is the next message's
+
+    def _give_rows(self, each: list[tuple[slice, torch.Tensor | None, torch.Tensor]]) -> None:
+        """Gives the parameters their gradients: sparse ones, of one dimension, to tables; none to tables without rows."""
+        self._cut({end for where, index, _ in each if index is not None for end in (where.start, where.stop)})
+        for where, index, values in each:
+            for parameter, part in self._parts:
+                if where.start <= part.start < where.stop:
+                    if index is None:
+                        parameter.grad = values[part.start - where.start : part.stop - where.start]
+                    elif len(index):
+                        parameter.grad = torch.sparse_coo_tensor(
+                            index.unsqueeze(0),
+                            values,
+                            (where.stop - where.start,),
+                            is_coalesced=True,
+                            check_invariants=False,
+                        )
 
     def _cut(self, ends: set[int]) -> None:
         """Splits the parts, and their state, at these elements."""
@@ -85,9 +114,12 @@ class FlatOptimizer:
                 state = self._optimizer.state.pop(parameter, None) if within else None
                 for first, last in pieces:
                     own = slice(first - part.start, last - part.start)
-                    one = nn.Parameter(parameter.data[own]) if within else parameter
+                    one = nn.Parameter(with_its_own_storage(parameter.data[own])) if within else parameter
                     if state:
-                        self._optimizer.state[one] = cut_state(state, own)
+                        self._optimizer.state[one] = {
+                            key: value.clone() if isinstance(value, torch.Tensor) else value
+                            for key, value in cut_state(state, own).items()
+                        }
                     parameters.append(one)
                     divided.append((one, slice(first, last)))
             group["params"] = parameters
@@ -120,7 +152,9 @@ class FlatOptimizer:
                 for key, value in values.items():
                     own = slice(part.start, part.start + 1) if key in numbers else part
                     one = (value[own] if value.dim() else value).clone()
-                    self._optimizer.state[parameter][key] = one.reshape(()) if key in numbers else one
+                    if key in numbers:  # SparseAdam counts its steps by an integer
+                        one = one.reshape(()) if isinstance(kinds[key], torch.Tensor) else one.item()
+                    self._optimizer.state[parameter][key] = one
 
     def _like(self, state: dict[str, torch.Tensor], kinds: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The expected state: for each kind one number per element, or one for all if the optimizer has one."""

@@ -24,7 +24,8 @@ def first_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like
     Costs memory for a few tensors of that size.
     """
     probe = nn.Parameter(torch.zeros_like(like))
-    probe.grad = torch.zeros_like(probe)
+    is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    probe.grad = torch.zeros_like(probe).to_sparse(1) if is_sparse else torch.zeros_like(probe)
     make: Any = type(optimizer)
     one = make([{**group, "params": [probe]}])
     with torch.no_grad():

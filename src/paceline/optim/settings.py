@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.optim.flat import Ranges
+from paceline.optim.rows import Rows
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat
 # vector, or over parts of it, gives the same bits as one step per parameter, without a Python loop over parameters.
@@ -22,7 +23,7 @@ ELEMENTWISE = {
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
     torch.optim.ASGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop,
 }  # fmt: skip
-_BY_NAME = {kind.__name__: kind for kind in ELEMENTWISE}
+_BY_NAME = {kind.__name__: kind for kind in (*ELEMENTWISE, torch.optim.SparseAdam)}  # those that servers apply
 # With these, scaling a gradient by c scales its effect by c, in this step and in all later ones: parameters and state are
 # linear in each gradient. Weight decay is a separate term.
 _LINEAR = {torch.optim.SGD, torch.optim.ASGD}
@@ -41,11 +42,14 @@ def check_elementwise(
     """
     if type(optimizer) not in ELEMENTWISE:
         why = why.format(optimizer=type(optimizer).__name__)
-        raise UsageError(f"{why}: choose one of {', '.join(sorted(_BY_NAME.keys() - but))}{otherwise}.")
+        names = {kind.__name__ for kind in ELEMENTWISE} - but
+        raise UsageError(f"{why}: choose one of {', '.join(sorted(names))}{otherwise}.")
 
 
 def check_served(optimizer: torch.optim.Optimizer) -> None:
     """Refuses an optimizer that servers cannot apply."""
+    if type(optimizer) is torch.optim.SparseAdam:
+        return  # `check_rows` looks at its gradients
     check_elementwise(
         optimizer,
         "A server cannot apply {optimizer}, which it knows nothing of",
@@ -96,6 +100,27 @@ def not_linear(option: str, name: str, otherwise: str) -> UsageError:
         f"{option} scales every gradient by a factor of its own, but the steps of {name} do not scale with its "
         f"gradients: {otherwise}, or leave out {option.partition('=')[0]}."
     )
+
+
+def check_rows(settings: OptimizerSettings, rows: Rows) -> None:
+    """Refuses an optimizer that cannot step on these rows alone.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    for group in settings.groups:
+        values, begins = dict(group.values), {first for first, _ in group.ranges}
+        has_rows = any(table.begin in begins for table, numbers in rows.items() if len(numbers))
+        name = settings.name
+        if name == "SparseAdam":
+            if not begins <= {table.begin for table in rows}:
+                raise UsageError("SparseAdam takes sparse gradients only: give the other parameters another optimizer.")
+        elif has_rows and (name not in ("SGD", "Adagrad") or values.get("momentum") or values.get("weight_decay")):
+            options = [key for key in ("momentum", "weight_decay") if values.get(key)]
+            raise UsageError(
+                "Servers apply sparse gradients by SparseAdam, Adagrad or SGD, without momentum and weight decay; not by"
+                f" {name}{' with ' + options[0] if options else ''}."
+            )
 
 
 class SettingsGroup(NamedTuple):

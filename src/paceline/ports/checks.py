@@ -10,6 +10,7 @@ import math
 import torch
 
 from paceline.errors import PacelineError
+from paceline.optim.rows import Selection
 from paceline.ports.ports import Message, Received
 
 MOST = 1 << 53  # above any count of updates; floats are exact up to here
@@ -27,15 +28,15 @@ class MalformedMessageError(PacelineError):
         self.sender = sender
 
 
-def checked_vector(received: Received, like: torch.Tensor) -> torch.Tensor:
-    """The message's vector (n,), which must have the length and type of `like`."""
+def checked_vector(received: Received, like: torch.Tensor, selection: Selection | None = None) -> torch.Tensor:
+    """The message's vector (n,), which must have the type of `like`, and its length, or as many elements as selected."""
     sender, _, message = received
-    x = message.x
+    x, count = message.x, like.numel() if selection is None else selection.count
     if x is None:
         raise MalformedMessageError(sender, message, "without its vector")
-    if x.shape != like.shape or x.dtype != like.dtype:
-        found, expected = (f"{one.dtype} ({one.numel():,},)" for one in (x, like))
-        raise MalformedMessageError(sender, message, f"with a vector {found} where {expected} is expected")
+    if x.shape != (count,) or x.dtype != like.dtype:
+        what = f"{x.dtype} ({x.numel():,},) where {like.dtype} ({count:,},) is expected"
+        raise MalformedMessageError(sender, message, f"with a vector {what}")
     return x
 
 

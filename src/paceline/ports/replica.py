@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from paceline.optim.flat import Ranges
+from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.round_shares import RoundShares
 
@@ -59,7 +60,19 @@ class Replica(Protocol):
 
     @property
     def g(self) -> torch.Tensor:
-        """The gradient of the last call of `gradient`, (P,); a program may overwrite it before `apply`."""
+        """The gradient of the last call of `gradient`, (P,); a program may overwrite it before `apply`.
+
+        After `take_rows`, the elements that `rows` select (count,), if some gradients are sparse.
+        """
+        ...
+
+    @property
+    def rows(self) -> Rows | None:
+        """The rows of tables in which the last `g` is not zero, if some gradients are sparse; None: `g` has all elements."""
+        ...
+
+    def take_rows(self) -> None:
+        """The program takes sparse gradients as they are; without this call they raise an error."""
         ...
 
     @property

@@ -112,6 +112,10 @@ class ServedParameters(WritableParameters, Protocol):
 
     ranges: tuple[tuple[int, int], ...]  # each shard's first element, and the one after its last
 
+    def writing(self, part: float = 1.0) -> AbstractContextManager[Any]:
+        """As in `WritableParameters`; `part` is the share of the elements that are written."""
+        ...
+
     def count(self, what: str, number: int = 1) -> None:
         """Counts for the result: `dropped` and `duplicate` updates, `incomplete` rounds, `backups`, `malformed` messages."""
         ...

@@ -42,9 +42,9 @@ class SimulatedShard:
         self.core: Core | None = None
         self._update_vectors = update_vectors
 
-    def writing(self) -> AbstractContextManager[None]:
+    def writing(self, part: float = 1.0) -> AbstractContextManager[None]:
         if self.core is not None:
-            self.core.move(self._update_vectors / len(self.ranges))
+            self.core.move(part * self._update_vectors / len(self.ranges))
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:

@@ -68,7 +68,7 @@ class Watched(Mode):
 class Marked:
     """Gradients gathered as a mode does; an update is then the mean of what is new of each worker, which marks name."""
 
-    chosen = None
+    chosen, takes_rows = None, False
 
     def __init__(self, gathering):
         self.within, self.new = gathering, {}
@@ -138,7 +138,7 @@ class Memory:
         self.before, self.is_writing = self.x.clone(), False
 
     @contextlib.contextmanager
-    def writing(self):
+    def writing(self, part):
         self.is_writing = True
         yield
         self.is_writing = False

@@ -42,7 +42,7 @@ def serve(
     """Runs a shard over what arrives; everybody leaves at the end. Returns its vector and what it sent."""
     counts = dict.fromkeys(("dropped", "duplicate", "incomplete", "backups", "malformed"), 0)
     shared = SimpleNamespace(x=torch.zeros(3) if x is None else x, version=version, ranges=((0, 3),), counts=counts)
-    shared.writing = lambda: torch.no_grad()
+    shared.writing = lambda part: torch.no_grad()
 
     def advance():
         shared.version += 1

@@ -71,6 +71,11 @@ class AsyncAdagrad(ApplyRule):
     form: Literal["descent", "dual-averaging"] = "descent"
 
     @property
+    def takes_rows(self) -> bool:
+        """Dual averaging moves all elements when the rate changes."""
+        return self.form == "descent"
+
+    @property
     def update_vectors(self) -> float:
         return 11 if self.form == "descent" else 18
 

@@ -61,31 +61,46 @@ class _EchoApplier(Applier):
     def __init__(self, num_elements: int, dtype: torch.dtype, alpha: float | None) -> None:
         self._alpha = alpha
         self._G = torch.zeros(num_elements, dtype=dtype)
-        self._z, self._z_max = (torch.ones(num_elements, dtype=dtype) for _ in range(2))
-        super().__init__(sum_of_gradients=self._G, z=self._z, z_max=self._z_max)
+        z, z_max = (torch.ones(num_elements, dtype=dtype) for _ in range(2))
+        super().__init__(sum_of_gradients=self._G, z=z, z_max=z_max)
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
         return self._G
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    def _step_with(
+        self,
+        state: dict[str, Tensor],
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        learning_rate: float,
+        echo: Tensor | None,
     ) -> None:
         if echo is None:
             raise ValueError(
                 "adaptive-revision(revision_state=echo) needs the state that the worker read with the parameters"
             )
-        self._revise(x, gradient, echo, learning_rate)
+        self._revise(x, gradient, echo, learning_rate, **state)
 
-    def _revise(self, x: Tensor, gradient: Tensor, G_read: Tensor, learning_rate: float) -> None:
+    def _revise(
+        self,
+        x: Tensor,
+        gradient: Tensor,
+        G_read: Tensor,
+        learning_rate: float,
+        sum_of_gradients: Tensor,
+        z: Tensor,
+        z_max: Tensor,
+    ) -> None:
         alpha = self._alpha if self._alpha is not None else learning_rate
-        overlap = self._G - G_read
-        rate_old = self._z_max.rsqrt()
-        self._z.addcmul_(gradient, gradient).addcmul_(gradient, overlap, value=2.0)
-        torch.maximum(self._z_max, self._z, out=self._z_max)
-        rate = self._z_max.rsqrt()
+        overlap = sum_of_gradients - G_read
+        rate_old = z_max.rsqrt()
+        z.addcmul_(gradient, gradient).addcmul_(gradient, overlap, value=2.0)
+        torch.maximum(z_max, z, out=z_max)
+        rate = z_max.rsqrt()
         x.addcmul_(gradient, rate, value=-alpha)
         x.addcmul_(overlap, rate_old.sub_(rate), value=alpha)
-        self._G.add_(gradient)
+        sum_of_gradients.add_(gradient)
 
 
 class _SnapshotApplier(_EchoApplier):
@@ -115,14 +130,22 @@ class _SnapshotApplier(_EchoApplier):
     def accepts(self, info: UpdateInfo) -> bool:
         return info.version_read in self._versions_of.get(info.worker_id, ())
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
+    def _step_with(
+        self,
+        state: dict[str, Tensor],
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        learning_rate: float,
+        echo: Tensor | None,
     ) -> None:
         if not self.accepts(info):
             raise ValueError(
                 f"worker {info.worker_id} has never read version {info.version_read}, or read it too long ago"
             )
-        self._revise(x, gradient, self._G_at[info.version_read], learning_rate)
+        G_read = self._G_at[info.version_read]
+        G_read = G_read if info.selection is None else info.selection.take(G_read)
+        self._revise(x, gradient, G_read, learning_rate, **state)
         versions = self._versions_of[info.worker_id]  # a worker answers its reads in order, so older ones can go
         self._keep(info.worker_id, [one for one in versions if one >= info.version_read])
 

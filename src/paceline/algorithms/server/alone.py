@@ -13,6 +13,7 @@ from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.gathering import without_gathered
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.algorithms.server.user import UserOptimizer
+from paceline.optim.rows import Selection
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import WritableParameters
@@ -32,6 +33,8 @@ def work_alone(
         work_plainly(replica, ports)
         return
     applier, takes_own_steps = _start(rule, replica, shared.x)
+    if rule.takes_rows and not takes_own_steps:
+        replica.take_rows()
     kept = storage.restore() if storage is not None else None
     if kept is not None:
         applier.load(without_gathered(without_average(kept)))
@@ -54,6 +57,7 @@ def work_alone(
             version=version,
             num_samples=replica.samples,
             missing=replica.missing,
+            selection=Selection(rows, 0, len(shared.x), g.device) if (rows := replica.rows) is not None else None,
         )
         rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
         with shared.writing():

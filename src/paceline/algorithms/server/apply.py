@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.optim.rows import Selection
 from paceline.specs.bounds import DECAY
 from paceline.specs.types import check_fields
 from paceline.system.saved_state import check_fits
@@ -42,6 +43,11 @@ class ApplyRule:
     def echoes(self) -> bool:
         """Whether readers get a vector with the parameters that must come back with the gradient (`Applier.read`)."""
         return False
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it can apply gradients of some rows only, and leave all others as they are."""
+        return True
 
     @property
     def update_vectors(self) -> float | None:
@@ -83,20 +89,53 @@ class Applier:
 
         `echo` is what `read` returned with the parameters that the gradient was computed at, if the rule `echoes`.
         """
+        self._step_with(self._state, x, gradient, info, learning_rate, echo)
+
+    def _step_with(
+        self,
+        state: dict[str, Tensor],
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        learning_rate: float,
+        echo: Tensor | None,
+    ) -> None:
+        """`apply` with this state, in place, of the elements in x and in the gradient (n,)."""
         if self._step is None:
             raise TypeError(f"{type(self).__name__} must define apply")
-        self._step(x, gradient, info, learning_rate, **self._state)
+        self._step(x, gradient, info, learning_rate, **state)
 
     def update(
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
         """`apply`, except that elements without a gradient keep their values and state: no momentum, no decay."""
+        if info.selection is not None:
+            self.update_selected(info.selection, x, gradient, info, learning_rate, echo)
+            return
         missing = () if self.leaves_out else info.missing
         vectors = [x, *(one for one in self._state.values() if one.dim())] if missing else []
         kept = [(part, part.clone()) for first, last in missing for part in (one[first:last] for one in vectors)]
         self.apply(x, gradient, info, learning_rate, echo)
         for part, before in kept:
             part.copy_(before)
+
+    def update_selected(
+        self,
+        selection: Selection,
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        learning_rate: float,
+        echo: Tensor | None,
+    ) -> None:
+        """`update` with a gradient (count,), and an echo, that have the selected elements alone."""
+        own = {name: selection.take(one) if one.dim() else one for name, one in self._state.items()}
+        selected = selection.take(x)
+        self._step_with(own, selected, gradient, info, learning_rate, echo)
+        selection.put(x, selected)
+        for name, one in self._state.items():
+            if one.dim():
+                selection.put(one, own[name])
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
         """Call whenever the shard's vector is handed to a worker.

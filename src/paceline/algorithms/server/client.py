@@ -13,7 +13,8 @@ from paceline.algorithms.server.pushed import PushCodec
 from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
-from paceline.optim.settings import OptimizerSettings
+from paceline.optim.rows import Rows, Selection
+from paceline.optim.settings import OptimizerSettings, check_rows
 from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
@@ -53,13 +54,22 @@ class Client:
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
+        codec: of gradients; None: they are not coded.
         aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
+        by_workers_optimizer: whether the worker's own optimizer makes steps, at the servers or here.
 
     Attributes:
         sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
-    def __init__(self, ports: Ports[ServedParameters], codec: Codec | None = None, *, aligned: bool = False) -> None:
+    def __init__(
+        self,
+        ports: Ports[ServedParameters],
+        codec: Codec | None = None,
+        *,
+        aligned: bool = False,
+        by_workers_optimizer: bool = False,
+    ) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x  # the parameters (P,)
         self.version = 0  # their version, as the first shard counts
@@ -74,10 +84,14 @@ class Client:
         self._versions = [0] * len(self._shards)
         self._push_codec = PushCodec(codec if codec is not None else NoCodec(), ports)
         self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
+        self._selections: list[Selection] | None = None  # of each shard: the elements that the last gradient has
+        self._changed: dict[int, tuple[int, Selection]] = {}  # shard -> number of a request, and what its answer has
+        self._undo: list[tuple[Selection, torch.Tensor]] = []  # what own steps have changed, and its values before
+        self._has_own = False  # whether own steps have changed all of `x` since it came
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
-        self._aligned = aligned
+        self._aligned, self._by_workers_optimizer = aligned, by_workers_optimizer
         self._num_fetches = 0
         self._has_met = False
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
@@ -111,14 +125,25 @@ class Client:
         for shard in shards if state else ():
             self._send(shard, Message("state", x=state_to_bytes(state, self._ranges[shard])))
 
-    def push(self, gradient: torch.Tensor, num_samples: int, *, fetch: bool = True) -> Answer:
-        """Sends a gradient (P,), the mean over `num_samples`, and waits for the parameters for the next one.
+    def push(self, gradient: torch.Tensor, num_samples: int, rows: Rows | None = None, *, fetch: bool = True) -> Answer:
+        """Sends a gradient, the mean over `num_samples`, and waits for the parameters for the next one.
 
-        Without `fetch`, waits only for the decision on the gradient: `x` and `version` stay unchanged.
+        Args:
+            gradient: (P,), or the elements that `rows` select (count,).
+            num_samples: of its batch.
+            rows: that it has; None: it has all elements.
+            fetch: if False, waits only for the decision on the gradient: `x` and `version` stay unchanged.
         """
         self.sequence += 1
         kind = "push" if fetch else "push-only"
-        payloads = self._push_codec.encode(gradient, self._settings.missing if self._settings is not None else ())
+        self._selections = None
+        if rows is not None:
+            if self._settings is not None and self._by_workers_optimizer:
+                check_rows(self._settings, rows)
+            self._selections = [Selection(rows, *own, self.x.device) for own in self._ranges]
+            payloads = list(gradient.split([one.count for one in self._selections]))
+        else:
+            payloads = self._push_codec.encode(gradient, self._settings.missing if self._settings is not None else ())
         return self._exchange(
             [
                 Message(kind, self.sequence, num_samples, payload, version)
@@ -126,10 +151,23 @@ class Client:
             ]
         )
 
+    def before_own_step(self, rows: Rows | None) -> None:
+        """The worker is about to step on `x` by itself, with a gradient of these rows; None: on all of it."""
+        if rows is None:
+            self._has_own = True
+        else:  # so that parameters that have come since can be written over those that came before
+            selection = Selection(rows, 0, len(self.x), self.x.device)
+            self._undo.append((selection, selection.take(self.x)))
+
     def fetch(self) -> None:
         """Waits for the newest parameters."""
         self._num_fetches += 1
-        self._exchange([Message("fetch", _FINAL - self._num_fetches) for _ in self._shards])
+        number = _FINAL - self._num_fetches
+        self._exchange([Message("fetch", number, self._has(shard)) for shard in self._shards])
+
+    def _has(self, shard: int) -> int:
+        """The version of a shard's parameters that this worker has; -1: it has changed them by itself."""
+        return -1 if self._has_own else self._versions[shard]
 
     def meet(self) -> None:
         """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
@@ -161,8 +199,11 @@ class Client:
         while self._aligned and (newest := max(self._versions)) != min(self._versions):
             # Some shards were a step behind: they had refused this worker's gradient before that step.
             self._num_fetches += 1
-            fetch = Message("fetch", _FINAL - self._num_fetches, version=newest)
-            self._request({shard: fetch for shard, version in enumerate(self._versions) if version < newest})
+            number = _FINAL - self._num_fetches
+            behind = [shard for shard in self._shards if self._versions[shard] < newest]
+            self._request({one: Message("fetch", number, self._has(one), version=newest) for one in behind})
+        if messages[0].kind != "push-only":
+            self._has_own = False
         self.version = self._versions[0]
         return answers[0]
 
@@ -230,8 +271,12 @@ class Client:
 
     def _send(self, shard: int, message: Message) -> None:
         echo, server = self._echoes[shard], self._first_server + shard
+        selection = self._selections[shard] if self._selections is not None else None
         with contextlib.suppress(PeerLostError):  # requests are sent again when the server is back
+            if selection is not None and message.kind in _PUSHES:
+                self._mailbox.send(server, Message("rows", message.number, self._has(shard), selection.to_bytes()))
             if echo is not None and message.kind in _PUSHES:
+                echo = echo if selection is None else selection.take(echo)
                 self._mailbox.send(server, Message("echo", message.number, x=echo))
             self._mailbox.send(server, message)
 
@@ -239,18 +284,25 @@ class Client:
         """Handles a shard's message; returns its answer if it answers the request."""
         kind, number, _, _, version = received.message
         part = self.x[slice(*self._ranges[shard])]
-        if kind == "echo":
-            self._echoes[shard] = checked_vector(received, part)
+        changed_at, changed = self._changed.get(shard, (0, None))
+        changed = changed if changed_at == number else None
+        if kind == "rows":
+            self._changed[shard] = number, self._read_rows(received, shard)
+        elif kind == "echo":
+            echo, before = checked_vector(received, part, changed), self._echoes[shard]
+            if changed is None:
+                self._echoes[shard] = echo
+            elif before is not None:
+                changed.put(before, echo)
         elif kind == "clock":
             self._clock_of_next[shard] = checked_number(received, number)
         elif request is not None and number == request.number and kind in ("x", "ack"):  # else an answer given twice
             applied = checked_weight(received, least=-1)
             checked_number(received, version)
-            x = checked_vector(received, part) if kind == "x" else part
+            x = checked_vector(received, part, changed) if kind == "x" else part
             clock = self._clock_of_next.pop(shard, 0)
             if kind == "x":
-                part.copy_(x)
-                self._moved(2 / len(self._ranges))
+                self._write(part, x, changed)
                 self._versions[shard] = version
                 if clock or request.kind == "join":
                     self._clocks[shard] = max(clock, number)
@@ -259,3 +311,21 @@ class Client:
                 self._push_codec.settle(shard, is_applied=applied != DROPPED)
             return Answer(applied, version)
         return None
+
+    def _read_rows(self, received: Received, shard: int) -> Selection:
+        try:
+            assert received.message.x is not None
+            return Selection.from_bytes(received.message.x.cpu(), *self._ranges[shard], self.x.device)
+        except (AssertionError, ValueError) as error:
+            raise MalformedMessageError(received.sender, received.message, f"with invalid rows ({error})") from None
+
+    def _write(self, part: torch.Tensor, x: torch.Tensor, changed: Selection | None) -> None:
+        """Writes a shard's parameters (n,) to its part of `x`; those that have changed, where only these have come."""
+        while self._undo:
+            selection, before = self._undo.pop()
+            selection.put(self.x, before)
+        if changed is None:
+            part.copy_(x)
+        else:
+            changed.put(part, x)
+        self._moved(2 * len(x) / max(1, len(self.x)) if changed is not None else 2 / len(self._ranges))

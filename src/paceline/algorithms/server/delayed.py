@@ -52,6 +52,11 @@ class Delayed(ApplyRule):
         return self.rule.overrides_optimizer
 
     @property
+    def takes_rows(self) -> bool:
+        """Waiting gradients are whole."""
+        return False
+
+    @property
     def echoes(self) -> bool:
         return self.rule.echoes
 
@@ -70,7 +75,7 @@ class Delayed(ApplyRule):
         return _DelayedApplier(within, DelayQueue(self.delay), num_elements, dtype)
 
 
-_NUMBERS = [item.name for item in dataclasses.fields(UpdateInfo) if item.name != "missing"]
+_NUMBERS = [item.name for item in dataclasses.fields(UpdateInfo) if item.name not in ("missing", "selection")]
 
 
 class _Waiting(NamedTuple):
@@ -143,7 +148,7 @@ class _DelayedApplier(Applier):
                 own[f"{place}.gradient"].clone(),
                 None if echo is None else echo.clone(),
                 UpdateInfo(
-                    **dict(zip(_NUMBERS, values, strict=True)),
+                    **dict(zip(_NUMBERS, values, strict=True)),  # pyright: ignore[reportArgumentType] -- they are numbers
                     missing=ranges_of(own.get(f"{place}.missing")),
                 ),
             )

@@ -33,6 +33,11 @@ class Gathering:
         self.moves = noise.moves if noise is not None else 0.0  # vectors that the last `take` has read and written
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether gradients may consist of rows: sums and noise are of whole vectors."""
+        return type(self) is Gathering and self._noise is None
+
+    @property
     def chosen(self) -> int | None:
         """The current number of gradients if it is measured; else None."""
         return self._noise.gradients if self._noise is not None else None

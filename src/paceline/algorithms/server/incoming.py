@@ -8,15 +8,16 @@ from torch import Tensor
 from paceline.compression.codec import Codec, Encoded
 from paceline.errors import UsageError
 from paceline.optim.flat import Ranges
+from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
-from paceline.ports.checks import MOST, MalformedMessageError, checked_number, checked_weight
+from paceline.ports.checks import MOST, MalformedMessageError, checked_number, checked_vector, checked_weight
 from paceline.ports.ports import Received
 from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
 _FROM_WORKERS = frozenset(
-    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet")
+    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet", "rows")
 )
-_COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save"))  # whose number is a count
+_COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save", "rows"))  # whose number is a count
 
 
 def check_form(received: Received, num_workers: int) -> None:
@@ -28,11 +29,15 @@ def check_form(received: Received, num_workers: int) -> None:
         raise MalformedMessageError(sender, message, "which only the first shard's server sends")
     if message.kind in _COUNTED:
         checked_number(received, message.number, 1 if message.kind in ("push", "push-only") else 0)
+    if message.kind in ("rows", "fetch"):
+        checked_weight(received, least=-1)
     checked_number(received, message.version)
 
 
-def read_gradient(received: Received, codec: Codec, x: Tensor) -> Tensor:
-    """The gradient (n,) of a push, for a shard whose parameters are `x` (n,); empty if only time is simulated.
+def read_gradient(received: Received, codec: Codec, x: Tensor, selection: Selection | None = None) -> Tensor:
+    """The gradient (n,) of a push, for a shard whose parameters are `x` (n,), or its selected elements (count,).
+
+    Empty if only time is simulated.
 
     Raises:
         MalformedMessageError: the vector is missing, is not of this codec, or has an invalid number of samples.
@@ -43,6 +48,8 @@ def read_gradient(received: Received, codec: Codec, x: Tensor) -> Tensor:
         raise MalformedMessageError(sender, message, "without its vector")
     if not x.numel() and not message.x.numel():
         return message.x
+    if selection is not None:
+        return checked_vector(received, x, selection)
     try:
         return codec.decode(Encoded(message.x), len(x), x.dtype)
     except ValueError as error:

@@ -35,6 +35,11 @@ class ShardRules:
     gathering: Gathering = field(default_factory=Gathering)
     average: float | None = None  # decay of the moving average used for evaluation; None: no average
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether gradients may consist of rows."""
+        return self.gathering.takes_rows and self.apply.takes_rows and isinstance(self.codec, NoCodec)
+
 
 class Served(Algorithm):
     """An algorithm whose servers hold the parameters: it has a workers' program, `work`, and a servers' program, `serve`.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.admission import Verdict
+from paceline.algorithms.server.announced import Announced
+from paceline.algorithms.server.answers import Answers
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.choices import Choices
 from paceline.algorithms.server.gathering import tell_choice, without_gathered
@@ -24,13 +26,13 @@ from paceline.algorithms.server.update import (
     as_one,
     cloned,
     info_of,
-    weighted_mean,
 )
 from paceline.algorithms.server.user import UserApplier
 from paceline.compression.measured import moves_in
 from paceline.errors import PeerLostError, WorkerLostError
+from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
-from paceline.ports.checks import MalformedMessageError, checked_vector
+from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPorts
 
 _FIRST_DEADLINE_S = 60.0  # for workers to report; later ones count as dead until they do
@@ -66,13 +68,13 @@ class Shard:
         self._settings: dict[int, OptimizerSettings] = {}
         self._known: dict[int, DecidedUpdate] = {}
         self._held: dict[int, WaitingGradient] = {}
-        self._echoes: dict[int, Tensor] = {}
+        self._announced = Announced(self._x, ports.shared.ranges[shard_id], takes_rows=rules.takes_rows)
+        self._answers = Answers(ports, shard_id)
         self._requests, self._meetings = Requests(), Meetings()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
         self._gone: set[int] = set()
-        self._not_back = set(self._present)  # workers that have not reported yet
-        self._patience_s = _FIRST_DEADLINE_S
+        self._not_back, self._patience_s = set(self._present), _FIRST_DEADLINE_S  # workers that have not reported yet
         self._counted = {"backups": 0, "incomplete": 0}  # the admission's counts, as last reported to the run
         self._given_s: dict[int, float] = {}  # worker -> when it was sent the parameters for its next gradient
 
@@ -114,10 +116,8 @@ class Shard:
     def state(self) -> dict[str, Any]:
         """The state for a successor, or for a later run with another number of shards."""
         state = self._state()
-        if not (self._applier.copies_state and self._average is None):
-            return cloned(state)
-        rule = state.pop("rule")  # as large as the parameters, and a copy already
-        return {**cloned(state), "rule": rule}
+        is_copy = self._applier.copies_state and self._average is None  # as large as the parameters
+        return {**cloned({**state, "rule": {}}), "rule": state["rule"] if is_copy else cloned(state["rule"])}
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -182,18 +182,20 @@ class Shard:
         check_form(received, self._ports.num_workers)
         self._not_back.discard(sender)
         self._requests.hear(sender, message)
+        self._answers.hear(sender, message)
         self._admission.absent = self._meetings.hear(sender, message)
         match message.kind:
             case "push" | "push-only":
-                self._push(received, read_gradient(received, self._rules.codec, self._x))
+                selection = self._announced.selection(sender, message.number)
+                self._push(received, read_gradient(received, self._rules.codec, self._x, selection), selection)
             case "settings":
                 self._settings[sender] = read_settings(received, self._settings, self._shared.ranges)
                 self._log("copy-settings", message.x, about=sender)
             case "state" if self._user is not None:
                 self._user.begin_with(read_state(received, self._x))
                 self._log("copy-loaded", message.x, about=sender)
-            case "echo":
-                self._echoes[sender] = checked_vector(received, self._x)
+            case "rows" | "echo":
+                self._announced.hear(received)
             case "join":
                 # With a number, the worker is a member already and adopts another shard's clock.
                 (self._hear_clock if message.number else self._join)(sender, message.number)
@@ -212,7 +214,7 @@ class Shard:
             case "save" if self._ports.storage is not None:
                 self._ports.storage.checkpoint(self.state, message.number)
 
-    def _push(self, received: Received, gradient: Tensor) -> None:
+    def _push(self, received: Received, gradient: Tensor, selection: Selection | None) -> None:
         sender, incarnation, message = received
         if sender not in self._settings:
             return  # the predecessor had them: once the worker notices the change, it sends both again
@@ -229,10 +231,10 @@ class Shard:
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         self._ports.moved(self._decoding_moves)
-        update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing)
-        one = WaitingGradient(update, incarnation, gradient, self._echoes.pop(sender, None))
-        lacks_echo = one.echo is None and self._rules.apply.echoes
-        verdict = self._admission.admit(update) if self._applier.accepts(update) and not lacks_echo else Verdict.DROP
+        update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing, selection)
+        one = WaitingGradient(update, incarnation, gradient, self._announced.take_echo(sender))
+        is_usable = self._applier.accepts(update) and (one.echo is not None or not self._rules.apply.echoes)
+        verdict = self._admission.admit(update) if is_usable else Verdict.DROP
         match verdict:
             case Verdict.APPLY:
                 self._gather(one)
@@ -276,10 +278,10 @@ class Shard:
 
     def _apply(self, ones: list[WaitingGradient]) -> None:
         """One update from the mean of these gradients, weighted by samples."""
-        first, gradient, update = ones[0], weighted_mean(ones, self._ports.moved), as_one(ones, self._shared.version)
+        update, gradient = as_one(ones, self._shared.version, self._ports.moved)
         if self._link is not None:  # before its own update, so that both update in parallel
             self._link.log_update(ones, update, gradient)
-        version = self._make(update, gradient, len(ones), first.echo)
+        version = self._make(update, gradient, len(ones), ones[0].echo)
         for one in ones:
             self._decide(one, version)
 
@@ -302,11 +304,12 @@ class Shard:
             self._ports.moved(2.0)
         if self._user is not None:
             self._user.settings, self._user.scale = settings, scale
-        with self._shared.writing():
+        with self._shared.writing(update.part_of(self._x)):
             self._applier.update(self._x, gradient, update, settings.learning_rate * scale, echo)
             if self._average is not None:
                 self._average.update()
             version = self._shared.advance() + self._applier.postponed
+        self._answers.note(update.selection, self._shared.version)
         self._admission.applied(update)
         self._admission.over(self._shared.version)
         return version
@@ -317,8 +320,7 @@ class Shard:
 
     def _drop(self, one: WaitingGradient) -> None:
         self._shared.count("dropped")
-        numbers = torch.tensor([one.incarnation, one.update.sequence])
-        self._log("copy-drop", numbers, about=one.update.worker_id)
+        self._log("copy-drop", torch.tensor([one.incarnation, one.update.sequence]), about=one.update.worker_id)
         self._decide(one, DROPPED)
 
     def _decide(self, one: WaitingGradient, applied_version: int) -> None:
@@ -336,10 +338,7 @@ class Shard:
             if (clock := self._admission.clock(worker)) > number >= 0:
                 self._mailbox.send(worker, Message("clock", clock))
             self._ports.moved(2.0 * self._applier.keeps_reads)
-            echo = self._applier.read(worker, version)
-            if echo is not None:
-                self._mailbox.send(worker, Message("echo", number, x=echo))
-            self._mailbox.send(worker, Message("x", number, applied_version, self._x, version))
+            self._answers.send(worker, number, applied_version, version, self._applier.read(worker, version))
             if self._admission.times_workers:
                 self._given_s[worker] = self._ports.clock.now_s()
         except PeerLostError as error:
@@ -354,7 +353,8 @@ class Shard:
     def _join(self, worker: int, sequence: int) -> None:
         self._log("copy-join", about=worker, weight=sequence)
         self._held.pop(worker, None)
-        self._echoes.pop(worker, None)
+        self._announced.forget(worker)
+        self._answers.forget(worker)
         self._applier.forget(worker)
         self._admission.join(worker, sequence)
         self._gathering.join(worker)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from paceline.algorithms.server.announced import Announced
+from paceline.algorithms.server.answers import Answers
 from paceline.algorithms.server.incoming import state_from_bytes
 from paceline.algorithms.server.served import ShardRules
 from paceline.algorithms.server.shard import RETURN_DEADLINE_S, Shard
 from paceline.algorithms.server.standby_log import CopyLink, Log, state_from
 from paceline.algorithms.server.update import DROPPED, DecidedUpdate, UpdateInfo
+from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.ports import Message, ServerPorts
 
@@ -48,7 +53,8 @@ class SecondCopy(Shard):
         ports.shared.restore(self._x, self._shared.version)
         self._ports, self._shared, self._x = ports, ports.shared, ports.shared.x
         assert self._ports.mailbox is not None
-        self._mailbox = self._ports.mailbox
+        self._mailbox, self._answers = self._ports.mailbox, Answers(ports, self._id)
+        self._announced = Announced(self._x, self._shared.ranges[self._id], takes_rows=self._rules.takes_rows)
         if self._user is not None:
             self._user.load(self._user.state())  # restarts on the shared vector
         self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S
@@ -102,9 +108,13 @@ class SecondCopy(Shard):
                     num_samples=num_samples,
                     missing=tuple(zip(missing[::2], missing[1::2], strict=True)),
                 )
-                gradient = more[-1].x
+                vectors = {one.kind: one.x for one in more}
+                if (rows := vectors.get("copy-rows")) is not None:
+                    selection = Selection.from_bytes(rows, *self._shared.ranges[self._id])
+                    update = replace(update, selection=selection)
+                gradient = vectors["copy-mean"]
                 assert gradient is not None
-                version = self._make(update, gradient, len(workers), more[0].x if len(more) > 1 else None)
+                version = self._make(update, gradient, len(workers), vectors.get("copy-echo"))
                 for one in zip(workers, incarnations, sequences, strict=True):
                     self._known[one[0]] = DecidedUpdate(one[1], one[2], version)
             case _:

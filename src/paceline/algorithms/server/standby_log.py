@@ -33,7 +33,7 @@ from paceline.ports.ports import Mailbox, Message, PeerBack, PeerLeft, Received,
 
 _HAS = "copy-has"  # what the copy confirms; -1: that it needs the whole state
 _STATE, _PART = "copy-state", "copy-part"  # `version` counts the parts that follow
-_UNFINISHED = frozenset(("copy-ones", "copy-echo"))  # a mean follows
+_UNFINISHED = frozenset(("copy-ones", "copy-rows", "copy-echo"))  # a mean follows
 _LOOK_EVERY_S = 0.05  # at whether to take over
 _LOOK_SOON_S = 0.002  # the same, once the server is silent
 
@@ -106,6 +106,8 @@ class CopyLink:
         numbers = [(one.update.worker_id, one.incarnation, one.update.sequence) for one in ones]
         about = [update.step, update.version_read, update.num_samples, len(update.missing)]
         self.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
+        if update.selection is not None:
+            self.log("copy-rows", update.selection.to_bytes())
         if ones[0].echo is not None:
             self.log("copy-echo", ones[0].echo)
         self.log("copy-mean", mean)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from paceline.optim.flat import Ranges, within
-from paceline.optim.half_types import to_sum_type
+from paceline.optim.half_types import sum_type, to_sum_type
+from paceline.optim.rows import Selection, sum_selected
 
 if TYPE_CHECKING:
     from paceline.ports.ports import Message
@@ -31,11 +32,16 @@ class UpdateInfo:
     version: int  # version of the parameters now, before it is applied
     num_samples: int  # samples that it is the mean over
     missing: Ranges = ()  # elements of the shard that belong to parameters without a gradient, which make no step
+    selection: Selection | None = None  # the elements that the gradient has; None: all
 
     @property
     def staleness(self) -> int:
         """Updates applied since the parameters were read."""
         return self.version - self.version_read
+
+    def part_of(self, x: Tensor) -> float:
+        """The share of a shard's elements (n,) that it changes."""
+        return self.selection.count / len(x) if self.selection is not None else 1.0
 
 
 class WaitingGradient(NamedTuple):
@@ -56,10 +62,16 @@ class DecidedUpdate(NamedTuple):
 
 
 def info_of(
-    message: Message, worker_id: int, shared: ServedParameters, shard_id: int, gradient: Tensor, missing: Ranges
+    message: Message,
+    worker_id: int,
+    shared: ServedParameters,
+    shard_id: int,
+    gradient: Tensor,
+    missing: Ranges,
+    selection: Selection | None = None,
 ) -> UpdateInfo:
     """Describes a gradient (n,) that a shard has received, and sets it to 0 in the ranges that are `missing`."""
-    own = within(missing, *shared.ranges[shard_id])
+    own = within(missing, *shared.ranges[shard_id]) if selection is None else ()
     for begin, end in own:  # codecs may turn zeros into other values
         if gradient[begin:end].any():
             gradient[begin:end] = 0
@@ -71,18 +83,26 @@ def info_of(
         version=shared.version,
         num_samples=int(message.weight),
         missing=own,
+        selection=selection,
     )
 
 
-def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -> Tensor:
+def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -> tuple[Tensor, Selection | None]:
     """sum_i n_i g_i / sum_i n_i (P_s,), n_i: samples, in the first gradient's memory; a single gradient keeps its bits.
 
     Calls `moved` with the number of vectors read and written.
+
+    Returns:
+        the mean, and the elements that it has.
     """
     weights = [one.update.num_samples for one in ones]
-    mean = ones[0].gradient
+    mean, selection = ones[0].gradient, ones[0].update.selection
     if len(ones) == 1:
-        return mean
+        return mean, selection
+    if any(one.update.selection is not None for one in ones):
+        parts = [(one.gradient, one.update.selection, one.update.num_samples) for one in ones]
+        total, selection = sum_selected(parts, sum_type(mean.dtype))
+        return total.div_(max(1, sum(weights))).to(mean.dtype), selection
     total = to_sum_type(mean)
     equal = len(set(weights)) == 1
     moved(3 * (len(ones) - 1) + (2 if equal else 4))
@@ -91,15 +111,19 @@ def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -
     for one, weight in zip(ones[1:], weights[1:], strict=True):
         total.add_(one.gradient, alpha=1 if equal else weight)
     total.div_(len(ones) if equal else max(1, sum(weights)))
-    return total if total is mean else mean.copy_(total)
+    return total if total is mean else mean.copy_(total), None
 
 
-def as_one(ones: list[WaitingGradient], version: int) -> UpdateInfo:
-    """Describes the update that these gradients make at `version`; elements missing from all of them are missing."""
+def as_one(ones: list[WaitingGradient], version: int, moved: Callable[[float], None]) -> tuple[UpdateInfo, Tensor]:
+    """The update that these gradients make at `version`, and their mean; elements missing from all of them are missing.
+
+    Calls `moved` with the number of vectors read and written.
+    """
     first, *others = (one.update for one in ones)
     missing = tuple(own for own in first.missing if all(own in other.missing for other in others))
+    mean, selection = weighted_mean(ones, moved)
     num_samples = sum(one.update.num_samples for one in ones)
-    return replace(first, version=version, num_samples=num_samples, missing=missing)
+    return replace(first, version=version, num_samples=num_samples, missing=missing, selection=selection), mean
 
 
 def cloned(state: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.optim.flat_optimizer import FlatOptimizer
+from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
 
 
@@ -57,7 +58,19 @@ class UserApplier(Applier):
             self._optimizer = FlatOptimizer(self.settings, x, self.begin)
             self._optimizer.load(self._loaded)
             self._loaded = {}
-        self._optimizer.step(gradient, self.settings, self.scale, info.missing)
+        self._optimizer.step(gradient, self.settings, self.scale, info.missing, info.selection)
+
+    def update_selected(
+        self,
+        selection: Selection,
+        x: Tensor,
+        gradient: Tensor,
+        info: UpdateInfo,
+        learning_rate: float,
+        echo: Tensor | None,
+    ) -> None:
+        """PyTorch's optimizers take sparse gradients themselves."""
+        self.apply(x, gradient, info, learning_rate, echo)
 
     def state(self) -> dict[str, Tensor]:
         return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)

@@ -1,0 +1,183 @@
+"""Rows of tables in the flat vector: what gradients of embeddings with `sparse=True` consist of."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+_COUNT = struct.Struct("<q")
+_TABLE = struct.Struct("<4q")
+
+
+class Table(NamedTuple):
+    """A parameter as rows of the flat vector."""
+
+    begin: int  # its first element
+    end: int  # the one after its last
+    width: int  # elements of a row
+
+
+#: Rows of some tables, by ascending position: their numbers (n,), int64, ascending. All else of the vector counts as whole.
+Rows = dict[Table, torch.Tensor]
+
+
+class Selection:
+    """The elements of a part of the flat vector that some rows select: those of the rows, and all outside their tables.
+
+    In ascending order. A row that lies in two parts belongs to both.
+
+    Args:
+        rows: of tables that need not lie in this part.
+        begin: where the part begins in the flat vector.
+        end: the element after its last.
+        device: of the vectors.
+
+    Attributes:
+        rows: those with elements here.
+        count: how many elements are selected.
+    """
+
+    def __init__(self, rows: Rows, begin: int, end: int, device: torch.device | str = "cpu") -> None:
+        self.begin, self.end, self.device = begin, end, device
+        self.rows: Rows = {}
+        self._places: list[tuple[int, slice | torch.Tensor]] = []  # where each stretch or table begins; its elements
+        at = begin
+        for table, numbers in rows.items():
+            first, last = max(table.begin, begin), min(table.end, end)
+            if first >= last:
+                continue
+            if (first, last) != table[:2]:
+                lowest, past = (first - table.begin) // table.width, -((table.begin - last) // table.width)
+                numbers = numbers[(numbers >= lowest) & (numbers < past)]
+            self.rows[table] = numbers
+            if at < first:
+                self._places.append((at, slice(at - begin, first - begin)))
+            self._places.append((first, self._elements(table, numbers.to(device))))
+            at = last
+        if at < end:
+            self._places.append((at, slice(at - begin, end - begin)))
+        self._lengths = [one.stop - one.start if isinstance(one, slice) else one.numel() for _, one in self._places]
+        self.count = sum(self._lengths)
+
+    def _elements(self, table: Table, numbers: torch.Tensor) -> torch.Tensor:
+        own = torch.arange(table.width, device=numbers.device)
+        elements = (numbers.unsqueeze(1) * table.width + (table.begin - self.begin) + own).flatten()
+        if table.begin >= self.begin and table.end <= self.end:
+            return elements
+        return elements[(elements >= 0) & (elements < self.end - self.begin)]
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """The selected elements (count,) of the part `x` (n,), as a copy."""
+        return torch.cat([x[one] if isinstance(one, slice) else x.index_select(0, one) for _, one in self._places])
+
+    def put(self, x: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes `values` (count,) to the selected elements of `x` (n,)."""
+        for (_, one), part in zip(self._places, values.split(self._lengths), strict=True):
+            if isinstance(one, slice):
+                x[one] = part
+            else:
+                x.index_copy_(0, one, part)
+
+    def index(self) -> torch.Tensor:
+        """The selected elements' positions (count,) in the part."""
+        whole = [
+            torch.arange(one.start, one.stop, device=self.device) for _, one in self._places if isinstance(one, slice)
+        ]
+        return torch.cat([whole.pop(0) if isinstance(one, slice) else one for _, one in self._places])
+
+    def each(self, values: torch.Tensor) -> list[tuple[slice, torch.Tensor | None, torch.Tensor]]:
+        """Each whole stretch of the part, and each table, with its own values: its elements, those selected, their values.
+
+        The second are positions in the table (m,); None: all of a stretch.
+        """
+        ends = [at for at, _ in self._places[1:]] + [self.end]
+        found = []
+        for (at, one), end, part in zip(self._places, ends, values.split(self._lengths), strict=True):
+            where = slice(at - self.begin, end - self.begin)
+            found.append((where, None if isinstance(one, slice) else one - where.start, part))
+        return found
+
+    def to_bytes(self) -> torch.Tensor:
+        """The rows, as bytes; 4 for each row."""
+        head = b"".join([_COUNT.pack(len(self.rows)), *(_TABLE.pack(*t, len(n)) for t, n in self.rows.items())])
+        numbers = [one.to("cpu", torch.int32) for one in self.rows.values()]
+        return torch.cat(
+            [torch.frombuffer(bytearray(head), dtype=torch.uint8), *(n.view(torch.uint8) for n in numbers)]
+        )
+
+    @classmethod
+    def from_bytes(cls, sent: torch.Tensor, begin: int, end: int, device: torch.device | str = "cpu") -> Selection:
+        """The inverse of `to_bytes`, for the same part.
+
+        Raises:
+            ValueError: the bytes are malformed, or do not fit the part.
+        """
+        if sent.dtype != torch.uint8 or len(sent) < _COUNT.size:
+            raise ValueError("no rows")
+        (num_tables,) = _COUNT.unpack(bytes(sent[: _COUNT.size].tolist()))
+        at = _COUNT.size + num_tables * _TABLE.size
+        if not num_tables >= 0 or at > len(sent):
+            raise ValueError(f"{num_tables} tables")
+        tables = list(_TABLE.iter_unpack(bytes(sent[_COUNT.size : at].tolist())))
+        if any(count < 0 for *_, count in tables) or 4 * sum(count for *_, count in tables) != len(sent) - at:
+            raise ValueError("another number of rows")
+        rows, last = {}, 0
+        numbers = sent[at:].clone().view(torch.int32).long()
+        for (first, past, width, _), own in zip(tables, numbers.split([one[3] for one in tables]), strict=True):
+            if not (
+                last <= first < past and width > 0 and (past - first) % width == 0 and first < end and past > begin
+            ):
+                raise ValueError(f"a table of elements {first} to {past} in rows of {width}")
+            if len(own) and not (own[0] >= 0 and own[-1] < (past - first) // width and bool((own.diff() > 0).all())):
+                raise ValueError("rows that do not ascend, or lie outside their table")
+            rows[Table(first, past, width)] = own
+            last = past
+        return cls(rows, begin, end, device)
+
+
+def union(all_rows: Sequence[Rows]) -> Rows:
+    """The rows of any of these; a table that is whole in one of them is whole."""
+    found: dict[tuple[int, int], list[tuple[Table, torch.Tensor]]] = {}
+    for rows in all_rows:
+        for table, numbers in rows.items():
+            found.setdefault(table[:2], []).append((table, numbers))
+    united = {}
+    for ones in found.values():
+        if len(ones) == len(all_rows):
+            table, _ = max(ones, key=lambda one: len(one[1]))  # without rows, a width means nothing
+            united[table] = torch.cat([numbers for one, numbers in ones if one == table]).unique()
+    return united
+
+
+def sum_selected(
+    ones: Sequence[tuple[torch.Tensor, Selection | None, float]], dtype: torch.dtype
+) -> tuple[torch.Tensor, Selection | None]:
+    """sum_i a_i v_i of values v_i (count_i,) at their selections in one part of the vector, in the order given.
+
+    Args:
+        ones: values, what they are the values of (None: of the whole part), and factors.
+        dtype: of the sum.
+
+    Returns:
+        the sum, and its selection.
+    """
+    united, places = None, None
+    selections = [selection for _, selection, _ in ones if selection is not None]
+    size = next((len(values) for values, selection, _ in ones if selection is None), 0)
+    if not size:
+        first = selections[0]
+        united = Selection(union([one.rows for one in selections]), first.begin, first.end, first.device)
+        places, size = united.index(), united.count
+    total = torch.zeros(size, dtype=dtype, device=ones[0][0].device)
+    for values, selection, factor in ones:
+        if selection is None:
+            total.add_(values, alpha=factor)
+        else:
+            index = selection.index()
+            total.index_add_(
+                0, index if places is None else torch.searchsorted(places, index), values.to(dtype), alpha=factor
+            )
+    return total, united

@@ -1,0 +1,250 @@
+"""Embeddings with sparse gradients under methods with servers: against dense gradients, against PyTorch, and what is refused."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.algorithms.server.answers import ChangedRows
+from paceline.optim.rows import Selection, Table
+
+pytestmark = pytest.mark.filterwarnings("ignore::paceline.errors.OverrideWarning")
+
+ROWS, WIDTH = 60, 3
+
+
+class Recommender(nn.Module):
+    """Two tables of users and items, and a dense part; `bags`: items are the mean of several."""
+
+    def __init__(self, sparse, bags=False, tied=False, dtype=torch.float64, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.users = nn.Embedding(ROWS, WIDTH, sparse=sparse, dtype=dtype, **options)
+        kind = partial(nn.EmbeddingBag, mode="mean") if bags else nn.Embedding
+        self.items = kind(ROWS, WIDTH, sparse=sparse, dtype=dtype)
+        if tied:
+            self.items.weight = self.users.weight
+        self.score = nn.Linear(2 * WIDTH, 1, dtype=dtype)
+
+    def forward(self, pairs):
+        items = pairs[:, 1:] if isinstance(self.items, nn.EmbeddingBag) else pairs[:, 1]
+        return self.score(torch.cat([self.users(pairs[:, 0]), self.items(items)], 1)).squeeze(1)
+
+
+def batches(number, size=6):
+    """Pairs of few users and many items; users repeat within a batch."""
+    draw = torch.Generator().manual_seed(3)
+    return [
+        torch.stack([torch.randint(0, high, (size,), generator=draw) for high in (8, ROWS, ROWS)], 1)
+        for _ in range(number)
+    ]
+
+
+class Loop:
+    """Trains on all batches; returns the model's parameters and the losses."""
+
+    def __init__(self, sparse, optimizer=partial(torch.optim.SGD, lr=0.3), number=24, **model):
+        self.sparse, self.optimizer, self.number, self.model = sparse, optimizer, number, model
+
+    def __call__(self):
+        model = Recommender(self.sparse, **self.model)
+        optimizer, losses = self.optimizer(model.parameters()), []
+        with pl.attach(model, optimizer) as worker:
+            for pairs in worker.batches(batches(self.number)):
+                optimizer.zero_grad()
+                loss = (model(pairs) - (pairs[:, 0] - pairs[:, 1]).sign()).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return [parameter.detach().clone() for parameter in model.parameters()], losses
+
+
+# No two workers take equally long, and neither messages nor memory take any time: the order of events is the same with dense
+# gradients.
+CLUSTER = pl.Cluster(
+    workers=3, slowness=((1, 1.37), (2, 1.83)), latency_s=0.0, bandwidth_bytes_per_s=1e18, core_bytes_per_s=1e18,
+    bus_bytes_per_s=1e18,
+)  # fmt: skip
+
+RULES = ["sgd", "adagrad", "async-adagrad", "adaptive-revision(alpha=0.5)", "staleness-scaled"]
+
+
+def ends_alike(algorithm, cluster=CLUSTER, rtol=1e-12, atol=1e-13, **loop):
+    """Dense and sparse gradients give the same run."""
+    runs = [pl.simulate(Loop(sparse, **loop), cluster=cluster, algorithm=algorithm) for sparse in (False, True)]
+    dense, sparse = (run.returned.values() for run in runs)
+    for (expected, losses), (found, found_losses) in zip(dense, sparse, strict=True):
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+        torch.testing.assert_close(found_losses, losses, rtol=rtol, atol=atol)
+
+
+MODES = ["async", "sync(backups=0)", "sync(backups=1)", "bounded(clock_bound=1)"]
+
+
+@pytest.mark.parametrize(("mode", "shards"), [*((mode, n) for mode in MODES for n in (1, 2, 3)), ("ringmaster", 1)])
+def test_sparse_gradients_train_as_dense_ones(mode, shards):
+    ends_alike(f"parameter-server(mode={mode}, shards={shards})")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_rules_that_leave_elements_with_a_gradient_of_0_alone_do_so(rule, shards):
+    ends_alike(f"parameter-server(mode=async, apply={rule}, shards={shards})")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("adaptive-revision", "adaptive-revision(revision_state=snapshot, shards=2)"),
+        *("downpour(apply=sgd)", "downpour(fetch=3, push=1, apply=sgd, shards=2)", "downpour(fetch=2, push=3)"),
+        *("downpour(fetch=3, push=2, warm_start_steps=3)", "downpour(fetch=2, push=2, apply=user)"),
+    ],
+)
+def test_methods_with_servers_of_their_own_rules(algorithm):
+    ends_alike(algorithm)
+
+
+def test_the_users_adagrad_is_applied():
+    ends_alike("parameter-server(mode=async, shards=2)", optimizer=partial(torch.optim.Adagrad, lr=0.3))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"bags": True},
+        {"tied": True},
+        {"padding_idx": 3},
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async, shards=2)", "downpour(fetch=2, push=3)"])
+def test_kinds_of_embeddings(model, algorithm):
+    ends_alike(algorithm, **model)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_half_types(dtype, rounding):
+    """PyTorch adds rows that occur twice in another order than dense gradients."""
+    ends_alike("downpour(push=2, apply=sgd)", dtype=dtype, number=6, rtol=rounding, atol=rounding)
+
+
+def test_embeddings_whose_norm_is_bounded_change_rows_outside_the_step():
+    """`max_norm` rescales rows in the forward pass, which servers would not see."""
+    with pytest.raises(pl.UsageError, match="has changed its parameters"):
+        pl.simulate(Loop(True, max_norm=0.1), cluster=CLUSTER, algorithm="parameter-server(mode=async)")
+
+
+class SparseAdam(Loop):
+    """All parameters are tables."""
+
+    def __call__(self):
+        model = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
+        with torch.no_grad():
+            model.weight.copy_(torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH))
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for pairs in worker.batches(batches(self.number)):
+                optimizer.zero_grad()
+                model(pairs[:, 0]).square().mean().backward()
+                optimizer.step()
+        return model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_sparse_adam_at_the_servers_equals_pytorchs_on_the_mean_gradient(shards):
+    two = pl.Cluster(workers=2)
+    run = pl.simulate(
+        SparseAdam(True), cluster=two, algorithm=f"parameter-server(mode=sync(backups=0), shards={shards})"
+    )
+    weight = nn.Parameter(torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH))
+    optimizer, data = torch.optim.SparseAdam([weight], lr=0.1), batches(24)
+    for both in zip(data[::2], data[1::2], strict=True):
+        optimizer.zero_grad()
+        users = torch.cat([pairs[:, 0] for pairs in both])
+        nn.functional.embedding(users, weight, sparse=True).square().mean().backward()
+        optimizer.step()
+    for found in run.returned.values():
+        torch.testing.assert_close(found, weight.detach())
+
+
+def test_bytes_are_those_of_the_rows():
+    """Of a table fifty times as large."""
+
+    def train():
+        model = nn.Embedding(10_000, 16, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for n in worker.batches(list(range(40))):
+                optimizer.zero_grad()
+                model(torch.arange(10 * n, 10 * n + 200)).sum().backward()
+                optimizer.step()
+
+    run = pl.simulate(train, workers=2, algorithm="parameter-server(mode=async, shards=2)")
+    sent = sum(int(of_worker["sent_bytes"].sum()) for of_worker in run.records.values())
+    rows_and_numbers = 40 * 200 * (16 * 4 + 4)
+    assert rows_and_numbers < sent < 1.05 * rows_and_numbers
+
+
+def test_pushes_without_a_row_and_steps_without_some_of_the_tables():
+    """Worker by worker, a batch may touch one table only, or none."""
+
+    class Sometimes(Loop):
+        def __call__(self):
+            model = Recommender(self.sparse)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+            with pl.attach(model, optimizer) as worker:
+                for n, pairs in enumerate(worker.batches(batches(24))):
+                    optimizer.zero_grad()
+                    empty = pairs[:0, 0]
+                    users = model.users(empty if n % 3 == 0 else pairs[:, 0]).sum()
+                    items = model.items(pairs[:, 1]).square().sum() if n % 2 else 0.0
+                    (users + items).backward()
+                    optimizer.step()
+            return [parameter.detach().clone() for parameter in model.parameters()]
+
+    for algorithm in ("parameter-server(mode=async, shards=2)", "downpour(push=2, fetch=3)"):
+        dense, sparse = (
+            pl.simulate(Sometimes(one), cluster=CLUSTER, algorithm=algorithm).returned.values() for one in (False, True)
+        )
+        for expected, found in zip(dense, sparse, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("parameter-server(mode=async, codec=top-k)", "parameter-server(mode=rennala(gradients=2))"),
+        *("parameter-server(mode=ringleader)", "parameter-server(mode=ringmaster(threshold=auto))"),
+        *("parameter-server(mode=sync(backups=0), apply=adaptive-revision)", "downpour(codec=qsgd)"),
+        *("parameter-server(mode=async, apply=async-adagrad(form=dual-averaging))", "all-reduce", "lockstep"),
+        "parameter-server(mode=async, apply=delayed(delay=constant(updates_late=2)))",
+    ],
+)
+def test_what_takes_dense_gradients_says_so(algorithm):
+    with pytest.raises(pl.UsageError, match="takes dense gradients, but the model has sparse ones: use sparse=False"):
+        pl.simulate(Loop(True), cluster=CLUSTER, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "downpour(fetch=2, apply=sgd)"])
+def test_optimizers_without_steps_on_rows_are_refused(algorithm):
+    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    with pytest.raises(pl.UsageError, match="not by SGD with momentum"):
+        pl.simulate(Loop(True, momentum), cluster=CLUSTER, algorithm=algorithm)
+    assert (
+        pl.simulate(Loop(True, momentum), cluster=CLUSTER, algorithm="downpour").result["steps"] > 0
+    )  # it is overridden
+
+
+def test_changed_rows():
+    table, other = Table(0, 20, 5), Table(30, 36, 2)
+    changed = ChangedRows(10, 40)
+    assert changed.since(0) is None
+    changed.note(Selection({table: torch.tensor([2])}, 10, 40), 5)
+    assert {one: rows.tolist() for one, rows in changed.since(4).rows.items()} == {table: [2]}
+    changed.note(Selection({table: torch.tensor([3]), other: torch.tensor([1])}, 10, 40), 6)
+    assert {one: rows.tolist() for one, rows in changed.since(5).rows.items()} == {table: [3], other: [1]}
+    assert {one: rows.tolist() for one, rows in changed.since(4).rows.items()} == {table: [2, 3], other: [0, 1, 2]}
+    changed.note(None, 7)
+    assert changed.since(6).count == 30
+    assert changed.since(7).count == 30 - 10 - 6
