@@ -12,8 +12,7 @@ ALONE = "alone"
 
 SHARDED = ["all-reduce(sharded=true)"]
 SERVED_BY_OPTIMIZER = [name for name in ALL if name.startswith("parameter-server")]
-TAKE_SEVERAL = ["lockstep", "all-reduce", "local-sgd(period=3)", "hogwild", "hogwild(reads=copy)", "locked", "leashed"]
-TAKE_ONE = [name for name in ALL if name not in TAKE_SEVERAL]
+TAKE_ONE = [*SHARDED, "d-psgd", "ad-psgd"]
 
 
 class Cell(NamedTuple):

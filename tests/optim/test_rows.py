@@ -110,7 +110,7 @@ def as_bytes(*tables, rows=()):
     ],
 )
 def test_malformed_rows_are_refused(sent):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="rows|table"):
         Selection.from_bytes(sent, 0, 50)
 
 
@@ -121,7 +121,7 @@ def embeddings(**options):
 
 def test_a_models_sparse_gradients_are_gathered_as_rows():
     model = embeddings()
-    first, linear, second = model
+    first, linear, _ = model
     linear(first(torch.tensor([4, 1, 4]))).sum().backward()  # row 4 twice; the second embedding has no gradient
     binding = FlatBinding(model.parameters())
     rows = binding.sparse_rows()

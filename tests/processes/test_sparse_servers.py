@@ -73,7 +73,11 @@ class KilledAfterAPush(AddUpRows):
 
     def before_step(self, worker):
         if (worker.worker_id, worker._membership.incarnation, worker._replica.step) == (1, 0, 5):
-            mock.patch.object(Client, "_hear", lambda *_: os.kill(os.getpid(), signal.SIGKILL)).start()
+            mock.patch.object(Client, "_hear", die).start()
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "downpour(apply=sgd)"])

@@ -141,8 +141,8 @@ class Algorithm:
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """Whether a loop may have several optimizers; programs that send messages support only one."""
-        return not self.needs.mailbox
+        """Whether a loop may have several optimizers; of the programs that send messages, those with servers support them."""
+        return not self.needs.mailbox or self.needs.kind == "served"
 
     @property
     def is_coded(self) -> bool:

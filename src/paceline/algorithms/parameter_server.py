@@ -132,8 +132,8 @@ class ParameterServer(Served):
             return ""
         rule = apply_registry.spec(self.apply)
         return (
-            f"The servers apply gradients by {rule}, which overrides the workers' optimizer: of that, only the learning rate"
-            " counts."
+            f"The servers apply gradients by {rule}, which overrides the workers' optimizer: of that, only the first"
+            " learning rate counts."
         )
 
     @property

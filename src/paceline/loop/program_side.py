@@ -23,7 +23,7 @@ from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
 from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
-from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers
+from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers, members_of
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
 from paceline.records.accruals import Accruals, LateLosses
@@ -153,7 +153,7 @@ class ProgramSide(BaseReplica):
         self._gradient.begin()
         self._gradient_started_s = self._now_s()
         if self.outside.lasting is not self.binding.bound_to:
-            self.outside.take()
+            self.outside.take(samples=self._gradient.rows is not None)
         if self.awaited is not None:
             self.awaited.begin(is_shared=self.outside.is_shared)
         self._phase = Phase.GRADIENT
@@ -390,10 +390,10 @@ class ProgramSide(BaseReplica):
         return zlib.crc32(repr(rates).encode())
 
     def optimizer_settings(self) -> OptimizerSettings:
-        return settings_of(self.optimizer, self._range_of)._replace(missing=self.missing)
+        return settings_of(members_of(self.optimizer), self._range_of)._replace(missing=self.missing)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        return state_of(self.optimizer, self._range_of, self.binding.num_elements)
+        return state_of(members_of(self.optimizer), self._range_of, self.binding.num_elements)
 
     def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
         self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))

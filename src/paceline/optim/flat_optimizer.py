@@ -17,7 +17,7 @@ from paceline.system.saved_state import check_fits
 
 
 class FlatOptimizer:
-    """The optimizer that settings describe, on one part of the flat vector.
+    """The optimizers that settings describe, on one part of the flat vector.
 
     Args:
         settings: for the whole vector.
@@ -28,9 +28,9 @@ class FlatOptimizer:
     def __init__(self, settings: OptimizerSettings, x: torch.Tensor, begin: int) -> None:
         self._name = settings.name
         self._parts: list[tuple[nn.Parameter, slice]] = []
-        self._numbers: list[int] = []  # of the groups that have elements here
-        groups = []
-        for number, group in enumerate(settings.groups):
+        self._numbers: dict[str, list[int]] = {}  # by optimizer: of its groups that have elements here
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for number, (name, group) in enumerate(zip(settings.names, settings.groups, strict=True)):
             parameters = []
             for first, last in group.ranges:
                 part = slice(max(first, begin) - begin, min(last, begin + len(x)) - begin)
@@ -38,12 +38,12 @@ class FlatOptimizer:
                     parameters.append(nn.Parameter(with_its_own_storage(x[part])))
                     self._parts.append((parameters[-1], part))
             if parameters:
-                groups.append({"params": parameters, **dict(group.values)})
-                self._numbers.append(number)
+                groups.setdefault(name, []).append({"params": parameters, **dict(group.values)})
+                self._numbers.setdefault(name, []).append(number)
         self._num_elements = len(x)
         self._settings: OptimizerSettings | None = None
-        self._optimizer = make_optimizer(settings.name, groups) if groups else None
-        self._step = raw_step(self._optimizer) if self._optimizer is not None else lambda: None
+        self._optimizers = {name: make_optimizer(name, own) for name, own in groups.items()}
+        self._steps = [raw_step(one) for one in self._optimizers.values()]
 
     def step(
         self,
@@ -61,26 +61,29 @@ class FlatOptimizer:
         Raises:
             UsageError: the settings are another optimizer's.
         """
-        if self._optimizer is None:
-            return
         if settings.name != self._name:
             raise UsageError(f"The workers have different optimizers: {self._name} and {settings.name}.")
         if settings is not self._settings or scale != 1.0:
-            for group, number in zip(self._optimizer.param_groups, self._numbers, strict=True):
-                group.update(settings.groups[number].values)
-                group["lr"] = group["lr"] * scale
+            for name, optimizer in self._optimizers.items():
+                for group, number in zip(optimizer.param_groups, self._numbers[name], strict=True):
+                    group.update(settings.groups[number].values)
+                    group["lr"] = group["lr"] * scale
             self._settings = settings if scale == 1.0 else None
         if missing:
             self._cut({end for own in missing for end in own})
         if selection is not None:
             with torch.sparse.check_sparse_tensor_invariants(enable=False):  # rows have been checked
                 self._give_rows(selection.each(gradient))
-                self._step()
+                self._make_step()
         else:
             for parameter, part in self._parts:
                 if not any(first <= part.start < last for first, last in missing):
                     parameter.grad = gradient[part]
-            self._step()
+            self._make_step()
+
+    def _make_step(self) -> None:
+        for step in self._steps:
+            step()
         for parameter, _ in self._parts:
             parameter.grad = None  # its memory is the next message's
 
@@ -103,20 +106,19 @@ class FlatOptimizer:
 
     def _cut(self, ends: set[int]) -> None:
         """Splits the parts, and their state, at these elements."""
-        assert self._optimizer is not None
         parts, divided = dict(self._parts), []
-        for group in self._optimizer.param_groups:
+        for optimizer, group in self._groups():
             parameters = []
             for parameter in group["params"]:
                 part = parts[parameter]
                 within = sorted(end for end in ends if part.start < end < part.stop)
                 pieces = list(pairwise([part.start, *within, part.stop]))
-                state = self._optimizer.state.pop(parameter, None) if within else None
+                state = optimizer.state.pop(parameter, None) if within else None
                 for first, last in pieces:
                     own = slice(first - part.start, last - part.start)
                     one = nn.Parameter(with_its_own_storage(parameter.data[own])) if within else parameter
                     if state:
-                        self._optimizer.state[one] = {
+                        optimizer.state[one] = {
                             key: value.clone() if isinstance(value, torch.Tensor) else value
                             for key, value in cut_state(state, own).items()
                         }
@@ -130,31 +132,38 @@ class FlatOptimizer:
 
         If some elements have no state yet, a vector `without_state` (n,) is 1 for these.
         """
-        if self._optimizer is None:
-            return {}
-        state = self._optimizer.state
-        return as_vectors([(part, state.get(parameter, {})) for parameter, part in self._parts], self._num_elements)
+        states = {p: optimizer.state.get(p, {}) for optimizer, group in self._groups() for p in group["params"]}
+        return as_vectors([(part, states[parameter]) for parameter, part in self._parts], self._num_elements)
+
+    def _groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        return [(optimizer, group) for optimizer in self._optimizers.values() for group in optimizer.param_groups]
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Restores what `state` returned."""
-        if self._optimizer is None or not state:
+        if not state:
             return
-        group, (like, _) = self._optimizer.param_groups[0], self._parts[0]
-        kinds = kinds_of(state.keys() - {"without_state"}, self._optimizer, group, like)
+        names = state.keys() - {"without_state"}
+        kinds_by = {
+            one: kinds_of(names, one, one.param_groups[0], one.param_groups[0]["params"][0])
+            for one in self._optimizers.values()
+        }
+        kinds = {key: value for own in kinds_by.values() for key, value in own.items()}
         check_fits(state, self._like(state, kinds), "the servers' state")
         values = dict(state)
         without = values.pop("without_state", torch.zeros(self._num_elements))
         numbers = {key for key, value in kinds.items() if not torch.as_tensor(value).dim()}
         by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
         self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
-        for parameter, part in self._parts:
-            if not without[part.start]:
-                for key, value in values.items():
-                    own = slice(part.start, part.start + 1) if key in numbers else part
-                    one = (value[own] if value.dim() else value).clone()
-                    if key in numbers:  # SparseAdam counts its steps by an integer
-                        one = one.reshape(()) if isinstance(kinds[key], torch.Tensor) else one.item()
-                    self._optimizer.state[parameter][key] = one
+        parts = dict(self._parts)
+        for optimizer, group in self._groups():
+            own_kinds = kinds_by[optimizer]
+            for parameter in group["params"]:
+                if without[parts[parameter].start]:
+                    continue
+                optimizer.state[parameter] = {
+                    key: _entry(values[key], own_kinds[key], parts[parameter])
+                    for key in values.keys() & own_kinds.keys()
+                }
 
     def _like(self, state: dict[str, torch.Tensor], kinds: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The expected state: for each kind one number per element, or one for all if the optimizer has one."""
@@ -164,3 +173,11 @@ class FlatOptimizer:
             is_for_all = not value.dim() and found is not None and not found.dim()
             like[key] = value.new_empty(() if is_for_all else self._num_elements)
         return like | ({"without_state": torch.zeros(self._num_elements)} if "without_state" in state else {})
+
+
+def _entry(value: torch.Tensor, kind: Any, part: slice) -> Any:
+    """A parameter's entry of the state: its elements, or a number, which SparseAdam keeps as an integer."""
+    if torch.as_tensor(kind).dim():
+        return value[part].clone()
+    number = value[part.start] if value.dim() else value
+    return number.clone() if isinstance(kind, torch.Tensor) else number.item()

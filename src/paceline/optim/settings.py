@@ -108,10 +108,9 @@ def check_rows(settings: OptimizerSettings, rows: Rows) -> None:
     Raises:
         UsageError: with the remedy.
     """
-    for group in settings.groups:
+    for name, group in zip(settings.names, settings.groups, strict=True):
         values, begins = dict(group.values), {first for first, _ in group.ranges}
         has_rows = any(table.begin in begins for table, numbers in rows.items() if len(numbers))
-        name = settings.name
         if name == "SparseAdam":
             if not begins <= {table.begin for table in rows}:
                 raise UsageError("SparseAdam takes sparse gradients only: give the other parameters another optimizer.")
@@ -131,11 +130,17 @@ class SettingsGroup(NamedTuple):
 
 
 class OptimizerSettings(NamedTuple):
-    """An elementwise torch.optim optimizer as data: its class and its groups, with the current rates."""
+    """Elementwise torch.optim optimizers as data: their classes and groups, with the current rates."""
 
-    name: str
+    name: str  # the class; if groups differ in it, each group's, joined by +
     groups: tuple[SettingsGroup, ...]
     missing: Ranges = ()  # parameters without a gradient, which the next step leaves out
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each group's class."""
+        names = tuple(self.name.split("+"))
+        return names * len(self.groups) if len(names) == 1 else names
 
     @property
     def learning_rate(self) -> float:
@@ -154,10 +159,11 @@ class OptimizerSettings(NamedTuple):
             ValueError: the bytes are malformed.
         """
         name, groups, missing = json.loads(bytes(sent.tolist()))
-        if name not in _BY_NAME:
-            raise ValueError(f"no optimizer {name!r}")
         groups = tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups)
-        return cls(name, groups, _tuples(missing))
+        settings = cls(str(name), groups, _tuples(missing))
+        if len(settings.names) != len(groups) or not _BY_NAME.keys() >= set(settings.names):
+            raise ValueError(f"no optimizer {name!r}")
+        return settings
 
     def check(self, num_parameters: int) -> None:
         """Checks that the optimizer can be built for a vector of `num_parameters` elements.
@@ -170,12 +176,12 @@ class OptimizerSettings(NamedTuple):
         for first, last in (*self.missing, *(own for group in self.groups for own in group.ranges)):
             if not (type(first) is type(last) is int and 0 <= first <= last <= num_parameters):
                 raise ValueError(f"elements {first} to {last} of {num_parameters}")
-        for group in self.groups:
+        for name, group in zip(self.names, self.groups, strict=True):
             values = dict(group.values)
             rate = values.pop("lr", None)
             if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
                 raise ValueError(f"a learning rate of {rate}")
-            _check_values(self.name, tuple(values.items()))
+            _check_values(name, tuple(values.items()))
 
 
 @functools.lru_cache(maxsize=64)  # learning rates change, and little else does
@@ -200,9 +206,10 @@ def _is_alike(value: Any, default: Any) -> bool:
 
 
 def settings_of(
-    optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None]
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    ranges: Callable[[nn.Parameter], tuple[int, int] | None],
 ) -> OptimizerSettings:
-    """An optimizer as data.
+    """An optimizer as data, or several that step together.
 
     Costs: a few microseconds per group, and per parameter.
 
@@ -213,25 +220,30 @@ def settings_of(
     Raises:
         UsageError: it is a user-defined class, or one whose step needs whole parameters.
     """
-    check_served(optimizer)
-    groups = []
-    for group in optimizer.param_groups:
-        values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
-        groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
-    return OptimizerSettings(type(optimizer).__name__, tuple(groups))
+    names, groups = [], []
+    for one in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
+        check_served(one)
+        for group in one.param_groups:
+            values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
+            groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
+            names.append(type(one).__name__)
+    return OptimizerSettings("+".join(names if len(set(names)) > 1 else names[:1]), tuple(groups))
 
 
 def state_of(
-    optimizer: torch.optim.Optimizer, ranges: Callable[[nn.Parameter], tuple[int, int] | None], num_elements: int
+    optimizers: Sequence[torch.optim.Optimizer],
+    ranges: Callable[[nn.Parameter], tuple[int, int] | None],
+    num_elements: int,
 ) -> dict[str, torch.Tensor]:
-    """An optimizer's state, such as momentum, in the form of `as_vectors`, for the whole flat vector; empty: none.
+    """Optimizers' state, such as momentum, in the form of `as_vectors`, for the whole flat vector; empty: none.
 
     Args:
-        optimizer: the user's.
+        optimizers: the user's.
         ranges: where a parameter lies in the flat vector; None: it is not trained.
         num_elements: of that vector.
     """
-    own = [(ranges(one), optimizer.state.get(one, {})) for group in optimizer.param_groups for one in group["params"]]
+    members = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+    own = [(ranges(one), optimizer.state.get(one, {})) for optimizer, group in members for one in group["params"]]
     return as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
 
 

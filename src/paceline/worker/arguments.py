@@ -47,8 +47,8 @@ def as_one_optimizer(
     if len(members) > 1 and algorithm is not None and not algorithm.takes_several_optimizers:
         raise UsageError(
             f"{registry.spec(algorithm)} takes one optimizer, but attach was given {len(members)}: choose hogwild, "
-            "locked or leashed, which paceline.launch starts, or lockstep, all-reduce or local-sgd, which torchrun "
-            "can start, too; or make one optimizer with several parameter groups."
+            "locked or leashed, which paceline.launch starts, or lockstep, all-reduce, local-sgd or parameter-server, which"
+            " torchrun can start, too; or make one optimizer with several parameter groups."
         )
     if algorithm is not None:
         algorithm.check_optimizers(members, (environment or WorkerEnvironment()).num_workers)

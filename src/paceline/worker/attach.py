@@ -57,7 +57,7 @@ def attach(
             consists of one step of each, all with one gradient. If models are a tuple, too, the optimizers step in turn, each
             with its own gradient: each of these is a step of the run, in which the other parameters have no gradient, and
             all-reduce averages in `step`. Lists are for `hogwild`, `locked`, `leashed`, `lockstep`, whole `all-reduce`,
-            `local-sgd`.
+            `local-sgd` and methods with servers.
         algorithm: how the workers agree; None: the launcher's choice or PACELINE_ALGORITHM, else all-reduce.
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. Only
             `launch` and `simulate` call it, if the run has a target or a limit, or is written to a folder; it decides whether

@@ -1,4 +1,4 @@
-"""Embeddings with sparse gradients under methods with servers: against dense gradients, against PyTorch, and what is refused."""
+"""Sparse gradients of embeddings under methods with servers: against dense ones, against PyTorch, and what is refused."""
 
 from functools import partial
 
@@ -42,10 +42,13 @@ def batches(number, size=6):
     ]
 
 
+SGD = partial(torch.optim.SGD, lr=0.3)
+
+
 class Loop:
     """Trains on all batches; returns the model's parameters and the losses."""
 
-    def __init__(self, sparse, optimizer=partial(torch.optim.SGD, lr=0.3), number=24, **model):
+    def __init__(self, sparse, optimizer=SGD, number=24, **model):
         self.sparse, self.optimizer, self.number, self.model = sparse, optimizer, number, model
 
     def __call__(self):
@@ -236,15 +239,30 @@ def test_optimizers_without_steps_on_rows_are_refused(algorithm):
     )  # it is overridden
 
 
+def rows_since(changed, version):
+    selection = changed.since(version)
+    return None if selection is None else {table: rows.tolist() for table, rows in selection.rows.items()}
+
+
 def test_changed_rows():
     table, other = Table(0, 20, 5), Table(30, 36, 2)
-    changed = ChangedRows(10, 40)
-    assert changed.since(0) is None
-    changed.note(Selection({table: torch.tensor([2])}, 10, 40), 5)
-    assert {one: rows.tolist() for one, rows in changed.since(4).rows.items()} == {table: [2]}
-    changed.note(Selection({table: torch.tensor([3]), other: torch.tensor([1])}, 10, 40), 6)
-    assert {one: rows.tolist() for one, rows in changed.since(5).rows.items()} == {table: [3], other: [1]}
-    assert {one: rows.tolist() for one, rows in changed.since(4).rows.items()} == {table: [2, 3], other: [0, 1, 2]}
+
+    def note(version, **rows):
+        both = {table: torch.tensor(rows["table"])}
+        if "other" in rows:
+            both[other] = torch.tensor(rows["other"])
+        changed.note(Selection(both, 0, 40), version)
+
+    changed = ChangedRows(0, 40)
+    note(5, table=[2])
+    assert rows_since(changed, 4) == {table: [2]}
+    note(6, table=[2, 3], other=[1])
+    assert rows_since(changed, 5) == {table: [2, 3], other: [1]}
+    assert rows_since(changed, 4) == {table: [2, 3]}, "the other table is whole in the first update"
+    assert rows_since(changed, 6) == {table: [], other: []}
     changed.note(None, 7)
-    assert changed.since(6).count == 30
-    assert changed.since(7).count == 30 - 10 - 6
+    assert rows_since(changed, 6) is None
+    for version in range(8, 12):
+        note(version, table=[0, 1], other=[2])
+    assert rows_since(changed, 8) is None, "with them, more rows than there are"
+    assert rows_since(changed, 9) == {table: [0, 1], other: [2]}

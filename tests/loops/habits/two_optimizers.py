@@ -8,9 +8,9 @@ from loops.problem import EPOCHS, loader, made
 
 def loop(attach):
     model, _ = made()
-    optimizers = [
-        torch.optim.Adam(model.body.parameters(), lr=0.02),
+    optimizers = [  # the first one's rate is that of rules by which servers override both
         torch.optim.SGD(model.head.parameters(), lr=0.2),
+        torch.optim.Adam(model.body.parameters(), lr=0.02),
     ]
     with attach(model, optimizers) as worker:
         for _ in range(EPOCHS):

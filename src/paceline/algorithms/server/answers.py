@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from collections import deque
+
 from torch import Tensor
 
-from paceline.optim.rows import Rows, Selection, Table
+from paceline.optim.rows import Rows, Selection, union
 from paceline.ports.ports import Mailbox, Message, ServerPorts
 
 
 class ChangedRows:
-    """The version at which each row of a shard's tables has last changed.
+    """The rows that the last updates of a shard have changed.
 
-    A parameter counts as a table once a gradient of it had rows; before that, and in all other gradients, all of it changes.
-    Costs: 8 bytes per row.
+    Forgets the oldest updates once they have changed more rows than the tables have: all of it is then the shorter answer.
 
     Args:
         begin: where the shard begins in the flat vector.
@@ -22,30 +22,35 @@ class ChangedRows:
 
     def __init__(self, begin: int, end: int) -> None:
         self._begin, self._end = begin, end
-        self._changed: dict[Table, tuple[int, Tensor]] = {}  # the shard's first row, and each row's version
+        self._updates: deque[tuple[int, Rows]] = deque()  # each one's version
+        self._num_rows = 0  # of all these
+        self._known_from = 0  # the version after which all changes are known
+        self._tables: Rows = {}  # no row of any
 
     def note(self, selection: Selection | None, version: int) -> None:
-        """An update of the selected elements has made this version."""
-        rows: Rows = selection.rows if selection is not None else {}
-        for table in rows.keys() - self._changed.keys():
-            first = max(0, (self._begin - table.begin) // table.width)
-            past = -((table.begin - min(self._end, table.end)) // table.width)
-            self._changed[table] = first, torch.full((past - first,), version - 1)
-        for table, (first, versions) in self._changed.items():
-            if table in rows:
-                versions[rows[table] - first] = version
-            else:
-                versions.fill_(version)
+        """An update of the selected elements, or of all, has made this version."""
+        if selection is None:
+            self._updates.clear()
+            self._num_rows, self._known_from = 0, version
+            return
+        self._updates.append((version, selection.rows))
+        self._tables = {table: numbers[:0] for table, numbers in selection.rows.items()}
+        self._num_rows += _count(selection.rows)
+        most = sum((table.end - table.begin) // table.width for table in self._tables)
+        while self._num_rows > most:
+            self._known_from, oldest = self._updates.popleft()
+            self._num_rows -= _count(oldest)
 
     def since(self, version: int) -> Selection | None:
         """What has changed after this version; None: it can be anything."""
-        if not self._changed:
+        if version < self._known_from:
             return None
-        rows = {
-            table: (versions > version).nonzero().flatten() + first
-            for table, (first, versions) in sorted(self._changed.items())
-        }
-        return Selection(rows, self._begin, self._end)
+        after = [rows for changed_at, rows in self._updates if changed_at > version]
+        return Selection(union(after) if after else self._tables, self._begin, self._end)
+
+
+def _count(rows: Rows) -> int:
+    return sum(len(numbers) for numbers in rows.values())
 
 
 class Answers:

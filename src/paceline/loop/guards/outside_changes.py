@@ -18,8 +18,9 @@ Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 _data_ptr = torch.Tensor.data_ptr
 
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
-_WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth
+_WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth, or more rarely if it is large
 _WHOLE_EVERY = 10
+_SUMMED = 1 << 16  # words at most that are added up otherwise, beside sparse gradients
 _SEEN_MOVING = (
     "The loop moves its parameters while a step is under way, where other workers of {} see them: from the next step on this"
     " worker computes on a copy of the parameters."
@@ -49,9 +50,10 @@ class OutsideChanges:
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
     refused, elsewhere the first 50 times and every tenth time after that. The sum is compared the first 50 times, every tenth
-    time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens
-    once and misses the 32 words can go unseen; what a loop does in every step cannot. On a GPU, which would have to be waited
-    for, there are addresses and counts alone.
+    time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens once
+    and misses the 32 words can go unseen; what a loop does in every step cannot. Beside sparse gradients, only 65,536 words are
+    added up at other times, all of them more rarely, and counts that have moved then count as a change. On a GPU, which would
+    have to be waited for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
@@ -116,6 +118,7 @@ class OutsideChanges:
         self._words: torch.Tensor | None = None
         self._probe: torch.Tensor | None = None
         self._sum: int | None = None
+        self._stride = 1  # every how many words are added up
         self._probed = 0
 
     @property
@@ -129,12 +132,13 @@ class OutsideChanges:
         """Whether the loop has loaded values since it got the parameters."""
         return self._loads.were_any
 
-    def take(self, *, idle: bool = False, whole: bool = False) -> None:
+    def take(self, *, idle: bool = False, whole: bool = False, samples: bool = False) -> None:
         """The loop gets the parameters as they are bound now.
 
         Args:
             idle: between two steps.
             whole: with the sum; they are a copy, which others do not see.
+            samples: adding up all of them would take longer than the step, whose gradient is sparse.
         """
         if self._loads.were_any:
             self._loads.forget()
@@ -166,15 +170,20 @@ class OutsideChanges:
         if key == self._others:
             return
         self._num_taken += 1
+        stride = len(words) // _SUMMED + 1 if samples else 1
         self._compares = (
-            whole or self._moves or self._num_taken <= _WHOLE_AT_FIRST or self._num_taken % _WHOLE_EVERY == 0
+            whole
+            or self._moves
+            or self._num_taken <= _WHOLE_AT_FIRST
+            or self._num_taken % max(_WHOLE_EVERY, stride) == 0
         )
         self._compares &= x.is_cpu
         if x.is_cpu:
             self._probe, self._probed = probe, int(probe.sum())
+        self._stride = 1 if self._compares else stride
+        self._words = words[:: self._stride]
         if self._compares or (self._fate in ("lost", "moves", "is added") and x.is_cpu):
-            self._sum = int(words.sum())
-        self._words = words
+            self._sum = int(self._words.sum())
 
     def found(self) -> bool:
         """Whether the loop has changed its parameters since then; what it has changed and put back does not count."""
@@ -188,7 +197,7 @@ class OutsideChanges:
         may_have = self._have_counts_moved() or self._has_probed()
         self._moves |= may_have
         if self._words is not None and self._sum is not None and (self._compares or may_have):
-            return int(self._words.sum()) != self._sum
+            return int(self._words.sum()) != self._sum or (self._stride > 1 and may_have)
         return may_have
 
     def settle(self) -> bool:
@@ -252,7 +261,7 @@ class OutsideChanges:
         if self._sum is None and not torch.equal(values, x):
             return True
         if self._sum is not None:
-            if int(values.view(torch.int64).sum()) != self._sum:
+            if int(values.view(torch.int64)[:: self._stride].sum()) != self._sum:
                 return True
             x.copy_(values)
         self._binding.rebind(x)
