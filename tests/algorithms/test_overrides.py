@@ -11,8 +11,10 @@ import paceline as pl
 from paceline.algorithms import registry
 from paceline.errors import OverrideWarning
 
-SAYS = "The servers apply gradients by {}, which overrides the workers' optimizer: of that, only the first"
-    " learning rate counts."
+SAYS = (
+    "The servers apply gradients by {}, which overrides the workers' optimizer: of that, only the first learning rate"
+    " counts."
+)
 OVERRIDES = {
     "parameter-server(mode=async, apply=adagrad)": "adagrad",
     "parameter-server(apply=momentum(beta=0.5))": "momentum(beta=0.5)",

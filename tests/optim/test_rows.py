@@ -110,7 +110,7 @@ def as_bytes(*tables, rows=()):
     ],
 )
 def test_malformed_rows_are_refused(sent):
-    with pytest.raises(ValueError, match="rows|table"):
+    with pytest.raises(ValueError, match=r"rows|table"):
         Selection.from_bytes(sent, 0, 50)
 
 

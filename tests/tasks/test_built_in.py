@@ -28,6 +28,7 @@ def train(task, *, steps=None, epochs=None, seed=0):
         ("mnist-cnn", 27_354),
         ("cifar10-cnn", 79_770),
         ("vgg-small", 682_282),
+        ("clicks", 16_000_001),
     ],
 )
 def test_sizes(name, num_parameters):
@@ -70,3 +71,15 @@ def test_mnist_learns(name, steps, least):
 @needs_cifar10
 def test_cifar10_learns():
     assert train(load_task("cifar10-cnn"), steps=120)["accuracy"] > 0.2
+
+
+def test_clicks_follow_zipfs_law_and_depend_on_user_and_item():
+    (pairs, targets), _ = (part.tensors for part in load_task("clicks").load())
+    for column, size in ((0, 700_000), (1, 300_000)):
+        counts = pairs[:, column].bincount(minlength=size)
+        assert len(counts) == size
+        assert counts[:10].sum() < counts[10:100].sum() * 2
+        shares = [float(counts[first:last].sum()) / len(pairs) for first, last in ((0, 9), (9, 99), (99, 999))]
+        assert max(shares) < 1.3 * min(shares), "as likely as each other by the law: the sum of 1 / r"
+    of_first_users = torch.stack([targets[pairs[:, 0] == user].mean() for user in range(8)])
+    assert float(of_first_users.max() - of_first_users.min()) > 0.2

@@ -17,6 +17,7 @@ from paceline.loop.buckets import GradientBuckets
 from paceline.loop.sharded import check_sharded, cut_flat_state, in_pieces
 from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
+from paceline.optim.rows import Rows, Selection
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
 from paceline.ports.replica import Piece
@@ -65,6 +66,9 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
+        self._takes_rows = False
+        self._rows: Rows | None = None
+        self._selected: torch.Tensor | None = None  # elements of the rows
         self._buckets: GradientBuckets | None = None
         self._missing: Ranges | None = None
         # The place of each parameter among the owned pieces.
@@ -83,12 +87,37 @@ class TaskReplica(BaseReplica):
 
     @property
     def g(self) -> torch.Tensor:
-        """The gradient (P,); a program that asks for it once gets it without a copy from the next step on."""
-        if self._in_own:
-            self._takes_own = self._in_own = False
+        """The gradient (P,), or the elements of its rows.
+
+        A program that asks once for a dense one gets it without a copy from the next step on.
+        """
+        if self._in_own and self._rows is None:
+            self._rows = self.binding.sparse_rows()
+            if self._rows is not None and self._takes_rows:
+                self._selected, self._missing = self.binding.gather_rows(self._rows), ()
+            else:
+                self._takes_own = self._in_own = False
+                self._make_dense()
+        return self._g if self._rows is None or self._selected is None else self._selected
+
+    def _make_dense(self) -> None:
+        if self._rows is not None and self._selected is not None:
+            self._g.zero_()
+            Selection(self._rows, 0, len(self._g)).put(self._g, self._selected)
+        else:
+            self._rows = None
+            for parameter in self.binding.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
             self.missing = self.binding.gather_gradients(self._g)
-            self._bind_gradients()
-        return self._g
+        self._bind_gradients()
+
+    @property
+    def rows(self) -> Rows | None:
+        return self._rows
+
+    def take_rows(self) -> None:
+        self._takes_rows = self._takes_own = True
 
     def _bind_gradients(self) -> None:
         for parameter, gradient in zip(self.binding.parameters, self._gradients, strict=True):
@@ -124,7 +153,7 @@ class TaskReplica(BaseReplica):
         self.binding.bind(at)
         self._gradient_started_s = self._now_s()
         self._in_own = self._takes_own and ready is None
-        self._missing = None
+        self._missing = self._rows = self._selected = None
         if self._in_own or ready is not None:
             for parameter in self.binding.parameters:
                 parameter.grad = None
@@ -167,6 +196,9 @@ class TaskReplica(BaseReplica):
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
         begun_s = self._now_s()
+        if self._in_own and not self._is_plain_sgd:
+            self._in_own = False
+            self._make_dense()
         if self._is_plain_sgd:
             # SGD's step without its Python overhead; with `of`, one pass over memory instead of two.
             rate = self.optimizer.param_groups[0]["lr"] * scale * weight

@@ -109,10 +109,11 @@ def check_rows(settings: OptimizerSettings, rows: Rows) -> None:
         UsageError: with the remedy.
     """
     for name, group in zip(settings.names, settings.groups, strict=True):
-        values, begins = dict(group.values), {first for first, _ in group.ranges}
-        has_rows = any(table.begin in begins for table, numbers in rows.items() if len(numbers))
+        values = dict(group.values)
+        own = [table for table in rows if any(first <= table.begin < last for first, last in group.ranges)]
+        has_rows = any(len(rows[table]) for table in own)
         if name == "SparseAdam":
-            if not begins <= {table.begin for table in rows}:
+            if {first for first, _ in group.ranges} != {table.begin for table in own}:
                 raise UsageError("SparseAdam takes sparse gradients only: give the other parameters another optimizer.")
         elif has_rows and (name not in ("SGD", "Adagrad") or values.get("momentum") or values.get("weight_decay")):
             options = [key for key in ("momentum", "weight_decay") if values.get(key)]

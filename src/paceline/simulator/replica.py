@@ -175,6 +175,8 @@ class SimulatedReplica(_Overlapping, TaskReplica):
             self._buffers.enter(self._core.worker_id)
         self._bind_gradients()
         super().gradient(at, version)
+        if self._takes_rows:
+            _ = self.g  # before another worker's gradient takes its place in the model
         if ready is not None and not self._leaving:
             ranges = bucket_ranges(self.binding, self._bucket_bytes)
             self._leave_in([self.g[begin:end] for begin, end in ranges], [end - begin for begin, end in ranges])
@@ -187,6 +189,8 @@ class SimulatedReplica(_Overlapping, TaskReplica):
             if not self._is_plain_sgd:
                 self._core.copy()
             to.copy_(of)
+        if self._rows is not None:
+            self._make_dense()
         if weight != 1.0:
             self._g.mul_(weight)
         for block in range(self._num_blocks):

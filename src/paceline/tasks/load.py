@@ -17,6 +17,7 @@ BUILT_IN = {
     "mnist-cnn": "paceline.tasks.mnist:mnist_cnn",
     "cifar10-cnn": "paceline.tasks.cifar10_cnn:cifar10_cnn",
     "vgg-small": "paceline.tasks.vgg_small:vgg_small",
+    "clicks": "paceline.tasks.clicks:clicks",
 }
 
 

@@ -9,6 +9,7 @@ from torch import nn
 import paceline as pl
 from paceline.algorithms.server.answers import ChangedRows
 from paceline.optim.rows import Selection, Table
+from paceline.run.simulate_task import TaskSimulation
 
 pytestmark = pytest.mark.filterwarnings("ignore::paceline.errors.OverrideWarning")
 
@@ -187,6 +188,34 @@ def test_bytes_are_those_of_the_rows():
     sent = sum(int(of_worker["sent_bytes"].sum()) for of_worker in run.records.values())
     rows_and_numbers = 40 * 200 * (16 * 4 + 4)
     assert rows_and_numbers < sent < 1.05 * rows_and_numbers
+
+
+def simulated_task(sparse, algorithm, optimizer, monkeypatch):
+    """A task's final parameters."""
+    samples = torch.cat(batches(20)), torch.randn(120, generator=torch.Generator().manual_seed(5))
+    task = pl.Task(
+        name="pairs",
+        model=partial(Recommender, sparse, dtype=torch.float32),
+        datasets=lambda _: (torch.utils.data.TensorDataset(*samples),) * 2,
+        loss=nn.functional.mse_loss,
+        accuracy=None,
+    )
+    monkeypatch.setattr("paceline.run.simulate_task.load_task", lambda _: task)
+    config = pl.TrainConfig(algorithm=algorithm, epochs=2, batch_size=6, learning_rate=0.1, optimizer=optimizer)
+    simulation = TaskSimulation(config, CLUSTER)
+    simulation.run()
+    x = torch.empty(simulation.binding.num_elements)
+    simulation.machine.shared.snapshot(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["parameter-server(mode=async)", "downpour(fetch=3, push=2)", "downpour", "lockstep"]
+)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_tasks_with_sparse_gradients(algorithm, optimizer, monkeypatch):
+    dense, sparse = (simulated_task(one, algorithm, optimizer, monkeypatch) for one in (False, True))
+    torch.testing.assert_close(sparse, dense)
 
 
 def test_pushes_without_a_row_and_steps_without_some_of_the_tables():

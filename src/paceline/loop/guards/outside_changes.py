@@ -50,10 +50,10 @@ class OutsideChanges:
     A fingerprint has the addresses of the parameters, which replacing `p.data` changes; PyTorch's counts of changes, which
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
     refused, elsewhere the first 50 times and every tenth time after that. The sum is compared the first 50 times, every tenth
-    time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens once
-    and misses the 32 words can go unseen; what a loop does in every step cannot. Beside sparse gradients, only 65,536 words are
-    added up at other times, all of them more rarely, and counts that have moved then count as a change. On a GPU, which would
-    have to be waited for, there are addresses and counts alone.
+    time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens
+    once and misses the 32 words can go unseen; what a loop does in every step cannot. Beside sparse gradients, only 65,536
+    words are added up at other times, all of them more rarely, and counts that have moved then count as a change. On a GPU,
+    which would have to be waited for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
