@@ -130,7 +130,7 @@ def papers_loop(num_steps, n_fetch, n_push):
 @pytest.mark.parametrize("num_steps", [1, 6, 11])
 def test_is_the_papers_loop(fetch, push, num_steps):
     client, replica = OneClient(), QuadraticReplica(num_steps)
-    ports = SimpleNamespace(num_servers=1, moved=lambda _: None)
+    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None)
     with mock.patch.object(downpour, "Client", return_value=client):
         pl.Downpour(fetch=fetch, push=push).work(replica, ports)
     server, pushes = papers_loop(num_steps, fetch, push)
@@ -238,10 +238,10 @@ def test_the_worker_that_trains_alone_runs_out_of_data():
 
 
 def test_a_successor_does_not_begin_the_warm_start_anew():
-    version = 5
-    admission = WarmStart(5, range(3), lambda: version)
+    admission = WarmStart(5, range(3))
+    admission.over(5)
     assert [admission.may_read(worker) for worker in range(3)] == [True] * 3
-    version = 4
+    admission.over(4)
     assert [admission.may_read(worker) for worker in range(3)] == [True, False, False]
     admission.leave(0)
     assert [admission.may_read(worker) for worker in (1, 2)] == [True, False]

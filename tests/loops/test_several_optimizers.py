@@ -11,9 +11,9 @@ from loops import families
 from loops.coder import batches, halves, loss_of, made, own_id, plain_halves, together, train_together, vector
 from processes import programs
 
-TAKE_SEVERAL = ["lockstep", "all-reduce", "local-sgd(period=3)", "hogwild", "hogwild(reads=copy)", "locked", "leashed"]
-TAKE_ONE = [name for name in families.ALL if name not in TAKE_SEVERAL]
-IN_ROUNDS = ["lockstep", "all-reduce"]
+TAKE_ONE = ["all-reduce(sharded=true)", "d-psgd", "ad-psgd"]
+TAKE_SEVERAL = [name for name in families.ALL if name not in TAKE_ONE]
+IN_ROUNDS = ["lockstep", "all-reduce", "parameter-server"]
 
 
 def simulated(loop, algorithm, workers=2):
@@ -52,7 +52,7 @@ def test_all_parameters_are_trained_together(algorithm):
     assert run.result["outcome"] == "stopped"
 
 
-@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "hogwild", "leashed"])
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "hogwild", "leashed", "parameter-server"])
 def test_launched(algorithm, tmp_path):
     run = pl.launch(partial(programs.two_optimizers, tmp_path), workers=2, algorithm=algorithm)
     if algorithm in IN_ROUNDS:

@@ -13,6 +13,8 @@ import leftovers
 import paceline as pl
 import soak_results
 from contracts.programs import NUM_BATCHES, AddUp
+from paceline.algorithms.server.apply import SGD
+from paceline.algorithms.server.user import UserOptimizer
 from paceline.membership.launched import check_algorithm
 from paceline.memory import sequence
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
@@ -153,6 +155,27 @@ def test_shards_that_choose_together_stay_together():
     totals = np.bincount(rows["applied_version"], batch_sums(rows))[1:]
     assert weight_values(parameters) == [(totals / sizes).sum()]
     assert [shard["version"] for shard in result["shards"]] == [parameters.version] * 2
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pl.Downpour(apply=SGD(), durability="replica"),
+        pl.Downpour(apply=UserOptimizer(), durability="replica", warm_start_steps=150),
+    ],
+)
+def test_downpour_has_copies_too(algorithm):
+    """The first death may come within the warm start, which the copy goes on with."""
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(SERVER, 100), (SERVER, 300)])
+    check_every_update_once(run, parameters, restarts=2)
+
+
+def test_adaptive_revision_has_copies_too():
+    algorithm = pl.AdaptiveRevision(durability="replica", shards=2)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (SERVER, 300)])
+    rows = np.concatenate(list(run.records.values()))
+    assert (run.result["outcome"], run.result["server_restarts"], run.result["lost_updates"]) == ("stopped", 2, 0)
+    assert sorted(rows["applied_version"]) == list(range(1, parameters.version + 1))
 
 
 def test_bounded_clocks_go_on():

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from paceline.algorithms.parameter_server import ParameterServer
 from paceline.algorithms.server import adaptive_revision as rule
 from paceline.algorithms.server.modes import Async
-from paceline.algorithms.server.served import Served
+from paceline.algorithms.server.served import Durability, Served
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
@@ -39,7 +39,8 @@ class AdaptiveRevision(Served):
         shards: servers, each with a contiguous part of the vector.
         revision_state: where to keep the sum of gradients at a worker's read: at the worker (`echo`) or at the server
             (`snapshot`), which refuses gradients whose snapshot died with its predecessor.
-        snapshot_s: seconds between snapshots of a server's state.
+        durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
+        snapshot_s: for `snapshot`: seconds between snapshots of a server's state.
 
     Differs from the paper: snapshots are held per worker, so that a dead worker's snapshots are freed.
 
@@ -49,9 +50,10 @@ class AdaptiveRevision(Served):
     alpha: Annotated[float, ABOVE_0] | None = None
     shards: Annotated[int, SERVERS] = 1
     revision_state: Literal["echo", "snapshot"] = "echo"
+    durability: Durability = "snapshot"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
-    of_servers: ClassVar[tuple[str, ...]] = ("shards", "snapshot_s")
+    of_servers: ClassVar[tuple[str, ...]] = ("shards", "durability", "snapshot_s")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,4 +71,10 @@ class AdaptiveRevision(Served):
         return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
 
     def _server(self) -> ParameterServer:
-        return ParameterServer(mode=Async(), shards=self.shards, apply=self.server_rule, snapshot_s=self.snapshot_s)
+        return ParameterServer(
+            mode=Async(),
+            shards=self.shards,
+            apply=self.server_rule,
+            durability=self.durability,
+            snapshot_s=self.snapshot_s,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, dtype
 
@@ -14,8 +14,8 @@ from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.modes import Async
-from paceline.algorithms.server.served import OnDeath, Served, ShardRules
-from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.served import Durability, OnDeath, Served, ShardRules
+from paceline.algorithms.server.standby import serve_shard
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import NoGradient
@@ -58,7 +58,8 @@ class Downpour(Served):
         codec: compresses pushed gradients; a dead worker's error feedback is lost, as in `parameter-server`.
         on_death: when a worker dies: the others do not wait for it (`shrink`); during the warm start, all wait for its
             successor (`wait`); or the run ends (`fail`).
-        snapshot_s: seconds between a server's snapshots.
+        durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
+        snapshot_s: for `snapshot`: seconds between a server's snapshots.
 
     Differs from the paper: there, fetches and pushes overlap with the next gradient; here a worker waits for their answers, so
     that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between fetches, and
@@ -76,10 +77,11 @@ class Downpour(Served):
     shards: Annotated[int, SERVERS] = 1
     codec: Codec = field(default_factory=NoCodec)
     on_death: OnDeath = "shrink"
+    durability: Durability = "snapshot"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
     of_servers: ClassVar[tuple[str, ...]] = (
-        "fetch", "push", "warm_start_steps", "shards", "codec", "on_death", "snapshot_s",
+        "fetch", "push", "warm_start_steps", "shards", "codec", "on_death", "durability", "snapshot_s",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -103,7 +105,7 @@ class Downpour(Served):
         own_steps = self.fetch > 1 or not self.apply.overrides_optimizer
         client = Client(ports, self.codec, by_workers_optimizer=own_steps)
         accrued = _Accrued(client.x, alone=self.push == 1)
-        if self._rules(ports).takes_rows:
+        if self._rules(ports.num_workers).takes_rows:
             replica.take_rows()
         state = replica.optimizer_state()  # before steps of its own change it
         client.join()  # answered when the warm start is over, or to the worker that makes it
@@ -134,12 +136,12 @@ class Downpour(Served):
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
         """x: the shard (P_s,), updated by every push as it comes."""
-        Shard(shard_id, self._rules(ports), ports).run()
+        serve_shard(shard_id, self._rules(ports.num_workers), ports)
 
-    def _rules(self, ports: Ports[Any]) -> ShardRules:
+    def _rules(self, num_workers: int) -> ShardRules:
         warm_updates = -(-self.warm_start_steps // self.push)
         return ShardRules(
-            admission=lambda shard: WarmStart(warm_updates, range(ports.num_workers), lambda: ports.shared.version),
+            admission=lambda _: WarmStart(warm_updates, range(num_workers)),
             apply=self.apply,
             codec=self.codec,
             on_death=self.on_death,
@@ -147,7 +149,12 @@ class Downpour(Served):
 
     def _plain_server(self) -> ParameterServer:
         return ParameterServer(
-            mode=Async(), shards=self.shards, apply=self.apply, codec=self.codec, snapshot_s=self.snapshot_s
+            mode=Async(),
+            shards=self.shards,
+            apply=self.apply,
+            codec=self.codec,
+            durability=self.durability,
+            snapshot_s=self.snapshot_s,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
@@ -12,7 +12,7 @@ from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.modes import Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
-from paceline.algorithms.server.served import OnDeath, Served, ShardRules
+from paceline.algorithms.server.served import Durability, OnDeath, Served, ShardRules
 from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.algorithms.server.user import UserOptimizer
@@ -87,7 +87,7 @@ class ParameterServer(Served):
     apply: ApplyRule = field(default_factory=UserOptimizer)
     codec: Codec = field(default_factory=NoCodec)
     on_death: OnDeath = "shrink"
-    durability: Literal["snapshot", "replica"] = "snapshot"
+    durability: Durability = "snapshot"
     snapshot_s: Annotated[float, SECONDS] = 5.0
     average: Annotated[float, BETWEEN_0_AND_1] | None = None
 
@@ -114,13 +114,7 @@ class ParameterServer(Served):
 
     @property
     def needs(self) -> Needs:
-        return Needs(
-            "served",
-            mailbox=True,
-            servers=self.shards,
-            copies=2 if self.durability == "replica" else 1,
-            averaged=self.average is not None,
-        )
+        return super().needs._replace(averaged=self.average is not None)
 
     @property
     def server_rule(self) -> ApplyRule:

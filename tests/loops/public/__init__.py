@@ -25,8 +25,8 @@ def module_of(name):
 
 def meant_for(name):
     """The representatives of the families that a loop is meant for."""
-    takes_several = ["all-reduce", "local-sgd(period=3)", "hogwild", "leashed"]
-    return takes_several if name == "dcgan" else REPRESENTATIVES
+    of_two_optimizers = ["all-reduce", "local-sgd(period=3)", "hogwild", "leashed"]
+    return of_two_optimizers if name == "dcgan" else REPRESENTATIVES
 
 
 def length_of(settings):

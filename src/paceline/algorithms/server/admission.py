@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -365,15 +365,16 @@ class Follower(Quorum):
 class WarmStart(Admission):
     """Applies every gradient as it arrives; but for the first `num_updates` updates only one worker may read.
 
-    That is the member with the lowest id, so if it dies or runs out of data, the next one takes over.
-
-    Args:
-        version: the shard's number of updates so far; a successor, or a resumed run, continues the count.
+    That is the member with the lowest id, so if it dies or runs out of data, the next one takes over. A successor, or a
+    resumed run, continues the count.
     """
 
-    def __init__(self, num_updates: int, workers: Iterable[int], version: Callable[[], int]) -> None:
+    def __init__(self, num_updates: int, workers: Iterable[int]) -> None:
         self._num_updates = num_updates
         self._members = set(workers)
+        self._version = 0
+
+    def over(self, version: int) -> None:
         self._version = version
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
@@ -383,4 +384,4 @@ class WarmStart(Admission):
         self._members.discard(worker_id)
 
     def may_read(self, worker_id: int) -> bool:
-        return self._version() >= self._num_updates or worker_id <= min(self._members, default=worker_id)
+        return self._version >= self._num_updates or worker_id <= min(self._members, default=worker_id)

@@ -19,6 +19,7 @@ from paceline.optim.settings import check_served
 from paceline.ports.shared import Needs
 
 OnDeath = Literal["shrink", "wait", "fail"]
+Durability = Literal["snapshot", "replica"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Served(Algorithm):
     of_servers: ClassVar[tuple[str, ...]] = ()
 
     shards: int
+    durability: Durability = "snapshot"
 
     @property
     def server_rule(self) -> ApplyRule:
@@ -76,7 +78,8 @@ class Served(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs("served", mailbox=True, servers=self.shards)
+        copies = 2 if self.durability == "replica" else 1
+        return Needs("served", mailbox=True, servers=self.shards, copies=copies)
 
     @property
     def default_learning_rate(self) -> float | None:
