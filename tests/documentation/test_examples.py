@@ -39,6 +39,7 @@ SAYS = {
         r"downpour\(fetch=5, push=5, warm_start_steps=50\): [78]\d updates of 360 gradients",
         r"adaptive-revision: 360 updates of 360 gradients",
     ],
+    "recommender": [r"test accuracy 0\.[56]\d*", r"1000 updates, 1[0-9]\.\d KB sent per step"],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
     "mnist": [ACCURACY],
