@@ -40,6 +40,7 @@ SAYS = {
         r"adaptive-revision: 360 updates of 360 gradients",
     ],
     "recommender": [r"test accuracy 0\.[56]\d*", r"1000 updates, 1[0-9]\.\d KB sent per step"],
+    "lbfgs": [ACCURACY, r"(?s)loss (0\.\d{4})\d+, .*\nloss \1"],
     "locked": [ACCURACY, r"locked\(kind=rwlock\)", r"locked\(backoff=exponential\(cap=16\)\)", r"samples/s, waiting"],
     "hogwild": [ACCURACY, r"staleness: [\d.]+ on average", r"0: +\d+ #"],
     "mnist": [ACCURACY],
