@@ -68,6 +68,45 @@ def test_a_shard_without_a_copy_is_killed_and_what_is_lost_is_reported():
     assert table_of(parameters) == expected(check_losses(run, restarts=2))
 
 
+class TwoOptimizers(AddUpRows):
+    """SparseAdam for a table, Adam for the rest; shard 1 has rows of the table and all of the rest."""
+
+    def __call__(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(ROWS, WIDTH, sparse=True), nn.Linear(WIDTH, 1))
+        optimizers = [
+            torch.optim.SparseAdam([model[0].weight], lr=0.01),
+            torch.optim.Adam(model[1].parameters(), lr=0.01),
+        ]
+        with pl.attach(model, optimizers) as worker:
+            for _ in range(self.epochs):
+                for batch in worker.batches([torch.arange(n, n + 4) for n in range(40)]):
+                    for one in optimizers:
+                        one.zero_grad()
+                    model(batch).square().mean().backward()
+                    for one in optimizers:
+                        one.step()
+
+
+@pytest.mark.parametrize("durability", ["snapshot", "replica"])
+def test_a_shard_of_two_optimizers_is_killed(durability):
+    snapshot = {"snapshot_s": 0.0} if durability == "snapshot" else {}
+    algorithm = pl.ParameterServer(mode=pl.Async(), shards=2, durability=durability, **snapshot)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (0, 250)], program=TwoOptimizers)
+    assert (run.result["outcome"], run.result["server_restarts"]) == ("stopped", 2)
+    assert torch.isfinite(parameters.x).all()
+
+
+def test_a_run_of_two_optimizers_is_resumed_with_another_number_of_shards(tmp_path):
+    first = pl.ParameterServer(mode=pl.Async(), shards=2)
+    pl.launch(TwoOptimizers(0, epochs=2), workers=2, algorithm=first, out=tmp_path / "first")
+    second = pl.ParameterServer(mode=pl.Async(), shards=3)
+    run = pl.launch(
+        TwoOptimizers(0, epochs=3), workers=2, algorithm=second, out=tmp_path / "second", resume=tmp_path / "first"
+    )
+    assert (run.result["outcome"], run.result["version"]) == ("stopped", 120)
+
+
 class KilledAfterAPush(AddUpRows):
     """Worker 1's first process dies once the server has applied its fifth gradient, before it has the answer."""
 

@@ -141,7 +141,7 @@ class Algorithm:
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """Whether a loop may have several optimizers; of the programs that send messages, those with servers support them."""
+        """Whether a loop may have several optimizers, as under all methods but those that exchange models by messages."""
         return not self.needs.mailbox or self.needs.kind == "served"
 
     @property

@@ -21,7 +21,7 @@ from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import NoGradient
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
-from paceline.optim.rows import Rows, Selection, sum_selected
+from paceline.optim.rows import Rows, Selection, sum_selected, whole_but
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
@@ -179,24 +179,26 @@ class _Accrued:
 
     def add(self, g: Tensor, rows: Rows | None, samples: int, missing: Ranges) -> float:
         """Adds a gradient (P,), or the elements that its rows select; returns the number of vectors read and written."""
-        before = self._sum if self.samples else None
-        selection = None if rows is None else Selection(rows, 0, len(self._x), g.device)
+        before, length = self._sum if self.samples else None, len(self._x)
+        selection = None if rows is None else Selection(rows, 0, length, g.device)
+        was_missing, self._type = self.missing, g.dtype
         self.missing = missing if before is None else tuple(own for own in missing if own in self.missing)
         self.samples += samples
-        self._type = g.dtype
         if self._alone:
             self._sum, self._selection = g, selection
             return 0
-        if before is not None and (selection is not None or self._selection is not None):
-            parts = [(before, self._selection, 1.0), (g, selection, 1.0)]
-            self._sum, self._selection = sum_selected(parts, before.dtype)
-        elif before is not None:
+        if before is None:
+            self._sum, self._selection = g.to(sum_type(g.dtype), copy=True), selection
+            return 2 * len(g) / max(1, length)
+        if selection is None and self._selection is None:
             before.add_(g)
-        else:
-            reuses = self._sum is not None and self._sum.shape == g.shape
-            self._sum = self._sum.copy_(g) if reuses and self._sum is not None else g.to(sum_type(g.dtype), copy=True)
-            self._selection = selection
-        return (2 if before is None else 3) * (1.0 if selection is None else selection.count / len(self._x))
+            return 3
+        parts = []
+        for values, one, without in ((before, self._selection, was_missing), (g, selection, missing)):
+            own = one if one is not None else Selection(whole_but(without), 0, length, g.device)
+            parts.append((values if one is not None else own.take(values), own, 1.0))
+        self._sum, self._selection = sum_selected(parts, before.dtype)
+        return 3 * len(self._sum) / length
 
     def take(self) -> tuple[Tensor, int, Rows | None]:
         """Returns the sum (P,), valid until the next `add`, its samples and its rows; resets the first two."""

@@ -100,7 +100,7 @@ class BaseReplica:
         return [tuple(one.shape) for one in self.binding.parameters] if self.binding is not None else ()
 
     def take_rows(self) -> None:
-        """Its gradients are dense."""
+        """Does nothing: the gradient is dense."""
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Nothing: the optimizer is our own, and begins."""

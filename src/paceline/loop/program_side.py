@@ -153,7 +153,7 @@ class ProgramSide(BaseReplica):
         self._gradient.begin()
         self._gradient_started_s = self._now_s()
         if self.outside.lasting is not self.binding.bound_to:
-            self.outside.take(samples=self._gradient.rows is not None)
+            self.outside.take(is_sparse=self._gradient.rows is not None)
         if self.awaited is not None:
             self.awaited.begin(is_shared=self.outside.is_shared)
         self._phase = Phase.GRADIENT

@@ -290,7 +290,7 @@ class AttachedReplica(ProgramSide):
         elif self.rest is not None and self.idle:  # else GradScaler has left the step out
             self.rest()
         elif self.outside.lasting is not self.binding.bound_to:
-            self.outside.take(idle=True, samples=self._gradient.rows is not None)
+            self.outside.take(idle=True, is_sparse=self._gradient.rows is not None)
 
     def _begin_next(self) -> None:
         self.raise_if_stopped()

@@ -19,8 +19,9 @@ from paceline.system.torch_internals import foreach_copy
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
 TAKES_DENSE = (
-    "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings, or an algorithm"
-    " whose workers apply their own gradients, such as local-sgd; or parameter-server(mode=async), without a codec."
+    "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings; or local-sgd,"
+    " whose workers apply their own gradients; or parameter-server(mode=async), without a codec, and with apply=user, sgd or"
+    " adagrad."
 )
 _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments
 
@@ -179,7 +180,7 @@ class FlatBinding:
         return missing
 
     def sparse_rows(self) -> Rows | None:
-        """The rows of tables with sparse gradients, and none of parameters without a gradient; None: no gradient is sparse."""
+        """The rows of tables with sparse gradients, which it coalesces; None: no gradient is sparse."""
         gradients = [p.grad for p in self.parameters]
         if all(one is None or one.layout == torch.strided for one in gradients):
             return None
@@ -187,7 +188,7 @@ class FlatBinding:
         for parameter, (begin, end), gradient in zip(self.parameters, self.ranges, gradients, strict=True):
             table = Table(begin, end, (end - begin) // max(1, parameter.shape[0]) if parameter.dim() else 1)
             if gradient is None:
-                rows[table] = torch.zeros(0, dtype=torch.int64)
+                rows[table] = None
             elif gradient.layout != torch.strided:
                 if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1 or not parameter.is_contiguous():
                     raise UsageError(

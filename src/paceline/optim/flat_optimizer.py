@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.optim.flat import Ranges, with_its_own_storage
 from paceline.optim.rows import Selection
 from paceline.optim.saved_state import kinds_of
-from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, raw_step
+from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, named, raw_step
 from paceline.system.saved_state import check_fits
 
 
@@ -27,6 +27,7 @@ class FlatOptimizer:
 
     def __init__(self, settings: OptimizerSettings, x: torch.Tensor, begin: int) -> None:
         self._name = settings.name
+        self._names = dict.fromkeys(settings.names)
         self._parts: list[tuple[nn.Parameter, slice]] = []
         self._numbers: dict[str, list[int]] = {}  # by optimizer: of its groups that have elements here
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -73,7 +74,7 @@ class FlatOptimizer:
             self._cut({end for own in missing for end in own})
         if selection is not None:
             with torch.sparse.check_sparse_tensor_invariants(enable=False):  # rows have been checked
-                self._give_rows(selection.each(gradient))
+                self._give_rows(selection, gradient)
                 self._make_step()
         else:
             for parameter, part in self._parts:
@@ -87,27 +88,23 @@ class FlatOptimizer:
         for parameter, _ in self._parts:
             parameter.grad = None  # its memory is the next message's
 
-    def _give_rows(self, each: list[tuple[slice, torch.Tensor | None, torch.Tensor]]) -> None:
-        """Gives the parameters their gradients: sparse ones, of one dimension, to tables; none to tables without rows."""
-        self._cut({end for where, index, _ in each if index is not None for end in (where.start, where.stop)})
-        for where, index, values in each:
+    def _give_rows(self, selection: Selection, gradient: torch.Tensor) -> None:
+        """Gives the parameters their gradients: sparse ones, of one dimension, to tables."""
+        self._cut({end for where, _ in selection.table_parts() for end in (where.start, where.stop)})
+        for where, index, values in selection.each(gradient):
             for parameter, part in self._parts:
-                if where.start <= part.start < where.stop:
-                    if index is None:
-                        parameter.grad = values[part.start - where.start : part.stop - where.start]
-                    elif len(index):
-                        parameter.grad = torch.sparse_coo_tensor(
-                            index.unsqueeze(0),
-                            values,
-                            (where.stop - where.start,),
-                            is_coalesced=True,
-                            check_invariants=False,
-                        )
+                if not where.start <= part.start < where.stop:
+                    continue
+                if index is None:
+                    parameter.grad = values[part.start - where.start : part.stop - where.start]
+                else:
+                    size = (where.stop - where.start,)
+                    parameter.grad = torch.sparse_coo_tensor(index.unsqueeze(0), values, size, is_coalesced=True)
 
     def _cut(self, ends: set[int]) -> None:
         """Splits the parts, and their state, at these elements."""
         parts, divided = dict(self._parts), []
-        for optimizer, group in self._groups():
+        for optimizer, group in [(one, group) for one in self._optimizers.values() for group in one.param_groups]:
             parameters = []
             for parameter in group["params"]:
                 part = parts[parameter]
@@ -130,24 +127,26 @@ class FlatOptimizer:
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the state, such as momentum, as vectors (n,), or numbers without a dimension if equal for all.
 
-        If some elements have no state yet, a vector `without_state` (n,) is 1 for these.
+        If some elements have no state yet, a vector `without_state` (n,) is 1 for these. If the settings have several
+        optimizers, names begin with the optimizer's.
         """
-        states = {p: optimizer.state.get(p, {}) for optimizer, group in self._groups() for p in group["params"]}
-        return as_vectors([(part, states[parameter]) for parameter, part in self._parts], self._num_elements)
-
-    def _groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-        return [(optimizer, group) for optimizer in self._optimizers.values() for group in optimizer.param_groups]
+        parts, states = dict(self._parts), {}
+        for name, optimizer in self._optimizers.items():
+            own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            states[name] = as_vectors([(parts[one], optimizer.state.get(one, {})) for one in own], self._num_elements)
+        return named({name: states.get(name, {}) for name in self._names}) if states else {}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Restores what `state` returned."""
-        if not state:
-            return
-        names = state.keys() - {"without_state"}
-        kinds_by = {
-            one: kinds_of(names, one, one.param_groups[0], one.param_groups[0]["params"][0])
-            for one in self._optimizers.values()
-        }
-        kinds = {key: value for own in kinds_by.values() for key, value in own.items()}
+        for name, optimizer in self._optimizers.items():
+            begin = f"{name}." if len(self._names) > 1 else ""
+            own = {key.removeprefix(begin): value for key, value in state.items() if key.startswith(begin)}
+            if own:
+                self._load(optimizer, own)
+
+    def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
+        group = optimizer.param_groups[0]
+        kinds = kinds_of(state.keys() - {"without_state"}, optimizer, group, group["params"][0])
         check_fits(state, self._like(state, kinds), "the servers' state")
         values = dict(state)
         without = values.pop("without_state", torch.zeros(self._num_elements))
@@ -155,15 +154,10 @@ class FlatOptimizer:
         by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
         self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
         parts = dict(self._parts)
-        for optimizer, group in self._groups():
-            own_kinds = kinds_by[optimizer]
-            for parameter in group["params"]:
-                if without[parts[parameter].start]:
-                    continue
-                optimizer.state[parameter] = {
-                    key: _entry(values[key], own_kinds[key], parts[parameter])
-                    for key in values.keys() & own_kinds.keys()
-                }
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            if not without[parts[parameter].start]:
+                part = parts[parameter]
+                optimizer.state[parameter] = {key: _entry(value, kinds[key], part) for key, value in values.items()}
 
     def _like(self, state: dict[str, torch.Tensor], kinds: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The expected state: for each kind one number per element, or one for all if the optimizer has one."""

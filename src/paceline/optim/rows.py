@@ -20,8 +20,9 @@ class Table(NamedTuple):
     width: int  # elements of a row
 
 
-#: Rows of some tables, by ascending position: their numbers (n,), int64, ascending. All else of the vector counts as whole.
-Rows = dict[Table, torch.Tensor]
+#: Of some tables, by ascending position: the numbers of rows (n,), int64, ascending, or None: this parameter has no gradient.
+#: All else of the vector counts as whole.
+Rows = dict[Table, torch.Tensor | None]
 
 
 class Selection:
@@ -49,13 +50,16 @@ class Selection:
             first, last = max(table.begin, begin), min(table.end, end)
             if first >= last:
                 continue
-            if (first, last) != table[:2]:
+            if numbers is not None and (first, last) != table[:2]:
                 lowest, past = (first - table.begin) // table.width, -((table.begin - last) // table.width)
                 numbers = numbers[(numbers >= lowest) & (numbers < past)]
             self.rows[table] = numbers
             if at < first:
                 self._places.append((at, slice(at - begin, first - begin)))
-            self._places.append((first, self._elements(table, numbers.to(device))))
+            elements = (
+                torch.empty(0, dtype=torch.int64) if numbers is None else self._elements(table, numbers.to(device))
+            )
+            self._places.append((first, elements.to(device)))
             at = last
         if at < end:
             self._places.append((at, slice(at - begin, end - begin)))
@@ -81,6 +85,21 @@ class Selection:
             else:
                 x.index_copy_(0, one, part)
 
+    def row_elements(self) -> torch.Tensor:
+        """The positions of the rows' elements (m,) in the part, without the whole stretches."""
+        own = [one for _, one in self._places if not isinstance(one, slice)]
+        return torch.cat(own) if own else torch.empty(0, dtype=torch.int64, device=self.device)
+
+    def table_parts(self) -> list[tuple[slice, bool]]:
+        """Each table's elements of the part, and whether it has a gradient."""
+        return [
+            (
+                slice(max(table.begin, self.begin) - self.begin, min(table.end, self.end) - self.begin),
+                numbers is not None,
+            )
+            for table, numbers in self.rows.items()
+        ]
+
     def index(self) -> torch.Tensor:
         """The selected elements' positions (count,) in the part."""
         whole = [
@@ -89,21 +108,26 @@ class Selection:
         return torch.cat([whole.pop(0) if isinstance(one, slice) else one for _, one in self._places])
 
     def each(self, values: torch.Tensor) -> list[tuple[slice, torch.Tensor | None, torch.Tensor]]:
-        """Each whole stretch of the part, and each table, with its own values: its elements, those selected, their values.
+        """Each whole stretch of the part, and each table with a gradient: its elements, those selected, and their values.
 
         The second are positions in the table (m,); None: all of a stretch.
         """
         ends = [at for at, _ in self._places[1:]] + [self.end]
+        without = {where.start for where, has_gradient in self.table_parts() if not has_gradient}
         found = []
         for (at, one), end, part in zip(self._places, ends, values.split(self._lengths), strict=True):
             where = slice(at - self.begin, end - self.begin)
-            found.append((where, None if isinstance(one, slice) else one - where.start, part))
+            if isinstance(one, slice) or where.start not in without:
+                found.append((where, None if isinstance(one, slice) else one - where.start, part))
         return found
 
     def to_bytes(self) -> torch.Tensor:
         """The rows, as bytes; 4 for each row."""
-        head = b"".join([_COUNT.pack(len(self.rows)), *(_TABLE.pack(*t, len(n)) for t, n in self.rows.items())])
-        numbers = [one.to("cpu", torch.int32) for one in self.rows.values()]
+        counts = [-1 if one is None else len(one) for one in self.rows.values()]
+        head = b"".join(
+            [_COUNT.pack(len(counts)), *(_TABLE.pack(*t, n) for t, n in zip(self.rows, counts, strict=True))]
+        )
+        numbers = [one.to("cpu", torch.int32) for one in self.rows.values() if one is not None]
         return torch.cat(
             [torch.frombuffer(bytearray(head), dtype=torch.uint8), *(n.view(torch.uint8) for n in numbers)]
         )
@@ -122,62 +146,60 @@ class Selection:
         if not num_tables >= 0 or at > len(sent):
             raise ValueError(f"{num_tables} tables")
         tables = list(_TABLE.iter_unpack(bytes(sent[_COUNT.size : at].tolist())))
-        if any(count < 0 for *_, count in tables) or 4 * sum(count for *_, count in tables) != len(sent) - at:
+        counts = [max(0, count) for *_, count in tables]
+        if any(count < -1 for *_, count in tables) or 4 * sum(counts) != len(sent) - at:
             raise ValueError("another number of rows")
-        rows, last = {}, 0
+        rows: Rows = {}
+        last = 0
         numbers = sent[at:].clone().view(torch.int32).long()
-        for (first, past, width, _), own in zip(tables, numbers.split([one[3] for one in tables]), strict=True):
+        for (first, past, width, count), own in zip(tables, numbers.split(counts), strict=True):
             if not (
                 last <= first < past and width > 0 and (past - first) % width == 0 and first < end and past > begin
             ):
                 raise ValueError(f"a table of elements {first} to {past} in rows of {width}")
             if len(own) and not (own[0] >= 0 and own[-1] < (past - first) // width and bool((own.diff() > 0).all())):
                 raise ValueError("rows that do not ascend, or lie outside their table")
-            rows[Table(first, past, width)] = own
+            rows[Table(first, past, width)] = own if count >= 0 else None
             last = past
         return cls(rows, begin, end, device)
 
 
 def union(all_rows: Sequence[Rows]) -> Rows:
     """The rows of any of these; a table that is whole in one of them is whole."""
-    found: dict[tuple[int, int], list[tuple[Table, torch.Tensor]]] = {}
+    found: dict[tuple[int, int], list[tuple[Table, torch.Tensor | None]]] = {}
     for rows in all_rows:
         for table, numbers in rows.items():
             found.setdefault(table[:2], []).append((table, numbers))
-    united = {}
+    united: Rows = {}
     for ones in found.values():
         if len(ones) == len(all_rows):
-            table, _ = max(ones, key=lambda one: len(one[1]))  # without rows, a width means nothing
-            united[table] = torch.cat([numbers for one, numbers in ones if one == table]).unique()
-    return united
+            having = [(table, numbers) for table, numbers in ones if numbers is not None]
+            table = (having or ones)[0][0]
+            united[table] = torch.cat([numbers for _, numbers in having]).unique() if having else None
+    return dict(sorted(united.items()))
+
+
+def whole_but(missing: Sequence[tuple[int, int]]) -> Rows:
+    """The rows of a dense gradient whose parameters at these elements of the flat vector have none."""
+    return {Table(begin, end, end - begin): None for begin, end in missing}
 
 
 def sum_selected(
-    ones: Sequence[tuple[torch.Tensor, Selection | None, float]], dtype: torch.dtype
-) -> tuple[torch.Tensor, Selection | None]:
+    ones: Sequence[tuple[torch.Tensor, Selection, float]], dtype: torch.dtype
+) -> tuple[torch.Tensor, Selection]:
     """sum_i a_i v_i of values v_i (count_i,) at their selections in one part of the vector, in the order given.
 
     Args:
-        ones: values, what they are the values of (None: of the whole part), and factors.
+        ones: values, what they are the values of, and factors.
         dtype: of the sum.
 
     Returns:
         the sum, and its selection.
     """
-    united, places = None, None
-    selections = [selection for _, selection, _ in ones if selection is not None]
-    size = next((len(values) for values, selection, _ in ones if selection is None), 0)
-    if not size:
-        first = selections[0]
-        united = Selection(union([one.rows for one in selections]), first.begin, first.end, first.device)
-        places, size = united.index(), united.count
-    total = torch.zeros(size, dtype=dtype, device=ones[0][0].device)
+    first = ones[0][1]
+    united = Selection(union([one.rows for _, one, _ in ones]), first.begin, first.end, first.device)
+    places = united.index()
+    total = torch.zeros(united.count, dtype=dtype, device=first.device)
     for values, selection, factor in ones:
-        if selection is None:
-            total.add_(values, alpha=factor)
-        else:
-            index = selection.index()
-            total.index_add_(
-                0, index if places is None else torch.searchsorted(places, index), values.to(dtype), alpha=factor
-            )
+        total.index_add_(0, torch.searchsorted(places, selection.index()), values.to(dtype), alpha=factor)
     return total, united

@@ -102,23 +102,32 @@ def not_linear(option: str, name: str, otherwise: str) -> UsageError:
     )
 
 
-def check_rows(settings: OptimizerSettings, rows: Rows) -> None:
-    """Refuses an optimizer that cannot step on these rows alone.
+def check_rows(settings: OptimizerSettings, rows: Rows | None) -> None:
+    """Refuses optimizers that cannot step with such a gradient.
+
+    Args:
+        settings: of the step.
+        rows: of its gradient; None: it is dense.
 
     Raises:
         UsageError: with the remedy.
     """
+    known = dict(rows or {})
+    without = {begin for begin, _ in settings.missing} | {table.begin for table, one in known.items() if one is None}
+    sparse = {table.begin for table, one in known.items() if one is not None}
     for name, group in zip(settings.names, settings.groups, strict=True):
         values = dict(group.values)
-        own = [table for table in rows if any(first <= table.begin < last for first, last in group.ranges)]
-        has_rows = any(len(rows[table]) for table in own)
         if name == "SparseAdam":
-            if {first for first, _ in group.ranges} != {table.begin for table in own}:
-                raise UsageError("SparseAdam takes sparse gradients only: give the other parameters another optimizer.")
-        elif has_rows and (name not in ("SGD", "Adagrad") or values.get("momentum") or values.get("weight_decay")):
-            options = [key for key in ("momentum", "weight_decay") if values.get(key)]
+            if not {first for first, _ in group.ranges} <= without | sparse:
+                raise UsageError(
+                    "SparseAdam takes sparse gradients only: give parameters with dense ones another optimizer."
+                )
+            continue
+        has_rows = any(first <= begin < last for first, last in group.ranges for begin in sparse)
+        options = [key for key in ("momentum", "weight_decay") if values.get(key)]
+        if has_rows and (name not in ("SGD", "Adagrad") or options):
             raise UsageError(
-                "Servers apply sparse gradients by SparseAdam, Adagrad or SGD, without momentum and weight decay; not by"
+                "Servers apply sparse gradients by SparseAdam, or by Adagrad or SGD without momentum and weight decay; not by"
                 f" {name}{' with ' + options[0] if options else ''}."
             )
 
@@ -243,9 +252,20 @@ def state_of(
         ranges: where a parameter lies in the flat vector; None: it is not trained.
         num_elements: of that vector.
     """
-    members = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    own = [(ranges(one), optimizer.state.get(one, {})) for optimizer, group in members for one in group["params"]]
-    return as_vectors([(slice(*where), state) for where, state in own if where is not None], num_elements)
+    found: dict[str, list[tuple[slice, dict[str, Any]]]] = {}
+    for optimizer in optimizers:
+        own = found.setdefault(type(optimizer).__name__, [])
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            if (where := ranges(parameter)) is not None:
+                own.append((slice(*where), optimizer.state.get(parameter, {})))
+    return named({name: as_vectors(states, num_elements) for name, states in found.items()})
+
+
+def named(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The state of one optimizer; of several, the names begin with the optimizer's."""
+    if len(states) == 1:
+        return next(iter(states.values()))
+    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
 
 
 def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:

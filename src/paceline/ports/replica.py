@@ -68,11 +68,11 @@ class Replica(Protocol):
 
     @property
     def rows(self) -> Rows | None:
-        """The rows of tables in which the last `g` is not zero, if some gradients are sparse; None: `g` has all elements."""
+        """The rows of the last `g`, if some gradients are sparse; None: `g` has all elements."""
         ...
 
     def take_rows(self) -> None:
-        """The program takes sparse gradients as they are; without this call they raise an error."""
+        """The program takes sparse gradients as they are; else they raise an error, or are made dense."""
         ...
 
     @property

@@ -7,6 +7,7 @@ import torch
 
 from paceline.algorithms.server.client import Client
 from paceline.errors import WorkerLostError
+from paceline.optim.rows import Selection, Table
 from paceline.ports.ports import Counts, Message, PeerBack, PeerLeft, Received
 
 WORKERS, SIZE = 2, 4
@@ -137,3 +138,45 @@ def test_a_server_that_left_when_it_was_not_waited_for_is_asked_once_it_is_back(
     client.push(G, 1)
     assert box.sent[-1] == (SECOND, "push", 2)
     assert box.timeouts_s[4:] == [60.0, None]
+
+
+ROWS = Selection({Table(0, SIZE, 2): torch.tensor([1])}, 0, SIZE)
+
+
+def rows_of(server, number):
+    return Received(server, 0, Message("rows", number, x=ROWS.to_bytes()))
+
+
+def test_an_answer_of_rows_leaves_all_else():
+    some = Received(FIRST, 0, Message("x", 2, 2, torch.full((ROWS.count,), 9.0), 2))
+    client, _ = client_of(x(FIRST, 1, 1.0), x(SECOND, 1, 2.0), rows_of(FIRST, 2), some, x(SECOND, 2, 3.0))
+    client.push(G, 1)
+    client.push(G, 1)
+    assert client.x.tolist() == [1.0, 1.0, 9.0, 9.0] + [3.0] * SIZE
+
+
+def test_a_server_dies_between_the_rows_of_an_answer_and_their_values():
+    """Its successor sends all parameters."""
+    dies = [rows_of(FIRST, 1), PeerLeft(FIRST, 0, "killed"), PeerBack(FIRST, 1)]
+    client, box = client_of(x(SECOND, 1, 2.0), *dies, x(FIRST, 1, 1.0))
+    client.push(G, 1)
+    assert client.x.tolist() == [1.0] * SIZE + [2.0] * SIZE
+    assert box.script == []
+
+
+def test_rows_of_an_earlier_answer_are_no_longer_meant():
+    client, _ = client_of(rows_of(FIRST, 7), x(FIRST, 1, 1.0), x(SECOND, 1, 2.0))
+    client.push(G, 1)
+    assert client.x.tolist() == [1.0] * SIZE + [2.0] * SIZE
+
+
+def test_steps_of_ones_own_keep_the_values_of_rows_alone():
+    """All else comes with every answer; a step on all of the parameters needs an answer of all."""
+    client, _ = client_of()
+    for _ in range(20):
+        client.before_own_step(ROWS.rows)
+    assert sum(len(values) for _, values in client._rows_before) == 20 * 2
+    assert client._version_held(0) == 0
+    client.before_own_step(None)
+    client.before_own_step(ROWS.rows)
+    assert (client._rows_before, client._version_held(0)) == ([], -1)

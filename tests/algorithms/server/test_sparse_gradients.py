@@ -221,7 +221,7 @@ def test_tasks_with_sparse_gradients(algorithm, optimizer, monkeypatch):
 def test_pushes_without_a_row_and_steps_without_some_of_the_tables():
     """Worker by worker, a batch may touch one table only, or none."""
 
-    class Sometimes(Loop):
+    class InTurn(Loop):
         def __call__(self):
             model = Recommender(self.sparse)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -237,7 +237,7 @@ def test_pushes_without_a_row_and_steps_without_some_of_the_tables():
 
     for algorithm in ("parameter-server(mode=async, shards=2)", "downpour(push=2, fetch=3)"):
         dense, sparse = (
-            pl.simulate(Sometimes(one), cluster=CLUSTER, algorithm=algorithm).returned.values() for one in (False, True)
+            pl.simulate(InTurn(one), cluster=CLUSTER, algorithm=algorithm).returned.values() for one in (False, True)
         )
         for expected, found in zip(dense, sparse, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
@@ -270,7 +270,9 @@ def test_optimizers_without_steps_on_rows_are_refused(algorithm):
 
 def rows_since(changed, version):
     selection = changed.since(version)
-    return None if selection is None else {table: rows.tolist() for table, rows in selection.rows.items()}
+    if selection is None:
+        return None
+    return {table: [] if rows is None else rows.tolist() for table, rows in selection.rows.items()}
 
 
 def test_changed_rows():
@@ -295,3 +297,69 @@ def test_changed_rows():
         note(version, table=[0, 1], other=[2])
     assert rows_since(changed, 8) is None, "with them, more rows than there are"
     assert rows_since(changed, 9) == {table: [0, 1], other: [2]}
+
+
+def test_updates_without_rows_are_forgotten_some_day():
+    changed, nothing = ChangedRows(0, 40), Selection({Table(0, 20, 5): torch.zeros(0, dtype=torch.int64)}, 0, 40)
+    for version in range(1, 12_000):
+        changed.note(nothing, version)
+    assert len(changed._updates) == 10_000
+    assert changed.since(11_000) is not None
+    assert changed.since(1_000) is None
+
+
+class Sometimes(Loop):
+    """In some steps of a worker the loss has nothing to do with the tables; one parameter never gets a gradient."""
+
+    def __call__(self):
+        model = Recommender(self.sparse)
+        model.unused = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        tables = [model.users.weight, model.items.weight]
+        others = [one for one in model.parameters() if not any(one is table for table in tables)]
+        optimizers = [
+            torch.optim.Adagrad(tables, lr=0.1, lr_decay=0.1),
+            torch.optim.SGD(others, lr=0.02, momentum=0.9, weight_decay=0.1),
+        ]
+        with pl.attach(model, optimizers) as worker:
+            for n, pairs in enumerate(worker.batches(batches(24))):
+                for one in optimizers:
+                    one.zero_grad()
+                inputs = torch.ones(4, 2 * WIDTH, dtype=torch.float64)
+                output = model(pairs) if (n + worker.worker_id) % 3 else model.score(inputs)
+                output.square().mean().backward()
+                for one in optimizers:
+                    one.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("parameter-server(mode=sync(backups=0), shards=3)", "parameter-server(mode=async, shards=3)"),
+        "downpour(fetch=2, push=2, apply=user, shards=2)",
+    ],
+)
+def test_sparse_gradients_beside_dense_ones(algorithm):
+    """Where a loss has nothing to do with the tables, they have no gradient, which is not a gradient of 0."""
+    dense, sparse = (
+        pl.simulate(Sometimes(one), cluster=CLUSTER, algorithm=algorithm).returned.values() for one in (False, True)
+    )
+    for expected, found in zip(dense, sparse, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+        assert torch.equal(found[0], torch.ones(5, dtype=torch.float64)), "the one without a gradient"
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["adaptive-revision", "parameter-server(mode=async, apply=adaptive-revision)", "downpour"]
+)
+def test_a_lone_worker(algorithm):
+    ends_alike(algorithm, cluster=pl.Cluster(workers=1))
+
+
+def sparse_adam_of_all(parameters):
+    return torch.optim.SparseAdam(list(parameters), lr=0.1)
+
+
+def test_sparse_adam_is_refused_with_dense_gradients():
+    with pytest.raises(pl.UsageError, match="SparseAdam takes sparse gradients only"):
+        pl.simulate(Loop(False, sparse_adam_of_all), cluster=CLUSTER, algorithm="parameter-server(mode=async)")

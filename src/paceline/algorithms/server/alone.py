@@ -48,7 +48,10 @@ def work_alone(
         version = shared.version
         echo = applier.read(ports.worker_id, version)
         replica.gradient(at=shared.x, version=version)
-        g = replica.g
+        g, rows = replica.g, replica.rows
+        selection = Selection(rows, 0, len(shared.x), g.device) if rows is not None else None
+        if selection is not None and echo is not None:
+            echo = selection.take(echo)
         update = UpdateInfo(
             worker_id=ports.worker_id,
             sequence=step,
@@ -57,7 +60,7 @@ def work_alone(
             version=version,
             num_samples=replica.samples,
             missing=replica.missing,
-            selection=Selection(rows, 0, len(shared.x), g.device) if (rows := replica.rows) is not None else None,
+            selection=selection,
         )
         rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
         with shared.writing():

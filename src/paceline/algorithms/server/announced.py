@@ -45,8 +45,8 @@ class Announced:
         found = self._selections.get(worker)
         return found[1] if found is not None and found[0] == number else None
 
-    def take_echo(self, worker: int) -> Tensor | None:
-        """The echo of a gradient that has arrived; None: it has none."""
+    def finish(self, worker: int) -> Tensor | None:
+        """A worker's gradient has arrived; returns its echo, if there is one."""
         self._selections.pop(worker, None)
         return self._echoes.pop(worker, None)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 from torch import Tensor
 
 from paceline.optim.rows import Rows, Selection, union
 from paceline.ports.ports import Mailbox, Message, ServerPorts
 
+_MOST_UPDATES = 10_000
+
 
 class ChangedRows:
     """The rows that the last updates of a shard have changed.
 
     Forgets the oldest updates once they have changed more rows than the tables have: all of it is then the shorter answer.
+    Keeps 10,000 at most.
 
     Args:
         begin: where the shard begins in the flat vector.
@@ -34,10 +38,10 @@ class ChangedRows:
             self._num_rows, self._known_from = 0, version
             return
         self._updates.append((version, selection.rows))
-        self._tables = {table: numbers[:0] for table, numbers in selection.rows.items()}
+        self._tables = dict.fromkeys(selection.rows)
         self._num_rows += _count(selection.rows)
         most = sum((table.end - table.begin) // table.width for table in self._tables)
-        while self._num_rows > most:
+        while self._num_rows > most or len(self._updates) > _MOST_UPDATES:
             self._known_from, oldest = self._updates.popleft()
             self._num_rows -= _count(oldest)
 
@@ -45,12 +49,12 @@ class ChangedRows:
         """What has changed after this version; None: it can be anything."""
         if version < self._known_from:
             return None
-        after = [rows for changed_at, rows in self._updates if changed_at > version]
+        after = [rows for _, rows in takewhile(lambda update: update[0] > version, reversed(self._updates))]
         return Selection(union(after) if after else self._tables, self._begin, self._end)
 
 
 def _count(rows: Rows) -> int:
-    return sum(len(numbers) for numbers in rows.values())
+    return sum(len(numbers) for numbers in rows.values() if numbers is not None)
 
 
 class Answers:

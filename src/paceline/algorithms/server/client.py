@@ -45,6 +45,14 @@ class Answer(NamedTuple):
             replica.dropped(gradient_version=self.version)
 
 
+class _Arriving(NamedTuple):
+    """What has come of an answer before its parameters."""
+
+    number: int  # of the request
+    changed: Selection | None = None  # the elements that the answer has; None: all
+    echo: torch.Tensor | None = None
+
+
 class Client:
     """Sends updates to all shards and waits for their answers.
 
@@ -85,9 +93,11 @@ class Client:
         self._push_codec = PushCodec(codec if codec is not None else NoCodec(), ports)
         self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
         self._selections: list[Selection] | None = None  # of each shard: the elements that the last gradient has
-        self._changed: dict[int, tuple[int, Selection]] = {}  # shard -> number of a request, and what its answer has
-        self._undo: list[tuple[Selection, torch.Tensor]] = []  # what own steps have changed, and its values before
-        self._has_own = False  # whether own steps have changed all of `x` since it came
+        self._arriving: dict[int, _Arriving] = {}  # by shard: what has come of an answer before its parameters
+        self._rows_before: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # elements that own steps changed, values before
+        self._has_changed_all = False  # whether own steps have changed all of `x` since it came
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
@@ -137,13 +147,14 @@ class Client:
         self.sequence += 1
         kind = "push" if fetch else "push-only"
         self._selections = None
+        settings = self._settings
+        if settings is not None and self._by_workers_optimizer and (rows is not None or "SparseAdam" in settings.names):
+            check_rows(settings, rows)
         if rows is not None:
-            if self._settings is not None and self._by_workers_optimizer:
-                check_rows(self._settings, rows)
             self._selections = [Selection(rows, *own, self.x.device) for own in self._ranges]
             payloads = list(gradient.split([one.count for one in self._selections]))
         else:
-            payloads = self._push_codec.encode(gradient, self._settings.missing if self._settings is not None else ())
+            payloads = self._push_codec.encode(gradient, settings.missing if settings is not None else ())
         return self._exchange(
             [
                 Message(kind, self.sequence, num_samples, payload, version)
@@ -153,21 +164,23 @@ class Client:
 
     def before_own_step(self, rows: Rows | None) -> None:
         """The worker is about to step on `x` by itself, with a gradient of these rows; None: on all of it."""
-        if rows is None:
-            self._has_own = True
-        else:  # so that parameters that have come since can be written over those that came before
-            selection = Selection(rows, 0, len(self.x), self.x.device)
-            self._undo.append((selection, selection.take(self.x)))
+        if rows is None or self._has_changed_all:
+            self._has_changed_all = True
+            self._rows_before.clear()
+        else:  # so that the rows that come next can be written over those that came before
+            elements = Selection(rows, 0, len(self.x), self.x.device).row_elements()
+            self._rows_before.append((elements, self.x.index_select(0, elements)))
+            self._moved(2 * len(elements) / len(self.x))
 
     def fetch(self) -> None:
         """Waits for the newest parameters."""
         self._num_fetches += 1
         number = _FINAL - self._num_fetches
-        self._exchange([Message("fetch", number, self._has(shard)) for shard in self._shards])
+        self._exchange([Message("fetch", number, self._version_held(shard)) for shard in self._shards])
 
-    def _has(self, shard: int) -> int:
+    def _version_held(self, shard: int) -> int:
         """The version of a shard's parameters that this worker has; -1: it has changed them by itself."""
-        return -1 if self._has_own else self._versions[shard]
+        return -1 if self._has_changed_all else self._versions[shard]
 
     def meet(self) -> None:
         """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
@@ -201,9 +214,9 @@ class Client:
             self._num_fetches += 1
             number = _FINAL - self._num_fetches
             behind = [shard for shard in self._shards if self._versions[shard] < newest]
-            self._request({one: Message("fetch", number, self._has(one), version=newest) for one in behind})
+            self._request({one: Message("fetch", number, self._version_held(one), version=newest) for one in behind})
         if messages[0].kind != "push-only":
-            self._has_own = False
+            self._has_changed_all = False
         self.version = self._versions[0]
         return answers[0]
 
@@ -240,6 +253,7 @@ class Client:
                         answers.setdefault(shard, answer)
                 case PeerLeft(peer=peer, reason=reason) if (shard := peer - self._first_server) in self._shards:
                     self._left[shard] = (reason, self._now_s())
+                    self._arriving.pop(shard, None)
                     self._clock_of_next.pop(shard, None)  # a successor counts from what it knows
                 case PeerBack(peer=peer) if (shard := peer - self._first_server) in self._shards:
                     self._left.pop(shard, None)
@@ -274,7 +288,8 @@ class Client:
         selection = self._selections[shard] if self._selections is not None else None
         with contextlib.suppress(PeerLostError):  # requests are sent again when the server is back
             if selection is not None and message.kind in _PUSHES:
-                self._mailbox.send(server, Message("rows", message.number, self._has(shard), selection.to_bytes()))
+                held = self._version_held(shard)
+                self._mailbox.send(server, Message("rows", message.number, held, selection.to_bytes()))
             if echo is not None and message.kind in _PUSHES:
                 echo = echo if selection is None else selection.take(echo)
                 self._mailbox.send(server, Message("echo", message.number, x=echo))
@@ -284,25 +299,25 @@ class Client:
         """Handles a shard's message; returns its answer if it answers the request."""
         kind, number, _, _, version = received.message
         part = self.x[slice(*self._ranges[shard])]
-        changed_at, changed = self._changed.get(shard, (0, None))
-        changed = changed if changed_at == number else None
-        if kind == "rows":
-            self._changed[shard] = number, self._read_rows(received, shard)
-        elif kind == "echo":
-            echo, before = checked_vector(received, part, changed), self._echoes[shard]
-            if changed is None:
-                self._echoes[shard] = echo
-            elif before is not None:
-                changed.put(before, echo)
+        if kind in ("rows", "echo"):
+            self._hear_first(shard, received, part)
         elif kind == "clock":
             self._clock_of_next[shard] = checked_number(received, number)
         elif request is not None and number == request.number and kind in ("x", "ack"):  # else an answer given twice
             applied = checked_weight(received, least=-1)
             checked_number(received, version)
-            x = checked_vector(received, part, changed) if kind == "x" else part
+            arriving = self._arriving.get(shard, _Arriving(number))
+            arriving = arriving if arriving.number == number else _Arriving(number)
+            try:
+                x = checked_vector(received, part, arriving.changed) if kind == "x" else part
+            except MalformedMessageError:
+                if arriving.changed is not None:  # so that a repeated answer can have all parameters
+                    del self._arriving[shard]
+                raise
+            self._arriving.pop(shard, None)
             clock = self._clock_of_next.pop(shard, 0)
             if kind == "x":
-                self._write(part, x, changed)
+                self._write(shard, part, x, arriving)
                 self._versions[shard] = version
                 if clock or request.kind == "join":
                     self._clocks[shard] = max(clock, number)
@@ -312,20 +327,34 @@ class Client:
             return Answer(applied, version)
         return None
 
-    def _read_rows(self, received: Received, shard: int) -> Selection:
+    def _hear_first(self, shard: int, received: Received, part: torch.Tensor) -> None:
+        """Handles what a shard sends before the parameters: which of them have changed, and an echo."""
+        message = received.message
+        before = self._arriving.get(shard)
+        before = before if before is not None and before.number == message.number else _Arriving(message.number)
+        if message.kind == "echo":
+            echo = checked_vector(received, part, before.changed)
+            self._arriving[shard] = before._replace(echo=echo)
+            return
         try:
-            assert received.message.x is not None
-            return Selection.from_bytes(received.message.x.cpu(), *self._ranges[shard], self.x.device)
+            assert message.x is not None
+            changed = Selection.from_bytes(message.x.cpu(), *self._ranges[shard], self.x.device)
         except (AssertionError, ValueError) as error:
-            raise MalformedMessageError(received.sender, received.message, f"with invalid rows ({error})") from None
+            raise MalformedMessageError(received.sender, message, f"with invalid rows ({error})") from None
+        self._arriving[shard] = before._replace(changed=changed)
 
-    def _write(self, part: torch.Tensor, x: torch.Tensor, changed: Selection | None) -> None:
-        """Writes a shard's parameters (n,) to its part of `x`; those that have changed, where only these have come."""
-        while self._undo:
-            selection, before = self._undo.pop()
-            selection.put(self.x, before)
+    def _write(self, shard: int, part: torch.Tensor, x: torch.Tensor, arriving: _Arriving) -> None:
+        """Writes a shard's parameters to its part (n,) of `x`, and keeps their echo."""
+        while self._rows_before:
+            elements, before = self._rows_before.pop()
+            self.x.index_copy_(0, elements, before)
+        changed, echo = arriving.changed, arriving.echo
         if changed is None:
             part.copy_(x)
-        else:
-            changed.put(part, x)
-        self._moved(2 * len(x) / max(1, len(self.x)) if changed is not None else 2 / len(self._ranges))
+            self._echoes[shard] = echo
+            self._moved(2 / len(self._ranges))
+            return
+        changed.put(part, x)
+        self._moved(2 * len(x) / len(self.x))
+        if (whole := self._echoes[shard]) is not None and echo is not None:
+            changed.put(whole, echo)

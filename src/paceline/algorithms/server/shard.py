@@ -232,7 +232,7 @@ class Shard:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         self._ports.moved(self._decoding_moves)
         update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing, selection)
-        one = WaitingGradient(update, incarnation, gradient, self._announced.take_echo(sender))
+        one = WaitingGradient(update, incarnation, gradient, self._announced.finish(sender))
         is_usable = self._applier.accepts(update) and (one.echo is not None or not self._rules.apply.echoes)
         verdict = self._admission.admit(update) if is_usable else Verdict.DROP
         match verdict:

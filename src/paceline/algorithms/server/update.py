@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type, to_sum_type
-from paceline.optim.rows import Selection, sum_selected
+from paceline.optim.rows import Selection, sum_selected, whole_but
 
 if TYPE_CHECKING:
     from paceline.ports.ports import Message
@@ -100,8 +100,9 @@ def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -
     if len(ones) == 1:
         return mean, selection
     if any(one.update.selection is not None for one in ones):
-        parts = [(one.gradient, one.update.selection, one.update.num_samples) for one in ones]
+        parts = [(*_selected(one, ones), float(weight)) for one, weight in zip(ones, weights, strict=True)]
         total, selection = sum_selected(parts, sum_type(mean.dtype))
+        moved(3 * sum(part.count for _, part, _ in parts) / max(1, selection.end - selection.begin))
         return total.div_(max(1, sum(weights))).to(mean.dtype), selection
     total = to_sum_type(mean)
     equal = len(set(weights)) == 1
@@ -114,14 +115,28 @@ def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -
     return total if total is mean else mean.copy_(total), None
 
 
+def _selected(one: WaitingGradient, ones: list[WaitingGradient]) -> tuple[Tensor, Selection]:
+    """A gradient as the values of a selection, where another of them is sparse."""
+    if one.update.selection is not None:
+        return one.gradient, one.update.selection
+    like = next(other.update.selection for other in ones if other.update.selection is not None)
+    missing = [(begin + like.begin, end + like.begin) for begin, end in one.update.missing]
+    selection = Selection(whole_but(missing), like.begin, like.end)
+    return selection.take(one.gradient), selection
+
+
 def as_one(ones: list[WaitingGradient], version: int, moved: Callable[[float], None]) -> tuple[UpdateInfo, Tensor]:
     """The update that these gradients make at `version`, and their mean; elements missing from all of them are missing.
 
     Calls `moved` with the number of vectors read and written.
     """
     first, *others = (one.update for one in ones)
-    missing = tuple(own for own in first.missing if all(own in other.missing for other in others))
     mean, selection = weighted_mean(ones, moved)
+    missing = (
+        ()
+        if selection is not None
+        else tuple(own for own in first.missing if all(own in other.missing for other in others))
+    )
     num_samples = sum(one.update.num_samples for one in ones)
     return replace(first, version=version, num_samples=num_samples, missing=missing, selection=selection), mean
 

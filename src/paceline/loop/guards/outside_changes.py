@@ -20,7 +20,7 @@ _data_ptr = torch.Tensor.data_ptr
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth, or more rarely if it is large
 _WHOLE_EVERY = 10
-_SUMMED = 1 << 16  # words at most that are added up otherwise, beside sparse gradients
+_SUMMED = 1 << 16  # words at most of a sum beside sparse gradients, when not the whole vector is looked at
 _SEEN_MOVING = (
     "The loop moves its parameters while a step is under way, where other workers of {} see them: from the next step on this"
     " worker computes on a copy of the parameters."
@@ -51,9 +51,10 @@ class OutsideChanges:
     in-place operations and `load_state_dict` move; 32 words of the vector; and a sum over all of it where a change would be
     refused, elsewhere the first 50 times and every tenth time after that. The sum is compared the first 50 times, every tenth
     time, and where counts have moved: what is changed and put back is no change. So later on a change by `p.data` that happens
-    once and misses the 32 words can go unseen; what a loop does in every step cannot. Beside sparse gradients, only 65,536
-    words are added up at other times, all of them more rarely, and counts that have moved then count as a change. On a GPU,
-    which would have to be waited for, there are addresses and counts alone.
+    once and misses the 32 words can go unseen; what a loop does in every step cannot. Beside sparse gradients, a sum
+    over the whole vector would take longer than the step: between two such sums, which are rarer, 65,536 words are added up,
+    and a count that has moved is taken for a change, even if the values have been put back. On a GPU, which would have to be
+    waited for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
@@ -132,13 +133,13 @@ class OutsideChanges:
         """Whether the loop has loaded values since it got the parameters."""
         return self._loads.were_any
 
-    def take(self, *, idle: bool = False, whole: bool = False, samples: bool = False) -> None:
+    def take(self, *, idle: bool = False, whole: bool = False, is_sparse: bool = False) -> None:
         """The loop gets the parameters as they are bound now.
 
         Args:
             idle: between two steps.
             whole: with the sum; they are a copy, which others do not see.
-            samples: adding up all of them would take longer than the step, whose gradient is sparse.
+            is_sparse: the gradient is sparse, so that a sum over all parameters would take longer than the step.
         """
         if self._loads.were_any:
             self._loads.forget()
@@ -170,7 +171,7 @@ class OutsideChanges:
         if key == self._others:
             return
         self._num_taken += 1
-        stride = len(words) // _SUMMED + 1 if samples else 1
+        stride = len(words) // _SUMMED + 1 if is_sparse else 1
         self._compares = (
             whole
             or self._moves
