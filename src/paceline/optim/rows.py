@@ -85,6 +85,21 @@ class Selection:
             else:
                 x.index_copy_(0, one, part)
 
+    def row_means(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` (count,) with each element of a row replaced by the mean over the row's elements in this part."""
+        means = values.clone()
+        places = zip(self._places, means.split(self._lengths), strict=True)
+        widths = [(max(table.begin, self.begin), table) for table in self.rows]
+        for (at, one), part in places:
+            table = dict(widths).get(at)
+            if table is None or isinstance(one, slice) or not part.numel():
+                continue
+            row = (one + (self.begin - table.begin)) // table.width
+            _, number, length = torch.unique_consecutive(row, return_inverse=True, return_counts=True)
+            sums = part.new_zeros(len(length)).index_add_(0, number, part)
+            part.copy_((sums / length)[number])
+        return means
+
     def row_elements(self) -> torch.Tensor:
         """The positions of the rows' elements (m,) in the part, without the whole stretches."""
         own = [one for _, one in self._places if not isinstance(one, slice)]

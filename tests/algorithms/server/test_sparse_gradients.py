@@ -363,3 +363,41 @@ def sparse_adam_of_all(parameters):
 def test_sparse_adam_is_refused_with_dense_gradients():
     with pytest.raises(pl.UsageError, match="SparseAdam takes sparse gradients only"):
         pl.simulate(Loop(False, sparse_adam_of_all), cluster=CLUSTER, algorithm="parameter-server(mode=async)")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_row_wise_adagrad_has_one_rate_per_row(shards):
+    """Two workers in lockstep; the border of two shards lies between two rows."""
+
+    def train():
+        model = nn.ModuleList(
+            [nn.Embedding(16, 4, sparse=True, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)]
+        )
+        with torch.no_grad():
+            model[0].weight.copy_(torch.linspace(-1, 1, 64, dtype=torch.float64).view(16, 4))
+            model[1].weight.fill_(0.5)
+            model[1].bias.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with pl.attach(model, optimizer) as worker:
+            for rows in worker.batches([torch.tensor([n % 16, (3 * n) % 16]) for n in range(20)]):
+                optimizer.zero_grad()
+                model[1](model[0](rows)).square().mean().backward()
+                optimizer.step()
+        return [one.detach().clone() for one in model.parameters()]
+
+    algorithm = f"parameter-server(mode=sync(backups=0), apply=rowwise-adagrad, shards={shards})"
+    found = pl.simulate(train, workers=2, algorithm=algorithm).returned[0]
+    table = torch.linspace(-1, 1, 64, dtype=torch.float64).view(16, 4).requires_grad_()
+    weight, bias = torch.full((1, 4), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    own = [table, weight.requires_grad_(), bias.requires_grad_()]
+    sums = [torch.zeros(16, 1, dtype=torch.float64), *(torch.zeros_like(one) for one in own[1:])]
+    for n in range(0, 20, 2):
+        rows = torch.tensor([k for m in (n, n + 1) for k in (m % 16, (3 * m) % 16)])
+        gradients = torch.autograd.grad((table[rows] @ weight.T + bias).square().mean(), own)
+        with torch.no_grad():
+            squares = [gradients[0].square().mean(1, keepdim=True), *(one.square() for one in gradients[1:])]
+            for one, gradient, z, square in zip(own, gradients, sums, squares, strict=True):
+                z += square
+                one -= 0.2 * gradient / (z.sqrt() + 1e-10)
+    for one, other in zip(found, own, strict=True):
+        torch.testing.assert_close(one, other.detach())

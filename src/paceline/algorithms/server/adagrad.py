@@ -54,6 +54,31 @@ def _descend(x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float, sum_of_
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowwiseAdagrad(Adagrad):
+    """AdaGrad with one rate per row of a table: z <- z + mean of g^2 over the row; x <- x - rate g / (sqrt(z) + eps).
+
+    Tables are parameters with sparse gradients; all else is as under `adagrad`. A row that lies in two shards has two rates.
+
+    Costs: one vector of state, as for `adagrad`: each element of a row keeps the row's z.
+    Use when: rows of embeddings are rare, and their elements should learn equally fast, as in recommenders.
+
+    Reference: FBGEMM's exact row-wise AdaGrad, as for Naumov et al., "Deep Learning Recommendation Model for Personalization
+        and Recommendation Systems", 2019, arXiv:1906.00091.
+    """
+
+    moved_vectors: ClassVar[float | None] = 13
+
+    def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
+        z = torch.full((num_elements,), self.initial, dtype=dtype)
+        return Applier(self._step, sum_of_squares=z)
+
+    def _step(self, x: Tensor, gradient: Tensor, info: UpdateInfo, rate: float, sum_of_squares: Tensor) -> None:
+        squares = gradient.square()
+        sum_of_squares.add_(squares if info.selection is None else info.selection.row_means(squares))
+        x.addcdiv_(gradient, sum_of_squares.sqrt().add_(self.eps), value=-rate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AsyncAdagrad(ApplyRule):
     """AdaGrad with z = 1 + sum of g^2, applied to gradients of any age as they arrive: the baseline of AdaptiveRevision.
 

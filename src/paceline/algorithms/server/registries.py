@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.algorithms.server.adagrad import Adagrad, AsyncAdagrad
+from paceline.algorithms.server.adagrad import Adagrad, AsyncAdagrad, RowwiseAdagrad
 from paceline.algorithms.server.adaptive import Adam, RMSProp
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, ApplyRule, Momentum, StalenessScaled
@@ -26,6 +26,7 @@ _undelayed.register("sgd", SGD)
 _undelayed.register("momentum", Momentum)
 _undelayed.register("rmsprop", RMSProp)
 _undelayed.register("adagrad", Adagrad)
+_undelayed.register("rowwise-adagrad", RowwiseAdagrad)
 _undelayed.register("adam", Adam)
 _undelayed.register("staleness-scaled", StalenessScaled)
 _undelayed.register("async-adagrad", AsyncAdagrad)
