@@ -9,6 +9,7 @@ import torch
 
 import paceline as pl
 from paceline.algorithms import downpour
+from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.client import Answer
 from paceline.records import accruals
@@ -44,6 +45,7 @@ class OneClient:
 
     def __init__(self, *_, **__):
         self.x, self.version, self.server, self.log = torch.ones(1), 0, torch.ones(1), []
+        self.versions, self.under_way = (0,), None
 
     def join(self):
         self.log.append("join")
@@ -61,6 +63,20 @@ class OneClient:
         if fetch:
             self.fetch()
         return Answer(self.pushed, self.version)
+
+    def start_push(self, gradient, num_samples, rows, *, versions, fetch=True):
+        answer = self.push(gradient, num_samples, rows, fetch=False)
+        self.under_way = answer, self.server.clone() if fetch else None
+
+    def start_fetch(self):
+        self.under_way = None, self.server.clone()
+
+    def finish(self):
+        (answer, x), self.under_way = self.under_way or (None, None), None
+        if x is not None:
+            self.x.copy_(x)
+            self.log.append("fetch")
+        return answer
 
     def fetch(self):
         self.log.append("fetch")
@@ -140,6 +156,55 @@ def test_is_the_papers_loop(fetch, push, num_steps):
     assert (client.log[0], client.log[-1]) == ("join", "leave")
     assert len(replica.records) == num_steps, "every gradient is recorded with the update that it became a part of"
     assert replica.records == sorted(replica.records)
+
+
+def papers_loop_that_overlaps(num_steps, n_fetch, n_push):
+    """As Algorithm 7.1 has it: what is fetched takes the place of the parameters after the next gradient."""
+    x, server, accrued, fetched, pushes, samples = 1.0, 1.0, 0.0, None, [], 0
+    for step in range(1, num_steps + 1):
+        gradient = x
+        x, fetched = x if fetched is None else fetched, None
+        accrued, samples = accrued + gradient, samples + 2
+        x -= ALPHA * gradient
+        if step % n_push == 0 or step == num_steps:
+            pushes.append(("push", accrued, samples))
+            server -= ALPHA * accrued
+            accrued, samples = 0.0, 0
+        if step % n_fetch == 0:
+            fetched = server
+    return server, pushes
+
+
+@pytest.mark.parametrize(("fetch", "push"), [(1, 1), (3, 3), (2, 3), (3, 2), (5, 1), (1, 4), (7, 5)])
+@pytest.mark.parametrize("num_steps", [1, 6, 11])
+def test_is_the_papers_loop_that_overlaps(fetch, push, num_steps):
+    client, replica = OneClient(), QuadraticReplica(num_steps)
+    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None)
+    with mock.patch.object(downpour, "Client", return_value=client):
+        pl.Downpour(fetch=fetch, push=push, overlap=True).work(replica, ports)
+    server, pushes = papers_loop_that_overlaps(num_steps, fetch, push)
+    assert [one for one in client.log if one[0] == "push"] == pushes
+    assert float(client.server) == server
+    assert client.under_way is None
+    assert replica.records == [-(-step // push) for step in range(1, num_steps + 1)], "each has its update"
+
+
+def test_messages_travel_while_a_worker_computes():
+    """Of 20 ms to the server and back, 10 ms pass within the next gradient."""
+    waits, overlaps = (
+        timed(f"downpour(overlap={one})", workers=2, compute_s=0.01, latency_s=0.01) for one in ("false", "true")
+    )
+    assert overlaps.result["steps"] == waits.result["steps"] == 200
+    assert waits.result["wall_s"] == pytest.approx(100 * 0.03, rel=0.1)
+    assert overlaps.result["wall_s"] == pytest.approx(100 * 0.02, rel=0.1)
+    for rows in overlaps.records.values():
+        assert (np.diff(rows["applied_version"]) > 0).all()
+        assert (rows["applied_version"] > rows["read_version"]).all()
+
+
+def test_an_echo_would_be_another_gradients():
+    with pytest.raises(pl.UsageError, match="take revision_state=snapshot, or leave out overlap"):
+        pl.Downpour(overlap=True, apply=AdaptiveRevision())
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_shards_that_choose_together_stay_together():
     "algorithm",
     [
         pl.Downpour(apply=SGD(), durability="replica"),
+        pl.Downpour(apply=SGD(), durability="replica", overlap=True),
         pl.Downpour(apply=UserOptimizer(), durability="replica", warm_start_steps=150),
     ],
 )

@@ -18,7 +18,7 @@ from paceline.algorithms.server.served import Durability, OnDeath, Served, Shard
 from paceline.algorithms.server.standby import serve_shard
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
-from paceline.errors import NoGradient
+from paceline.errors import NoGradient, UsageError
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
 from paceline.optim.rows import Rows, Selection, sum_selected, whole_but
@@ -51,6 +51,8 @@ class Downpour(Served):
         fetch: n_fetch, steps between two fetches of the parameters.
         push: n_push, steps whose gradients are accrued and pushed together. Above `fetch`, fetched parameters lack what this
             worker has not yet pushed.
+        overlap: let pushes and fetches travel while the worker computes its next gradient, as in the paper: parameters are
+            then one step older, and the worker's own optimizer makes every step.
         apply: the servers' rule; `user` is the workers' own optimizer.
         warm_start_steps: the worker with the lowest id trains alone until the servers have applied this many of its steps; all
             others wait. If it dies, the next one takes over.
@@ -61,10 +63,10 @@ class Downpour(Served):
         durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
         snapshot_s: for `snapshot`: seconds between a server's snapshots.
 
-    Differs from the paper: there, fetches and pushes overlap with the next gradient; here a worker waits for their answers, so
-    that every push is applied once and its staleness is known. The paper's replicas step by plain SGD between fetches, and
-    push their first gradient alone. The paper recommends a warm start with one replica, but specifies neither its length nor
-    what the others do meanwhile.
+    Differs from the paper: unless `overlap`, a worker waits for the answers to fetches and pushes before its next gradient.
+    With it, too, every push is applied once and its staleness is known. The paper's replicas step by plain SGD between
+    fetches, and push their first gradient alone. The paper recommends a warm start with one replica, but specifies neither its
+    length nor what the others do meanwhile.
 
     Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: section 4.1, and the appendix's program of a
         replica.
@@ -72,6 +74,7 @@ class Downpour(Served):
 
     fetch: Annotated[int, COUNT] = 1
     push: Annotated[int, COUNT] = 1
+    overlap: bool = False
     apply: ApplyRule = field(default_factory=Adagrad)
     warm_start_steps: Annotated[int, COUNT_FROM_0] = 0
     shards: Annotated[int, SERVERS] = 1
@@ -81,12 +84,17 @@ class Downpour(Served):
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
     of_servers: ClassVar[tuple[str, ...]] = (
-        "fetch", "push", "warm_start_steps", "shards", "codec", "on_death", "durability", "snapshot_s",
+        "fetch", "push", "overlap", "warm_start_steps", "shards", "codec", "on_death", "durability", "snapshot_s",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_carrier(self.codec, "push", "downpour", codec_registry.spec(self.codec))
+        if self.overlap and self.apply.echoes:
+            raise UsageError(
+                "overlap=true answers a push after the next gradient, whose echo would be this one's: take"
+                " revision_state=snapshot, or leave out overlap."
+            )
         self._plain_server()  # checks what both have
 
     @property
@@ -102,9 +110,9 @@ class Downpour(Served):
         if not ports.num_servers:
             self._plain_server().work(replica, ports)
             return
-        own_steps = self.fetch > 1 or not self.apply.overrides_optimizer
+        own_steps = self.fetch > 1 or self.overlap or not self.apply.overrides_optimizer
         client = Client(ports, self.codec, by_workers_optimizer=own_steps)
-        accrued = _Accrued(client.x, alone=self.push == 1)
+        accrued = _Accrued(client.x, alone=self.push == 1 and not self.overlap, travels=self.overlap)
         if self._rules(ports.num_workers).takes_rows:
             replica.take_rows()
         state = replica.optimizer_state()  # before steps of its own change it
@@ -112,21 +120,29 @@ class Downpour(Served):
         try:
             with suppress(NoGradient):
                 for step in replica.steps():
+                    versions = client.versions
                     replica.gradient(at=client.x, version=client.version)
+                    if (answer := client.finish()) is not None:  # of what has travelled meanwhile
+                        replica.settled(answer.applied_version)
                     ports.moved(accrued.add(replica.g, replica.rows, replica.samples, replica.missing))
                     pushes, fetches = step % self.push == 0, step % self.fetch == 0
-                    if not fetches:
+                    if self.overlap or not fetches:
                         client.before_own_step(replica.rows)
                         replica.apply(to=client.x)  # the next gradient is computed where this one leads
                     if pushes:
                         replica.missing = accrued.missing
                         client.tell(replica.optimizer_settings(), lambda: state)
-                        answer = client.push(*accrued.take(), fetch=fetches)
-                        answer.record(replica)
+                    if pushes and self.overlap:
+                        client.start_push(*accrued.take(), versions=versions, fetch=fetches)
+                        replica.accrued()
+                    elif pushes:
+                        client.push(*accrued.take(), fetch=fetches).record(replica)
                     else:
                         if fetches:
-                            client.fetch()
+                            client.start_fetch() if self.overlap else client.fetch()
                         replica.accrued()
+            if (answer := client.finish()) is not None:
+                replica.settled(answer.applied_version)
             if accrued.samples:
                 replica.missing = accrued.missing
                 client.tell(replica.optimizer_settings(), lambda: state)
@@ -164,13 +180,14 @@ class _Accrued:
     Args:
         x: a vector (P,) like them.
         alone: each gradient is pushed separately, without a sum.
+        travels: a sum is still being sent when the next begins.
 
     Attributes:
         missing: parameters without a gradient in any of them.
     """
 
-    def __init__(self, x: Tensor, *, alone: bool) -> None:
-        self._x, self._alone = x, alone
+    def __init__(self, x: Tensor, *, alone: bool, travels: bool = False) -> None:
+        self._x, self._alone, self._travels = x, alone, travels
         self._sum: Tensor | None = None
         self._selection: Selection | None = None  # the elements of the sum; None: all
         self._type: dtype | None = None  # of the gradients
@@ -188,7 +205,11 @@ class _Accrued:
             self._sum, self._selection = g, selection
             return 0
         if before is None:
-            self._sum, self._selection = g.to(sum_type(g.dtype), copy=True), selection
+            is_dense, last = selection is None and self._selection is None, self._sum
+            if is_dense and last is not None and not self._travels:
+                last.copy_(g)
+            else:
+                self._sum, self._selection = g.to(sum_type(g.dtype), copy=True), selection
             return 2 * len(g) / max(1, length)
         if selection is None and self._selection is None:
             before.add_(g)

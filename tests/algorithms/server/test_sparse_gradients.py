@@ -104,6 +104,7 @@ def test_rules_that_leave_elements_with_a_gradient_of_0_alone_do_so(rule, shards
         *("adaptive-revision", "adaptive-revision(revision_state=snapshot, shards=2)"),
         *("downpour(apply=sgd)", "downpour(fetch=3, push=1, apply=sgd, shards=2)", "downpour(fetch=2, push=3)"),
         *("downpour(fetch=3, push=2, warm_start_steps=3)", "downpour(fetch=2, push=2, apply=user)"),
+        *("downpour(overlap=true, apply=sgd, shards=2)", "downpour(overlap=true, fetch=3, push=2)"),
     ],
 )
 def test_methods_with_servers_of_their_own_rules(algorithm):

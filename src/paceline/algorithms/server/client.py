@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,6 +103,7 @@ class Client:
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
         self._aligned, self._by_workers_optimizer = aligned, by_workers_optimizer
         self._num_fetches = 0
+        self._under_way: dict[int, Message] = {}  # by shard: requests that `finish` waits for
         self._has_met = False
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
         self._clock_of_next: dict[int, int] = {}  # shard -> clock of the parameters that it sends next
@@ -144,6 +145,46 @@ class Client:
             rows: that it has; None: it has all elements.
             fetch: if False, waits only for the decision on the gradient: `x` and `version` stay unchanged.
         """
+        return self._exchange(self._pushes(gradient, num_samples, rows, fetch=fetch))
+
+    def start_push(
+        self,
+        gradient: torch.Tensor,
+        num_samples: int,
+        rows: Rows | None = None,
+        *,
+        versions: Sequence[int],
+        fetch: bool = True,
+    ) -> None:
+        """As `push`, without waiting: `finish` does. The gradient was computed at these `versions` of the shards."""
+        self._under_way = self._start(self._pushes(gradient, num_samples, rows, fetch=fetch, versions=versions))
+
+    def start_fetch(self) -> None:
+        """As `fetch`, without waiting."""
+        self._under_way = self._start(self._fetches())
+
+    def finish(self) -> Answer | None:
+        """Waits for what was started, and for its parameters; returns the outcome of a push, None if there was none."""
+        requests, self._under_way = self._under_way, {}
+        if not requests:
+            return None
+        answer = self._finish(requests)
+        return answer if requests[0].kind in _PUSHES else None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each shard's parameters in `x`."""
+        return tuple(self._versions)
+
+    def _pushes(
+        self,
+        gradient: torch.Tensor,
+        num_samples: int,
+        rows: Rows | None,
+        *,
+        fetch: bool,
+        versions: Sequence[int] | None = None,
+    ) -> list[Message]:
         self.sequence += 1
         kind = "push" if fetch else "push-only"
         self._selections = None
@@ -155,12 +196,10 @@ class Client:
             payloads = list(gradient.split([one.count for one in self._selections]))
         else:
             payloads = self._push_codec.encode(gradient, settings.missing if settings is not None else ())
-        return self._exchange(
-            [
-                Message(kind, self.sequence, num_samples, payload, version)
-                for payload, version in zip(payloads, self._versions, strict=True)
-            ]
-        )
+        return [
+            Message(kind, self.sequence, num_samples, payload, version)
+            for payload, version in zip(payloads, versions or self._versions, strict=True)
+        ]
 
     def before_own_step(self, rows: Rows | None) -> None:
         """The worker is about to step on `x` by itself, with a gradient of these rows; None: on all of it."""
@@ -174,9 +213,12 @@ class Client:
 
     def fetch(self) -> None:
         """Waits for the newest parameters."""
+        self._exchange(self._fetches())
+
+    def _fetches(self) -> list[Message]:
         self._num_fetches += 1
         number = _FINAL - self._num_fetches
-        self._exchange([Message("fetch", number, self._version_held(shard)) for shard in self._shards])
+        return [Message("fetch", number, self._version_held(shard)) for shard in self._shards]
 
     def _version_held(self, shard: int) -> int:
         """The version of a shard's parameters that this worker has; -1: it has changed them by itself."""
@@ -203,9 +245,17 @@ class Client:
         self._exchange([Message("final", _FINAL) for _ in self._shards])
 
     def _exchange(self, messages: list[Message], *, in_order: bool = False) -> Answer:
+        return self._finish(self._start(messages), in_order=in_order)
+
+    def _start(self, messages: list[Message]) -> dict[int, Message]:
+        """Sends each shard its message."""
         self._has_met = False
         self._clocks.clear()
-        answers = self._request(dict(enumerate(messages)), in_order=in_order)
+        return self._send_all(dict(enumerate(messages)))
+
+    def _finish(self, requests: dict[int, Message], *, in_order: bool = False) -> Answer:
+        """Waits until all shards have answered, and are in step."""
+        answers = self._wait(requests, in_order=in_order)
         while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):
             # One shard has a later clock for this worker: the other shards' parameters lack updates that it promises.
             self._request(dict.fromkeys(behind, Message("join", self.sequence)))
@@ -215,20 +265,27 @@ class Client:
             number = _FINAL - self._num_fetches
             behind = [shard for shard in self._shards if self._versions[shard] < newest]
             self._request({one: Message("fetch", number, self._version_held(one), version=newest) for one in behind})
-        if messages[0].kind != "push-only":
+        if requests[0].kind != "push-only":
             self._has_changed_all = False
         self.version = self._versions[0]
         return answers[0]
 
-    def _request(self, requests: dict[int, Message], *, in_order: bool = False) -> dict[int, Answer]:
-        """Sends each shard its request, all before waiting for any; returns the answers.
+    def _request(self, requests: dict[int, Message]) -> dict[int, Answer]:
+        """Sends each shard its request, all before waiting for any; returns the answers."""
+        return self._wait(self._send_all(requests))
+
+    def _send_all(self, requests: dict[int, Message]) -> dict[int, Message]:
+        # The first shard last: if it chooses whose gradients count, the others have this one by then.
+        for shard in sorted(requests, reverse=True):
+            self._send(shard, requests[shard])
+        return requests
+
+    def _wait(self, requests: dict[int, Message], *, in_order: bool = False) -> dict[int, Answer]:
+        """Returns the answers to requests that have been sent.
 
         Waiting for one particular shard ends if the run is being stopped. So the client waits for shards one by one with
         `in_order`, and for a shard whose server has left until a successor takes over.
         """
-        # The first shard last: if it chooses whose gradients count, the others have this one by then.
-        for shard in sorted(requests, reverse=True):
-            self._send(shard, requests[shard])
         answers: dict[int, Answer] = {}
         begun_s, num_malformed = self._now_s(), 0
         while missing := requests.keys() - answers.keys():
