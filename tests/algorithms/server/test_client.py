@@ -175,8 +175,8 @@ def test_steps_of_ones_own_keep_the_values_of_rows_alone():
     client, _ = client_of()
     for _ in range(20):
         client.before_own_step(ROWS.rows)
-    assert sum(len(values) for _, values in client._rows_before) == 20 * 2
-    assert client._version_held(0) == 0
+    assert sum(len(values) for _, values in client._copy._rows_before) == 20 * 2
+    assert client._copy.held(0) == 0
     client.before_own_step(None)
     client.before_own_step(ROWS.rows)
-    assert (client._rows_before, client._version_held(0)) == ([], -1)
+    assert (client._copy._rows_before, client._copy.held(0)) == ([], -1)

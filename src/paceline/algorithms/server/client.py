@@ -11,11 +11,12 @@ import torch
 from paceline.algorithms.server.incoming import state_to_bytes
 from paceline.algorithms.server.pushed import PushCodec
 from paceline.algorithms.server.update import COUNTED, DROPPED
+from paceline.algorithms.server.worker_copy import WorkerCopy
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.rows import Rows, Selection
 from paceline.optim.settings import OptimizerSettings, check_rows
-from paceline.ports.checks import MalformedMessageError, checked_number, checked_vector, checked_weight
+from paceline.ports.checks import MalformedMessageError, checked_number, checked_weight
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
@@ -45,14 +46,6 @@ class Answer(NamedTuple):
             replica.dropped(gradient_version=self.version)
 
 
-class _Arriving(NamedTuple):
-    """What has come of an answer before its parameters."""
-
-    number: int  # of the request
-    changed: Selection | None = None  # the elements that the answer has; None: all
-    echo: torch.Tensor | None = None
-
-
 class Client:
     """Sends updates to all shards and waits for their answers.
 
@@ -80,24 +73,17 @@ class Client:
     ) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x  # the parameters (P,)
+        self._copy = WorkerCopy(ports)
         self.version = 0  # their version, as the first shard counts
         self.sequence = 0
         self._mailbox = ports.mailbox
-        self._moved = ports.moved
         self._now_s = ports.clock.now_s
         self._counts = ports.counts
         self._first_server = ports.num_workers
         self._ranges = ports.shared.ranges
         self._shards = range(ports.num_servers)
-        self._versions = [0] * len(self._shards)
         self._push_codec = PushCodec(codec if codec is not None else NoCodec(), ports)
-        self._echoes: list[torch.Tensor | None] = [None] * len(self._shards)
         self._selections: list[Selection] | None = None  # of each shard: the elements that the last gradient has
-        self._arriving: dict[int, _Arriving] = {}  # by shard: what has come of an answer before its parameters
-        self._rows_before: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # elements that own steps changed, values before
-        self._has_changed_all = False  # whether own steps have changed all of `x` since it came
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
@@ -174,7 +160,7 @@ class Client:
     @property
     def versions(self) -> tuple[int, ...]:
         """Of each shard's parameters in `x`."""
-        return tuple(self._versions)
+        return tuple(self._copy.versions)
 
     def _pushes(
         self,
@@ -192,24 +178,18 @@ class Client:
         if settings is not None and self._by_workers_optimizer and (rows is not None or "SparseAdam" in settings.names):
             check_rows(settings, rows)
         if rows is not None:
-            self._selections = [Selection(rows, *own, self.x.device) for own in self._ranges]
-            payloads = list(gradient.split([one.count for one in self._selections]))
+            self._selections = selections = self._copy.selections(rows)
+            payloads = list(gradient.split([one.count for one in selections]))
         else:
             payloads = self._push_codec.encode(gradient, settings.missing if settings is not None else ())
         return [
             Message(kind, self.sequence, num_samples, payload, version)
-            for payload, version in zip(payloads, versions or self._versions, strict=True)
+            for payload, version in zip(payloads, versions or self._copy.versions, strict=True)
         ]
 
     def before_own_step(self, rows: Rows | None) -> None:
         """The worker is about to step on `x` by itself, with a gradient of these rows; None: on all of it."""
-        if rows is None or self._has_changed_all:
-            self._has_changed_all = True
-            self._rows_before.clear()
-        else:  # so that the rows that come next can be written over those that came before
-            elements = Selection(rows, 0, len(self.x), self.x.device).row_elements()
-            self._rows_before.append((elements, self.x.index_select(0, elements)))
-            self._moved(2 * len(elements) / len(self.x))
+        self._copy.before_own_step(rows)
 
     def fetch(self) -> None:
         """Waits for the newest parameters."""
@@ -218,11 +198,7 @@ class Client:
     def _fetches(self) -> list[Message]:
         self._num_fetches += 1
         number = _FINAL - self._num_fetches
-        return [Message("fetch", number, self._version_held(shard)) for shard in self._shards]
-
-    def _version_held(self, shard: int) -> int:
-        """The version of a shard's parameters that this worker has; -1: it has changed them by itself."""
-        return -1 if self._has_changed_all else self._versions[shard]
+        return [Message("fetch", number, self._copy.held(shard)) for shard in self._shards]
 
     def meet(self) -> None:
         """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
@@ -259,15 +235,16 @@ class Client:
         while self._clocks and (behind := [one for one in self._shards if self._clocks.get(one, 0) < self.sequence]):
             # One shard has a later clock for this worker: the other shards' parameters lack updates that it promises.
             self._request(dict.fromkeys(behind, Message("join", self.sequence)))
-        while self._aligned and (newest := max(self._versions)) != min(self._versions):
+        versions = self._copy.versions
+        while self._aligned and (newest := max(versions)) != min(versions):
             # Some shards were a step behind: they had refused this worker's gradient before that step.
             self._num_fetches += 1
             number = _FINAL - self._num_fetches
-            behind = [shard for shard in self._shards if self._versions[shard] < newest]
-            self._request({one: Message("fetch", number, self._version_held(one), version=newest) for one in behind})
+            behind = [shard for shard in self._shards if versions[shard] < newest]
+            self._request({one: Message("fetch", number, self._copy.held(one), version=newest) for one in behind})
         if requests[0].kind != "push-only":
-            self._has_changed_all = False
-        self.version = self._versions[0]
+            self._copy.all_came()
+        self.version = versions[0]
         return answers[0]
 
     def _request(self, requests: dict[int, Message]) -> dict[int, Answer]:
@@ -310,7 +287,7 @@ class Client:
                         answers.setdefault(shard, answer)
                 case PeerLeft(peer=peer, reason=reason) if (shard := peer - self._first_server) in self._shards:
                     self._left[shard] = (reason, self._now_s())
-                    self._arriving.pop(shard, None)
+                    self._copy.forget(shard)
                     self._clock_of_next.pop(shard, None)  # a successor counts from what it knows
                 case PeerBack(peer=peer) if (shard := peer - self._first_server) in self._shards:
                     self._left.pop(shard, None)
@@ -341,11 +318,11 @@ class Client:
         )
 
     def _send(self, shard: int, message: Message) -> None:
-        echo, server = self._echoes[shard], self._first_server + shard
+        echo, server = self._copy.echoes[shard], self._first_server + shard
         selection = self._selections[shard] if self._selections is not None else None
         with contextlib.suppress(PeerLostError):  # requests are sent again when the server is back
             if selection is not None and message.kind in _PUSHES:
-                held = self._version_held(shard)
+                held = self._copy.held(shard)
                 self._mailbox.send(server, Message("rows", message.number, held, selection.to_bytes()))
             if echo is not None and message.kind in _PUSHES:
                 echo = echo if selection is None else selection.take(echo)
@@ -355,63 +332,20 @@ class Client:
     def _hear(self, shard: int, received: Received, request: Message | None) -> Answer | None:
         """Handles a shard's message; returns its answer if it answers the request."""
         kind, number, _, _, version = received.message
-        part = self.x[slice(*self._ranges[shard])]
         if kind in ("rows", "echo"):
-            self._hear_first(shard, received, part)
+            self._copy.hear(shard, received)
         elif kind == "clock":
             self._clock_of_next[shard] = checked_number(received, number)
         elif request is not None and number == request.number and kind in ("x", "ack"):  # else an answer given twice
             applied = checked_weight(received, least=-1)
             checked_number(received, version)
-            arriving = self._arriving.get(shard, _Arriving(number))
-            arriving = arriving if arriving.number == number else _Arriving(number)
-            try:
-                x = checked_vector(received, part, arriving.changed) if kind == "x" else part
-            except MalformedMessageError:
-                if arriving.changed is not None:  # so that a repeated answer can have all parameters
-                    del self._arriving[shard]
-                raise
-            self._arriving.pop(shard, None)
-            clock = self._clock_of_next.pop(shard, 0)
             if kind == "x":
-                self._write(shard, part, x, arriving)
-                self._versions[shard] = version
-                if clock or request.kind == "join":
-                    self._clocks[shard] = max(clock, number)
-                    self.sequence = max(self.sequence, clock)
+                self._copy.take(shard, received)
+            clock = self._clock_of_next.pop(shard, 0)
+            if kind == "x" and (clock or request.kind == "join"):
+                self._clocks[shard] = max(clock, number)
+                self.sequence = max(self.sequence, clock)
             if request.kind in _PUSHES:
                 self._push_codec.settle(shard, is_applied=applied != DROPPED)
             return Answer(applied, version)
         return None
-
-    def _hear_first(self, shard: int, received: Received, part: torch.Tensor) -> None:
-        """Handles what a shard sends before the parameters: which of them have changed, and an echo."""
-        message = received.message
-        before = self._arriving.get(shard)
-        before = before if before is not None and before.number == message.number else _Arriving(message.number)
-        if message.kind == "echo":
-            echo = checked_vector(received, part, before.changed)
-            self._arriving[shard] = before._replace(echo=echo)
-            return
-        try:
-            assert message.x is not None
-            changed = Selection.from_bytes(message.x.cpu(), *self._ranges[shard], self.x.device)
-        except (AssertionError, ValueError) as error:
-            raise MalformedMessageError(received.sender, message, f"with invalid rows ({error})") from None
-        self._arriving[shard] = before._replace(changed=changed)
-
-    def _write(self, shard: int, part: torch.Tensor, x: torch.Tensor, arriving: _Arriving) -> None:
-        """Writes a shard's parameters to its part (n,) of `x`, and keeps their echo."""
-        while self._rows_before:
-            elements, before = self._rows_before.pop()
-            self.x.index_copy_(0, elements, before)
-        changed, echo = arriving.changed, arriving.echo
-        if changed is None:
-            part.copy_(x)
-            self._echoes[shard] = echo
-            self._moved(2 / len(self._ranges))
-            return
-        changed.put(part, x)
-        self._moved(2 * len(x) / len(self.x))
-        if (whole := self._echoes[shard]) is not None and echo is not None:
-            changed.put(whole, echo)
