@@ -54,7 +54,8 @@ class Loop:
         steps = 0
         evaluate = self.evaluate if self.evaluates else None
         with pl.attach(model, optimizer, algorithm=self.algorithm, evaluate=evaluate) as worker:
-            for x in worker.batches(BATCHES, device=device):
+            assert worker.device == device
+            for x in worker.batches(BATCHES, device=worker.device):
                 optimizer.zero_grad()
                 loss = model(x).square().mean()
                 loss.backward()

@@ -405,6 +405,7 @@ def test_of_a_wrapper_the_optimizer_inside_is_asked_for():
 def test_a_lone_loops_batches_are_moved_too():
     model, optimizer = made()
     with pl.attach(model, optimizer) as worker:
+        assert worker.device == torch.device("cpu")
         assert all(x.is_meta for x, _ in worker.batches(DataLoader(samples(), batch_size=8), device="meta"))
 
 

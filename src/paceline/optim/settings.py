@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -41,20 +42,56 @@ def check_elementwise(
         but: optimizers that do not help.
     """
     if type(optimizer) not in ELEMENTWISE:
-        why = why.format(optimizer=type(optimizer).__name__)
+        why, otherwise = (one.format(optimizer=type(optimizer).__name__) for one in (why, otherwise))
         names = {kind.__name__ for kind in ELEMENTWISE} - but
         raise UsageError(f"{why}: choose one of {', '.join(sorted(names))}{otherwise}.")
 
 
 def check_served(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer that servers cannot apply."""
-    if type(optimizer) is torch.optim.SparseAdam:
-        return  # `check_rows` looks at its gradients
+    """Refuses an optimizer that servers cannot apply.
+
+    A class other than PyTorch's can say `elementwise = True`, if it updates every element of a parameter from its own gradient
+    and state alone.
+    """
+    if type(optimizer) is torch.optim.SparseAdam or _is_marked(type(optimizer)):
+        return  # `check_rows` looks at SparseAdam's gradients
     check_elementwise(
         optimizer,
         "A server cannot apply {optimizer}, which it knows nothing of",
-        ", or local-sgd, whose workers step by their own optimizers",
+        "; or, if {optimizer} updates each element from its own gradient and state alone, say so by `elementwise = True` in"
+        " the class; or local-sgd, whose workers step by their own optimizers",
     )
+
+
+def _is_marked(kind: type) -> bool:
+    """Whether the class itself says so: what a subclass does may differ."""
+    return vars(kind).get("elementwise") is True
+
+
+def _name_of(kind: type[torch.optim.Optimizer]) -> str:
+    """One of PyTorch's by its name, another by its module's, too."""
+    return (
+        kind.__name__
+        if kind.__name__ in _BY_NAME and not _is_marked(kind)
+        else f"{kind.__module__}:{kind.__qualname__}"
+    )
+
+
+def _class_of(name: str) -> Any:
+    """The inverse of `_name_of`.
+
+    Raises:
+        ValueError: there is no such class, or it does not say that it is elementwise.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no optimizer {name!r} ({error})") from None
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and _is_marked(found)):
+        raise ValueError(f"no elementwise optimizer {name!r}")
+    return found
 
 
 def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
@@ -171,8 +208,10 @@ class OptimizerSettings(NamedTuple):
         name, groups, missing = json.loads(bytes(sent.tolist()))
         groups = tuple(SettingsGroup(_tuples(ranges), _tuples(values)) for ranges, values in groups)
         settings = cls(str(name), groups, _tuples(missing))
-        if len(settings.names) != len(groups) or not _BY_NAME.keys() >= set(settings.names):
-            raise ValueError(f"no optimizer {name!r}")
+        if len(settings.names) != len(groups):
+            raise ValueError(f"{len(groups)} groups of {name!r}")
+        for one in set(settings.names):
+            _class_of(one)
         return settings
 
     def check(self, num_parameters: int) -> None:
@@ -197,7 +236,7 @@ class OptimizerSettings(NamedTuple):
 @functools.lru_cache(maxsize=64)  # learning rates change, and little else does
 def _check_values(name: str, values: tuple[tuple[str, Any], ...]) -> None:
     """Checks the values by the optimizer's own checks, and by the types of its defaults."""
-    kind, own, probe = _BY_NAME[name], dict(values), [nn.Parameter(torch.zeros(1))]
+    kind, own, probe = _class_of(name), dict(values), [nn.Parameter(torch.zeros(1))]
     defaults, known = kind(probe, lr=1e-3).defaults, inspect.signature(kind).parameters.keys()
     if own and not own.keys() >= defaults.keys() - {"lr"}:  # where only time is simulated there is a rate alone
         raise ValueError(f"no {sorted(defaults.keys() - own.keys() - {'lr'})}")
@@ -236,7 +275,7 @@ def settings_of(
         for group in one.param_groups:
             values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
             groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
-            names.append(type(one).__name__)
+            names.append(_name_of(type(one)))
     return OptimizerSettings("+".join(names if len(set(names)) > 1 else names[:1]), tuple(groups))
 
 
@@ -254,7 +293,7 @@ def state_of(
     """
     found: dict[str, list[tuple[slice, dict[str, Any]]]] = {}
     for optimizer in optimizers:
-        own = found.setdefault(type(optimizer).__name__, [])
+        own = found.setdefault(_name_of(type(optimizer)), [])
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             if (where := ranges(parameter)) is not None:
                 own.append((slice(*where), optimizer.state.get(parameter, {})))
@@ -289,7 +328,7 @@ def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) ->
 
 def make_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimizer of these settings' `name`."""
-    return _BY_NAME[name](groups)
+    return _class_of(name)(groups)
 
 
 def raw_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

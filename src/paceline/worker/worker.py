@@ -77,10 +77,15 @@ class Worker(WholeRun):
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
         self._consensus_distance: float | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and so where its batches belong."""
+        return next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
+
     def __enter__(self) -> Worker:
         entry = enter(self._environment, self._model, self.algorithm)
         self.worker_id, self.num_workers = entry.worker_id, entry.num_workers
-        device = next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
+        device = self.device
         states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
         self._undo.append(hold(self._held, members_of(self._optimizer), self.worker_id, self.num_workers))
         try:
