@@ -51,11 +51,18 @@ def train(folder: Path, *, sparse: bool, steps: int) -> None:
     (folder / f"{worker.worker_id}.json").write_text(json.dumps({"ended_s": ended_s, "rows": rows}))
 
 
-def measured(algorithm: str, workers: int, steps: int, *, sparse: bool) -> dict[str, float]:
-    """Steps per second of all workers together; bytes that a worker sends in a step; the rows that a step touches."""
+def measured(algorithm: str | None, workers: int, steps: int, *, sparse: bool) -> dict[str, float]:
+    """Steps per second of all workers together; bytes that a worker sends in a step; the rows that a step touches.
+
+    Without an algorithm, one plain loop, without a launcher.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = partial(train, Path(folder), sparse=sparse, steps=steps)
-        run = pl.launch(program, workers=workers, algorithm=algorithm)
+        result = {"bytes_per_step": 0.0}
+        if algorithm is None:
+            program()
+        else:
+            result = pl.launch(program, workers=workers, algorithm=algorithm).result
         told = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
     begun_s = max(one["ended_s"][len(one["ended_s"]) // 10] for one in told)
     over_s = min(one["ended_s"][-1] for one in told)
@@ -63,7 +70,7 @@ def measured(algorithm: str, workers: int, steps: int, *, sparse: bool) -> dict[
     made = sum(len(one["ended_s"]) for one in told)
     return {
         "steps_per_s": counted / (over_s - begun_s),
-        "bytes": float(run.result["bytes_per_step"]),
+        "bytes": float(result["bytes_per_step"] or 0.0),
         "rows": sum(one["rows"] for one in told) / made,
     }
 
@@ -95,6 +102,16 @@ def table(options: argparse.Namespace) -> list[str]:
     return lines
 
 
+def alternatives(options: argparse.Namespace) -> list[str]:
+    """Lines of Markdown on what needs no servers: plain PyTorch with one worker, and workers that share one vector."""
+    lines = ["| without servers, sparse | steps/s |", "|---|---|"]
+    for what, algorithm, workers in (("one plain loop", None, 1), ("`hogwild`", "hogwild", options.workers)):
+        own = [measured(algorithm, workers, options.steps, sparse=True)["steps_per_s"] for _ in range(options.repeats)]
+        lines.append(f"| {what} | {statistics.median(own):.0f} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def main() -> None:
     """Measures all algorithms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,11 +119,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, metavar="N")
     parser.add_argument("--steps", type=int, default=1200, metavar="N", help="of the sparse side, all workers together")
     options = parser.parse_args()
+    about, with_ = machine(), versions()
     parameters = sum(one.numel() for one in Recommender().parameters())
     lines = [
         "# Embeddings at servers: sparse gradients next to dense ones",
         "",
-        f"Machine: {machine()}. {versions()}.",
+        f"Machine: {about['processor']}, {about['cores']} cores. Python {with_['python']}, PyTorch {with_['torch']}.",
         f"Command: `python benchmarks/sparse_servers.py --repeats {options.repeats} --workers {options.workers}"
         f" --steps {options.steps}`.",
         "",
@@ -116,6 +134,8 @@ def main() -> None:
         " any worker has changed meanwhile.",
         "",
         *table(options),
+        "",
+        *alternatives(options),
     ]
     print("\n".join(lines))
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
