@@ -88,12 +88,11 @@ class Selection:
     def row_means(self, values: torch.Tensor) -> torch.Tensor:
         """`values` (count,) with each element of a row replaced by the mean over the row's elements in this part."""
         means = values.clone()
-        places = zip(self._places, means.split(self._lengths), strict=True)
-        widths = [(max(table.begin, self.begin), table) for table in self.rows]
-        for (at, one), part in places:
-            table = dict(widths).get(at)
-            if table is None or isinstance(one, slice) or not part.numel():
+        tables = {max(table.begin, self.begin): table for table in self.rows}
+        for (at, one), part in zip(self._places, means.split(self._lengths), strict=True):
+            if isinstance(one, slice) or not part.numel():
                 continue
+            table = tables[at]
             row = (one + (self.begin - table.begin)) // table.width
             _, number, length = torch.unique_consecutive(row, return_inverse=True, return_counts=True)
             sums = part.new_zeros(len(length)).index_add_(0, number, part)
@@ -179,12 +178,13 @@ class Selection:
         return cls(rows, begin, end, device)
 
 
-def union(all_rows: Sequence[Rows]) -> Rows:
-    """The rows of any of these; a table that is whole in one of them is whole."""
+def union(all_rows: Sequence[Rows], begin: int, end: int) -> Rows:
+    """The rows of any of these, in a part of the flat vector; a table that is whole in one of them is whole."""
     found: dict[tuple[int, int], list[tuple[Table, torch.Tensor | None]]] = {}
     for rows in all_rows:
         for table, numbers in rows.items():
-            found.setdefault(table[:2], []).append((table, numbers))
+            here = max(table.begin, begin), min(table.end, end)
+            found.setdefault(here, []).append((table, numbers))
     united: Rows = {}
     for ones in found.values():
         if len(ones) == len(all_rows):
@@ -212,7 +212,8 @@ def sum_selected(
         the sum, and its selection.
     """
     first = ones[0][1]
-    united = Selection(union([one.rows for _, one, _ in ones]), first.begin, first.end, first.device)
+    rows = union([one.rows for _, one, _ in ones], first.begin, first.end)
+    united = Selection(rows, first.begin, first.end, first.device)
     places = united.index()
     total = torch.zeros(united.count, dtype=dtype, device=first.device)
     for values, selection, factor in ones:

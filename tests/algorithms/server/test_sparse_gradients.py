@@ -312,17 +312,21 @@ def test_updates_without_rows_are_forgotten_some_day():
 class Sometimes(Loop):
     """In some steps of a worker the loss has nothing to do with the tables; one parameter never gets a gradient."""
 
+    def optimizers(self, tables, others):
+        return [
+            torch.optim.Adagrad(tables, lr=0.1, lr_decay=0.1),
+            torch.optim.SGD(others, lr=0.02, momentum=0.9, weight_decay=0.1),
+        ]
+
     def __call__(self):
         model = Recommender(self.sparse)
         model.unused = nn.Parameter(torch.ones(5, dtype=torch.float64))
         tables = [model.users.weight, model.items.weight]
         others = [one for one in model.parameters() if not any(one is table for table in tables)]
-        optimizers = [
-            torch.optim.Adagrad(tables, lr=0.1, lr_decay=0.1),
-            torch.optim.SGD(others, lr=0.02, momentum=0.9, weight_decay=0.1),
-        ]
+        optimizers = self.optimizers(tables, others)
         with pl.attach(model, optimizers) as worker:
-            for n, pairs in enumerate(worker.batches(batches(24))):
+            own = batches(24)[worker.worker_id :: worker.num_workers]  # all are free at once in sync, to whom first?
+            for n, pairs in enumerate(worker.batches(own, own=True)):
                 for one in optimizers:
                     one.zero_grad()
                 inputs = torch.ones(4, 2 * WIDTH, dtype=torch.float64)
@@ -348,6 +352,23 @@ def test_sparse_gradients_beside_dense_ones(algorithm):
     for expected, found in zip(dense, sparse, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
         assert torch.equal(found[0], torch.ones(5, dtype=torch.float64)), "the one without a gradient"
+
+
+class SometimesBySparseAdam(Sometimes):
+    def optimizers(self, tables, others):
+        return [torch.optim.SparseAdam(tables, lr=0.02), torch.optim.Adam(others, lr=0.02)]
+
+
+def test_tables_that_two_shards_share_step_as_those_of_one():
+    """Also where a worker's gradient has no part of them."""
+    runs = [
+        pl.simulate(
+            SometimesBySparseAdam(True), cluster=CLUSTER, algorithm=f"parameter-server(shards={shards})"
+        ).returned
+        for shards in (1, 3)
+    ]
+    for one, other in zip(*(returned.values() for returned in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ class ChangedRows:
         if version < self._known_from:
             return None
         after = [rows for _, rows in takewhile(lambda update: update[0] > version, reversed(self._updates))]
-        return Selection(union(after) if after else self._tables, self._begin, self._end)
+        rows = union(after, self._begin, self._end) if after else self._tables
+        return Selection(rows, self._begin, self._end)
 
 
 def _count(rows: Rows) -> int:
