@@ -203,7 +203,7 @@ def test_messages_travel_while_a_worker_computes():
 
 
 def test_an_echo_would_be_another_gradients():
-    with pytest.raises(pl.UsageError, match="take revision_state=snapshot, or leave out overlap"):
+    with pytest.raises(pl.UsageError, match=r"take adaptive-revision\(revision_state=snapshot\), or leave out overlap"):
         pl.Downpour(overlap=True, apply=AdaptiveRevision())
 
 

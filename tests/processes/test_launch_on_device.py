@@ -185,6 +185,25 @@ def test_no_operation_has_vectors_of_a_device_and_of_the_host(algorithm):
     assert run.result["samples"] > 100  # a mode may have dropped late gradients
 
 
+class SparseLoop(Loop):
+    """An embedding with sparse gradients."""
+
+    def train(self, device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(40, 3, sparse=True), nn.Linear(3, 1)).to(device)
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for rows in worker.batches([torch.tensor([n % 7, n]) for n in range(24)], device=device):
+                optimizer.zero_grad()
+                model(rows).square().mean().backward()
+                optimizer.step()
+
+
+def test_rows_of_a_device_travel_as_those_of_the_cpu():
+    ends = [run_function(SparseLoop(copies), workers=2, algorithm=SYNC)[1] for copies in (None, LazyCopies)]
+    assert torch.equal(ends[0].x, ends[1].x)
+
+
 def test_a_worker_on_a_device_is_replaced_and_the_batches_are_all_trained_on():
     algorithm = "parameter-server(mode=sync(backups=0), on_death=wait)"
     run = pl.launch(Loop(LazyCopies, dies_at=3), workers=2, restarts=1, algorithm=algorithm)

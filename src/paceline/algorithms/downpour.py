@@ -92,8 +92,8 @@ class Downpour(Served):
         check_carrier(self.codec, "push", "downpour", codec_registry.spec(self.codec))
         if self.overlap and self.apply.echoes:
             raise UsageError(
-                "overlap=true answers a push after the next gradient, whose echo would be this one's: take"
-                " revision_state=snapshot, or leave out overlap."
+                "With overlap=true the worker's sums of gradients are newer than the parameters of the gradient that it sends:"
+                " take adaptive-revision(revision_state=snapshot), or leave out overlap."
             )
         self._plain_server()  # checks what both have
 
@@ -210,7 +210,7 @@ class _Accrued:
                 last.copy_(g)
             else:
                 self._sum, self._selection = g.to(sum_type(g.dtype), copy=True), selection
-            return 2 * len(g) / max(1, length)
+            return 2.0 if selection is None else 2.0 * len(g) / length
         if selection is None and self._selection is None:
             before.add_(g)
             return 3

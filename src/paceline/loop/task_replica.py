@@ -95,8 +95,9 @@ class TaskReplica(BaseReplica):
             self._rows = self.binding.sparse_rows()
             if self._rows is not None and self._takes_rows:
                 self._selected, self._missing = self.binding.gather_rows(self._rows), ()
-            else:
-                self._takes_own = self._in_own = False
+            else:  # with no gradient at all, the next one may be sparse
+                self._takes_own = self._takes_rows and all(one.grad is None for one in self.binding.parameters)
+                self._in_own = False
                 self._make_dense()
         return self._g if self._rows is None or self._selected is None else self._selected
 

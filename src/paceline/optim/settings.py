@@ -81,14 +81,20 @@ def _class_of(name: str) -> Any:
     """The inverse of `_name_of`.
 
     Raises:
+        UsageError: this process cannot import it.
         ValueError: there is no such class, or it does not say that it is elementwise.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
+    if ":" not in name:
+        raise ValueError(f"no optimizer {name!r}")
     try:
         found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"no optimizer {name!r} ({error})") from None
+        raise UsageError(
+            f"A server cannot import the optimizer {name.rpartition(':')[2]}: define its class at the top level of a module of"
+            f" its own, beside the program, and import it from there ({error})."
+        ) from None
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and _is_marked(found)):
         raise ValueError(f"no elementwise optimizer {name!r}")
     return found
@@ -203,6 +209,7 @@ class OptimizerSettings(NamedTuple):
         """The inverse of `to_tensor`.
 
         Raises:
+            UsageError: this process cannot import the class.
             ValueError: the bytes are malformed.
         """
         name, groups, missing = json.loads(bytes(sent.tolist()))

@@ -104,6 +104,7 @@ def test_rules_that_leave_elements_with_a_gradient_of_0_alone_do_so(rule, shards
         *("adaptive-revision", "adaptive-revision(revision_state=snapshot, shards=2)"),
         *("downpour(apply=sgd)", "downpour(fetch=3, push=1, apply=sgd, shards=2)", "downpour(fetch=2, push=3)"),
         *("downpour(fetch=3, push=2, warm_start_steps=3)", "downpour(fetch=2, push=2, apply=user)"),
+        "downpour(overlap=true, apply=adaptive-revision(revision_state=snapshot))",
         *("downpour(overlap=true, apply=sgd, shards=2)", "downpour(overlap=true, fetch=3, push=2)"),
     ],
 )
@@ -138,6 +139,39 @@ def test_embeddings_whose_norm_is_bounded_change_rows_outside_the_step():
     """`max_norm` rescales rows in the forward pass, which servers would not see."""
     with pytest.raises(pl.UsageError, match="has changed its parameters"):
         pl.simulate(Loop(True, max_norm=0.1), cluster=CLUSTER, algorithm="parameter-server(mode=async)")
+
+
+class ChangedLate(Loop):
+    """A large table, of which the guard adds up a part only, is changed after 60 steps."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self):
+        model = nn.Embedding(30_000, 8, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for n in worker.batches(list(range(160))):
+                optimizer.zero_grad()
+                model(torch.tensor([n])).sum().backward()
+                optimizer.step()
+                if n >= 130:
+                    self.change(model.weight)
+
+
+@torch.no_grad()
+def one_row(weight):
+    weight[29_999] = 0.0
+
+
+def all_of_it_by_data(weight):
+    weight.data.mul_(0.9)
+
+
+@pytest.mark.parametrize("change", [one_row, all_of_it_by_data])
+def test_a_large_table_that_a_loop_changes_is_refused_late_too(change):
+    with pytest.raises(pl.UsageError, match="has changed its parameters"):
+        pl.simulate(ChangedLate(change), workers=2, algorithm="parameter-server(mode=async)")
 
 
 class SparseAdam(Loop):

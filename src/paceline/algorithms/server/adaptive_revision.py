@@ -76,11 +76,15 @@ class _EchoApplier(Applier):
         learning_rate: float,
         echo: Tensor | None,
     ) -> None:
+        self._revise(x, gradient, self._read_sum(info, echo), learning_rate, **state)
+
+    def _read_sum(self, info: UpdateInfo, echo: Tensor | None) -> Tensor:
+        """The sum of gradients as of the gradient's read, of the gradient's elements."""
         if echo is None:
             raise ValueError(
                 "adaptive-revision(revision_state=echo) needs the state that the worker read with the parameters"
             )
-        self._revise(x, gradient, echo, learning_rate, **state)
+        return echo
 
     def _revise(
         self,
@@ -130,24 +134,15 @@ class _SnapshotApplier(_EchoApplier):
     def accepts(self, info: UpdateInfo) -> bool:
         return info.version_read in self._versions_of.get(info.worker_id, ())
 
-    def _step_with(
-        self,
-        state: dict[str, Tensor],
-        x: Tensor,
-        gradient: Tensor,
-        info: UpdateInfo,
-        learning_rate: float,
-        echo: Tensor | None,
-    ) -> None:
+    def _read_sum(self, info: UpdateInfo, echo: Tensor | None) -> Tensor:
         if not self.accepts(info):
             raise ValueError(
                 f"worker {info.worker_id} has never read version {info.version_read}, or read it too long ago"
             )
         G_read = self._G_at[info.version_read]
-        G_read = G_read if info.selection is None else info.selection.take(G_read)
-        self._revise(x, gradient, G_read, learning_rate, **state)
         versions = self._versions_of[info.worker_id]  # a worker answers its reads in order, so older ones can go
         self._keep(info.worker_id, [one for one in versions if one >= info.version_read])
+        return G_read if info.selection is None else info.selection.take(G_read)
 
     def forget(self, worker_id: int) -> None:
         self._keep(worker_id, [])

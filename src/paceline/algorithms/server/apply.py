@@ -72,6 +72,8 @@ class Applier:
     copies_state: ClassVar[bool] = False  # whether `state` returns copies
     #: Whether `apply` skips elements without a gradient; if not, `update` restores them.
     leaves_out: ClassVar[bool] = False
+    #: Whether `apply` takes a gradient (count,) of selected elements; if not, `update` gives it these elements of x and state.
+    takes_selection: ClassVar[bool] = False
     postponed: int = 0  # by how many updates the last gradient is delayed
 
     def __init__(self, step: Callable[..., None] | None = None, **state: Tensor) -> None:
@@ -109,8 +111,8 @@ class Applier:
         self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
     ) -> None:
         """`apply`, except that elements without a gradient keep their values and state: no momentum, no decay."""
-        if info.selection is not None:
-            self.update_selected(info.selection, x, gradient, info, learning_rate, echo)
+        if info.selection is not None and not self.takes_selection:
+            self._update_selected(info.selection, x, gradient, info, learning_rate, echo)
             return
         missing = () if self.leaves_out else info.missing
         vectors = [x, *(one for one in self._state.values() if one.dim())] if missing else []
@@ -119,7 +121,7 @@ class Applier:
         for part, before in kept:
             part.copy_(before)
 
-    def update_selected(
+    def _update_selected(
         self,
         selection: Selection,
         x: Tensor,

@@ -73,7 +73,7 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
 
     Raises:
         MalformedMessageError: they are invalid, or of another optimizer than this worker's last.
-        UsageError: they are of another optimizer than the other workers'.
+        UsageError: they are of another optimizer than the other workers', or of one that this process cannot import.
     """
     sender, _, message = received
     try:
@@ -81,6 +81,8 @@ def read_settings(received: Received, known: dict[int, OptimizerSettings], range
             raise ValueError("no bytes")
         settings = OptimizerSettings.from_tensor(message.x)
         settings.check(ranges[-1][1] or MOST)
+    except UsageError:
+        raise
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise MalformedMessageError(
             sender, message, f"with bytes that do not describe an optimizer ({error})"

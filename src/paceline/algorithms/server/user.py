@@ -11,7 +11,6 @@ from torch import Tensor
 from paceline.algorithms.server.apply import Applier, ApplyRule
 from paceline.algorithms.server.update import UpdateInfo
 from paceline.optim.flat_optimizer import FlatOptimizer
-from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
 
 
@@ -40,6 +39,7 @@ class UserApplier(Applier):
 
     copies_state: ClassVar[bool] = True
     leaves_out: ClassVar[bool] = True
+    takes_selection: ClassVar[bool] = True  # as PyTorch's optimizers take sparse gradients
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,18 +59,6 @@ class UserApplier(Applier):
             self._optimizer.load(self._loaded)
             self._loaded = {}
         self._optimizer.step(gradient, self.settings, self.scale, info.missing, info.selection)
-
-    def update_selected(
-        self,
-        selection: Selection,
-        x: Tensor,
-        gradient: Tensor,
-        info: UpdateInfo,
-        learning_rate: float,
-        echo: Tensor | None,
-    ) -> None:
-        """PyTorch's optimizers take sparse gradients themselves."""
-        self.apply(x, gradient, info, learning_rate, echo)
 
     def state(self) -> dict[str, Tensor]:
         return self._optimizer.state() if self._optimizer is not None else dict(self._loaded)

@@ -221,7 +221,10 @@ def copies_in_launch(
 
 
 def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> None:
-    """Gives a worker that shares memory a vector on its device, unless all train one on the host, where averages are made."""
+    """Gives a worker that shares memory a vector on its device, with averages on the host.
+
+    Does nothing if all workers train one vector on the host.
+    """
     if arena.plan.needs.kind in _ON_HOST:
         return
     x = binding.zeros()
