@@ -122,7 +122,7 @@ class Downpour(Served):
                 for step in replica.steps():
                     versions = client.versions
                     replica.gradient(at=client.x, version=client.version)
-                    if (answer := client.finish()) is not None:  # of what has travelled meanwhile
+                    if (answer := client.finish()) is not None:  # the answer to what the last step has started
                         replica.settled(answer.applied_version)
                     ports.moved(accrued.add(replica.g, replica.rows, replica.samples, replica.missing))
                     pushes, fetches = step % self.push == 0, step % self.fetch == 0

@@ -32,7 +32,7 @@ class DeviceReplica(AttachedReplica):
         super().gradient(at if at is self._own else self.copy(at), version, ready, finish)
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Waits for what the GPU computes, which others would otherwise wait for at a lock."""
+        """Waits until the GPU has computed the gradient, so that no other worker waits for that at a lock."""
         self._own[:1].cpu()
         super().prepare_step(optimizer)
 

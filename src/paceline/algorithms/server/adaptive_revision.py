@@ -79,7 +79,7 @@ class _EchoApplier(Applier):
         self._revise(x, gradient, self._read_sum(info, echo), learning_rate, **state)
 
     def _read_sum(self, info: UpdateInfo, echo: Tensor | None) -> Tensor:
-        """The sum of gradients as of the gradient's read, of the gradient's elements."""
+        """The sum of all gradients when the worker read the parameters, for the elements of this gradient."""
         if echo is None:
             raise ValueError(
                 "adaptive-revision(revision_state=echo) needs the state that the worker read with the parameters"

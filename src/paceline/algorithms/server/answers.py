@@ -29,7 +29,7 @@ class ChangedRows:
         self._updates: deque[tuple[int, Rows]] = deque()  # each one's version
         self._num_rows = 0  # of all these
         self._known_from = 0  # the version after which all changes are known
-        self._tables: Rows = {}  # no row of any
+        self._tables: Rows = {}  # of the last update, without its rows
 
     def note(self, selection: Selection | None, version: int) -> None:
         """An update of the selected elements, or of all, has made this version."""
@@ -82,7 +82,7 @@ class Answers:
         self._changed.note(selection, version)
 
     def hear(self, worker: int, message: Message) -> None:
-        """Notes which version a worker has: its fetches say so, and the rows that precede a gradient; -1: none."""
+        """Notes the version that a worker says it has, in a fetch or in the rows before a gradient; -1: none."""
         if message.kind in ("rows", "fetch"):
             self._has[worker] = message.number, int(message.weight)
 

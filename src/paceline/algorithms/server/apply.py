@@ -102,7 +102,7 @@ class Applier:
         learning_rate: float,
         echo: Tensor | None,
     ) -> None:
-        """`apply` with this state, in place, of the elements in x and in the gradient (n,)."""
+        """Applies a gradient (n,) to the elements x (n,) that have this state, in place."""
         if self._step is None:
             raise TypeError(f"{type(self).__name__} must define apply")
         self._step(x, gradient, info, learning_rate, **state)
@@ -130,7 +130,7 @@ class Applier:
         learning_rate: float,
         echo: Tensor | None,
     ) -> None:
-        """`update` with a gradient (count,), and an echo, that have the selected elements alone."""
+        """Applies a gradient (count,) to the selected elements; all others keep their values and state."""
         own = {name: selection.take(one) if one.dim() else one for name, one in self._state.items()}
         selected = selection.take(x)
         self._step_with(own, selected, gradient, info, learning_rate, echo)

@@ -150,7 +150,7 @@ class Client:
         self._under_way = self._start(self._fetches())
 
     def finish(self) -> Answer | None:
-        """Waits for what was started, and for its parameters; returns the outcome of a push, None if there was none."""
+        """Waits for the answer to `start_push` or `start_fetch`, if there is one; returns the outcome of a push, else None."""
         requests, self._under_way = self._under_way, {}
         if not requests:
             return None

@@ -53,7 +53,7 @@ class Delayed(ApplyRule):
 
     @property
     def takes_rows(self) -> bool:
-        """Waiting gradients are whole."""
+        """No: gradients wait as whole vectors."""
         return False
 
     @property

@@ -34,7 +34,7 @@ class Gathering:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether gradients may consist of rows: sums and noise are of whole vectors."""
+        """Whether gradients may consist of rows; sums and measured noise need whole vectors."""
         return type(self) is Gathering and self._noise is None
 
     @property

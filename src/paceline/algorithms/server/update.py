@@ -116,7 +116,7 @@ def weighted_mean(ones: list[WaitingGradient], moved: Callable[[float], None]) -
 
 
 def _selected(one: WaitingGradient, ones: list[WaitingGradient]) -> tuple[Tensor, Selection]:
-    """A gradient as the values of a selection, where another of them is sparse."""
+    """A gradient's values and its selection; a dense one's has all but the parameters without a gradient."""
     if one.update.selection is not None:
         return one.gradient, one.update.selection
     like = next(other.update.selection for other in ones if other.update.selection is not None)

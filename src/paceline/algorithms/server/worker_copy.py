@@ -12,7 +12,7 @@ from paceline.ports.ports import Ports, Received
 
 
 class _Arriving(NamedTuple):
-    """What has come of an answer before its parameters."""
+    """The messages that have come before an answer's parameters."""
 
     number: int  # of the request
     changed: Selection | None = None  # the elements that the answer has; None: all
@@ -20,7 +20,7 @@ class _Arriving(NamedTuple):
 
 
 class WorkerCopy:
-    """The parameters as servers' answers, shard by shard, and the worker's own steps leave them.
+    """A worker's copy of the parameters, which servers' answers and the worker's own steps change.
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) is the copy.
@@ -37,9 +37,8 @@ class WorkerCopy:
         self.versions = [0] * len(self._ranges)
         self.echoes: list[torch.Tensor | None] = [None] * len(self._ranges)
         self._arriving: dict[int, _Arriving] = {}  # by shard
-        self._rows_before: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # elements that own steps changed, values before
+        # What own steps have changed: elements, and their values before.
+        self._rows_before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._has_changed_all = False  # whether own steps have changed all of it since it came
 
     def selections(self, rows: Rows) -> list[Selection]:
@@ -85,7 +84,7 @@ class WorkerCopy:
         self._arriving[shard] = before._replace(changed=changed)
 
     def forget(self, shard: int) -> None:
-        """A shard's server has left: what it has sent of an answer is of no use."""
+        """A shard's server has left in the middle of an answer, perhaps."""
         self._arriving.pop(shard, None)
 
     def take(self, shard: int, received: Received) -> None:
@@ -121,6 +120,6 @@ class WorkerCopy:
         return self.x[slice(*self._ranges[shard])]
 
     def _before(self, shard: int, number: int) -> _Arriving:
-        """What has come of the answer to the request of this number."""
+        """The messages that have come before the answer to this request."""
         found = self._arriving.get(shard)
         return found if found is not None and found.number == number else _Arriving(number)

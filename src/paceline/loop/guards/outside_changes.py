@@ -20,7 +20,7 @@ _data_ptr = torch.Tensor.data_ptr
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth, or more rarely if it is large
 _WHOLE_EVERY = 10
-_SUMMED = 1 << 16  # words at most of a sum beside sparse gradients, when not the whole vector is looked at
+_SUMMED = 1 << 16  # words at most that a sum of a part has, beside sparse gradients
 _SEEN_MOVING = (
     "The loop moves its parameters while a step is under way, where other workers of {} see them: from the next step on this"
     " worker computes on a copy of the parameters."
