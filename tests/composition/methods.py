@@ -145,7 +145,7 @@ def _downpour(trace, one):
     method = one.options
     return downpour.run(
         trace, START, _at_server(one, method.apply), one.optimizer, fetch=method.fetch, push=method.push,
-        clip=one.case.clip, codec=one.codec,
+        overlap=method.overlap, clip=one.case.clip, codec=one.codec,
     )  # fmt: skip
 
 

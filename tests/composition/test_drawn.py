@@ -3,20 +3,24 @@
 import contextlib
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 import paceline as pl
 import soak_results
 from composition import page
-from composition.drawn import case
+from composition.drawn import CODECS, case, with_codec
 from composition.loop import launched, simulated
 from composition.methods import check
 
 
-def judge(number, run=simulated):
-    """Whether a combination is right, refused or ended by a death; anything else is an error, which names the combination."""
-    one = case(number)
+def judge(number, run=simulated, one=None):
+    """Whether a combination is right, refused or ended by a death; anything else is an error, which names the combination.
+
+    None: the combination of this number.
+    """
+    one = case(number) if one is None else one
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -38,6 +42,24 @@ TENS = [*range(10), 14]  # with every algorithm, codec and optimizer, and deaths
 def test_combinations(tens):
     for number in range(10 * tens, 10 * tens + 10):
         judge(number)
+
+
+OVERLAPPED = [
+    "downpour(overlap=true)",
+    "downpour(push=3,fetch=2,overlap=true)",
+    "downpour(fetch=3,apply=user,overlap=true)",
+]
+
+
+@pytest.mark.parametrize("algorithm", OVERLAPPED)
+def test_combinations_with_messages_that_overlap(algorithm):
+    """Without deaths: the record of a push that is under way dies with its worker."""
+    found = Counter()
+    for number in range(40):
+        drawn = case(number)
+        codec = None if number % 2 else CODECS[number % len(CODECS)]
+        found[judge(number, one=replace(drawn, algorithm=with_codec(algorithm, codec), kill=None))] += 1
+    assert found == {"right": 40}
 
 
 @pytest.mark.soak
