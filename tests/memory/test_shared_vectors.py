@@ -86,8 +86,6 @@ def test_advance_outside_writing_is_an_error():
         vector.advance()
     with vector.writing():
         assert vector.advance() == 1
-    with pytest.raises(ValueError, match="'mutex' or 'rwlock'"):
-        LockedVector(segment, plan, 0, kind="spin")
 
 
 def test_racing_versions_are_exact_and_components_of_one_worker_keep_all_updates(workers):

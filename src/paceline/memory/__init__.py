@@ -10,6 +10,7 @@ Four kinds of parameter vectors that all workers of a machine see, each in the m
 from __future__ import annotations
 
 import importlib
+import pkgutil
 
 __all__ = ["warm_up"]
 
@@ -19,24 +20,5 @@ def warm_up() -> None:
 
     Takes about a second; the first call after an installation also compiles the kernels, which takes about ten.
     """
-    for module in (
-        "atomics",
-        "waiting",
-        "locks",
-        "racing",
-        "locked",
-        "slots",
-        "replicated",
-        "private",
-        "mirrored",
-        "served",
-        "collectives",
-        "staleness",
-        "ring",
-        "epoch_claims",
-        "numa",
-        "placement",
-        "shared_store",
-        "arena",
-    ):
-        importlib.import_module(f"paceline.memory.{module}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

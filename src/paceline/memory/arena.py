@@ -186,26 +186,19 @@ class Arena:
         if plan.needs.kind == "replicated":
             options = {"own_models": plan.needs.own_models}
         self.shared: Any = _kind(plan.needs, plan.sharding)(
-            segment, plan.shared, participant_id, incarnation, abort_address=abort, **options
+            segment, plan.shared, participant_id, incarnation, abort, **options
         )
         if plan.needs.averaged:
             averages = [name for name in plan.extra if name.startswith(AVERAGE)]
             self.shared.buffers = [(self.extra(name.removeprefix(AVERAGE)), self.extra(name)) for name in averages]
-        self.collectives = (
-            SharedMemoryCollectives(segment, plan.collectives, participant_id, incarnation, abort_address=abort)
-            if plan.collectives is not None
-            else None
-        )
-        self.views = (
-            SharedViews(segment, plan.views, participant_id, incarnation, abort_address=abort)
-            if plan.views is not None
-            else None
-        )
-        self.newcomers = (
-            SharedNewcomers(segment, plan.newcomers, participant_id, incarnation)
-            if plan.newcomers is not None
-            else None
-        )
+        who = participant_id, incarnation, abort
+        self.collectives = self.views = self.newcomers = None
+        if plan.collectives is not None:
+            self.collectives = SharedMemoryCollectives(segment, plan.collectives, *who)
+        if plan.views is not None:
+            self.views = SharedViews(segment, plan.views, *who)
+        if plan.newcomers is not None:
+            self.newcomers = SharedNewcomers(segment, plan.newcomers, *who)
         self.axes = Axes(segment, plan.axes, participant_id, abort) if plan.axes is not None else None
         self.staleness = SharedStalenessCounts(segment, plan.staleness)
 
@@ -218,15 +211,12 @@ class Arena:
         return self._addresses[word]
 
     def load(self, word: str) -> int:
-        """Value of a control word."""
         return atomics.load(self._addresses[word])
 
     def store(self, word: str, value: int) -> None:
-        """Sets a control word."""
         atomics.store(self._addresses[word], value)
 
     def add(self, word: str, value: int) -> None:
-        """Adds to a control word."""
         atomics.fetch_add(self._addresses[word], value)
 
     @property
@@ -262,7 +252,6 @@ class Arena:
             self.axes.mark_lost(worker_id)
 
     def all_ended(self) -> bool:
-        """Whether no worker makes further updates."""
         return all(map(self.has_ended, range(self.plan.num_workers)))
 
     def has_ended(self, worker_id: int) -> bool:
@@ -283,7 +272,6 @@ class Arena:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the workers have been asked to end."""
         return bool(self.load("abort") or self.load("rounds") & 1)
 
     def ring(self, worker_id: int) -> RecordRing:

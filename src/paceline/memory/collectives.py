@@ -13,7 +13,7 @@ import torch
 from paceline.errors import WorkerLostError, name_workers
 from paceline.memory.atomics import load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
 from paceline.optim.half_types import add_up, mean_into, sum_type, to_sum_type
@@ -69,34 +69,23 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         arXiv:1602.06709 (part-reduce and part-broadcast).
     """
 
-    def __init__(
-        self,
-        segment: Segment,
-        plan: PartPlan,
-        participant_id: int,
-        incarnation: int = 0,
-        abort_address: int = 0,
-        *,
-        timeout_s: float = 600.0,
-        names: Sequence[int] | None = None,
-    ) -> None:
-        SegmentPart.__init__(self, segment, plan, participant_id, incarnation, abort_address)
+    def __init__(self, *place: Any, timeout_s: float = 600.0, names: Sequence[int] | None = None, **named: Any) -> None:
+        SegmentPart.__init__(self, *place, **named)
         CarriedOutTogether.__init__(self)
+        segment, plan = self._segment, self._plan
         num_workers = self._num_workers = plan.num_participants
         self._gradients = [self._vector(f"gradient_{worker}") for worker in range(num_workers)]
         self._mean = self._vector("mean")
         self._weights = segment.array(plan.at["weights"], num_workers, np.float64)
-        self._numbers = segment.array(plan.at["numbers"], num_workers * NUM_NUMBERS, np.float64).reshape(
-            -1, NUM_NUMBERS
-        )
+        self._numbers = segment.array(plan.at["numbers"], (num_workers, NUM_NUMBERS), np.float64)
         self._arrivals = self._word("arrivals")
         self._losses = self._word("losses")
-        self._worker_id = participant_id
+        self._worker_id = self._participant
         self._timeout_s = timeout_s
         self._names = names if names is not None else range(num_workers)
         self._num_barriers = self._num_rounds = 0
         self._capacity_bytes = _size_bytes(plan)
-        self._members = self.members = tuple(range(num_workers)) if not incarnation else ()
+        self._members = self.members = tuple(range(num_workers)) if not self._incarnation else ()
         self._incarnations = [0] * num_workers
         self._part = slice(0, 0)
         self._divide_among_members()
@@ -168,9 +157,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
             before = self.members
             self._run_round(round_)
             sums = any(one.kind not in _GATHERS for one in operations)
-            if (
-                number and sums and self.members != before
-            ):  # operations that belong together have parts of other workers
+            # Operations that belong together now have parts of other workers.
+            if number and sums and self.members != before:
                 raise self._lost(set(before) - set(self.members), _DIED)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from paceline.memory.atomics import compare_and_swap, kernel, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.locks import Mutex, ReadWriteLock
 from paceline.memory.ownership import owner_token
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import OneVector, PartPlan
 from paceline.memory.waiting import raise_if_stopped, sleep_precisely
 
@@ -38,38 +38,30 @@ class LockedVector(OneVector):
         backoff: seconds to sleep after the attempt-th failure (from 0) before trying the lock again; None: queue.
 
     Attributes:
-        x: the vector (P,).
         waited_s: seconds spent waiting for the lock; the caller reads it and sets it back to 0.
     """
 
     def __init__(
         self,
-        segment: Segment,
-        plan: PartPlan,
-        participant_id: int,
-        incarnation: int = 0,
-        abort_address: int = 0,
-        *,
+        *place: Any,
         kind: Literal["mutex", "rwlock"] = "mutex",
         backoff: Callable[[int], float] | None = None,
+        **named: Any,
     ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+        super().__init__(*place, **named)
         self.waited_s = 0.0
         self.backoff = backoff
         self.writing_word = self._word("writing")
-        self.token = owner_token(participant_id, incarnation)
+        self.token = owner_token(self._participant, self._incarnation)
+        offset, who = self._plan.at["lock"], (self._participant, self._incarnation, self._abort)
         if kind == "mutex":
-            lock = Mutex(segment, plan.at["lock"], participant_id, incarnation, abort_address)
+            lock = Mutex(self._segment, offset, *who)
             self._reading = _LockSide(self, lock.try_acquire, lock.acquire, lock.release)
             self._writing = _WriteSide(self, lock.try_acquire, lock.acquire, lock.release)
-        elif kind == "rwlock":
-            lock = ReadWriteLock(
-                segment, plan.at["lock"], plan.num_participants, participant_id, incarnation, abort_address
-            )
+        else:
+            lock = ReadWriteLock(self._segment, offset, self._plan.num_participants, *who)
             self._reading = _LockSide(self, lock.try_acquire_read, lock.acquire_read, lock.release_read)
             self._writing = _WriteSide(self, lock.try_acquire_write, lock.acquire_write, lock.release_write)
-        else:
-            raise ValueError(f"kind is {kind!r}; it must be 'mutex' or 'rwlock'")
         self._lock = lock
 
     @staticmethod

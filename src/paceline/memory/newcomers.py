@@ -13,7 +13,7 @@ import torch
 from paceline.errors import NotReplacedError, RunStopped
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import wait_briefly, wake_all
 from paceline.ports.newcomers import STOPPED, Refusal
@@ -36,11 +36,9 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     refused.
     """
 
-    def __init__(
-        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
-        self._worker_id, self.min_workers = participant_id, 1
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        self._worker_id, self.min_workers = self._participant, 1
         self._count = self._word("count")
         self._seen = 0
         self._files: dict[int, int] = {}  # what this worker gave, by newcomer

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from paceline.memory.atomics import compare_and_swap, fetch_add, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import owner_token
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import OneVector, PartPlan
 
 
@@ -24,12 +25,10 @@ class RacingVector(OneVector):
         2011, arXiv:1106.5730. There a component is added atomically; a vector operation on `x` is not.
     """
 
-    def __init__(
-        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
-        token = owner_token(participant_id, incarnation)
-        self._writing = _Writing(self._word("writing", participant_id), token, "racing.mid_write")
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        token = owner_token(self._participant, self._incarnation)
+        self._writing = _Writing(self._word("writing", self._participant), token)
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
@@ -63,16 +62,15 @@ class RacingVector(OneVector):
 class _Writing:
     """A word that holds a worker's token while it writes, so that a kill in the middle is detected (context manager)."""
 
-    __slots__ = ("_fail_point", "_token", "_word")
+    __slots__ = ("_token", "_word")
 
-    def __init__(self, word: int, token: int, name: str) -> None:
+    def __init__(self, word: int, token: int) -> None:
         self._word = word
         self._token = token
-        self._fail_point = name
 
     def __enter__(self) -> None:
         store(self._word, self._token)
-        fail_point(self._fail_point)
+        fail_point("racing.mid_write")
 
     def __exit__(self, *exception: object) -> None:
         store(self._word, 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from paceline.memory.atomics import fetch_add, kernel, load, store
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
 from paceline.optim.half_types import to_sum_type
@@ -30,20 +31,11 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     Costs: a snapshot of own models copies every one of them.
     """
 
-    def __init__(
-        self,
-        segment: Segment,
-        plan: PartPlan,
-        participant_id: int,
-        incarnation: int = 0,
-        abort_address: int = 0,
-        *,
-        own_models: bool = False,
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+    def __init__(self, *place: Any, own_models: bool = False, **named: Any) -> None:
+        super().__init__(*place, **named)
         self.own_models = own_models
-        self._is_worker, self._participant = participant_id < plan.num_writers, participant_id
-        own = participant_id if self._is_worker else 0
+        self._is_worker = self._participant < self._plan.num_writers
+        own = self._participant if self._is_worker else 0
         self.x = self._vector(f"x{own}")
         self._version = self._word("words", own)
         self._absent = self._version + 16

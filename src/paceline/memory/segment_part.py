@@ -44,8 +44,8 @@ class SegmentPart(Generic[Plan]):
     Args:
         segment: shared memory made from the layout of `plan`.
         plan: from `reserve`.
-        participant_id: whose object this is, `0 <= participant_id < num_participants`.
-        incarnation: which of its lives.
+        participant_id: of the object's owner, `0 <= participant_id < num_participants`.
+        incarnation: how many times the owner has been restarted.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none, or nothing here waits.
     """
 
@@ -57,7 +57,7 @@ class SegmentPart(Generic[Plan]):
         self._mapping = segment.mapping  # as long as addresses in it are used
         self._segment = segment
         self._plan = plan
-        self._incarnation = incarnation
+        self._participant, self._incarnation = participant_id, incarnation
         self._abort = abort_address
 
     @classmethod
@@ -92,10 +92,8 @@ class SegmentPart(Generic[Plan]):
 class OneVector(SegmentPart[PartPlan]):
     """One vector `x` (P,) for all, and a word that counts its updates."""
 
-    def __init__(
-        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
         self.x = self._vector("x")
         self._version = self._word("version")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from paceline.memory.atomics import fetch_add, load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
 from paceline.optim.half_types import sum_type
@@ -56,10 +57,9 @@ class ServedVector(SegmentPart[ServedPlan]):
 
     plan_type = ServedPlan
 
-    def __init__(
-        self, segment: Segment, plan: ServedPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        plan, participant_id = self._plan, self._participant
         self.ranges = shard_ranges(plan.num_parameters, max(1, plan.num_servers))
         is_server = plan.num_workers <= participant_id < plan.num_writers and plan.num_servers
         self._shard = (participant_id - plan.num_workers) % plan.num_servers if is_server else 0
@@ -74,7 +74,7 @@ class ServedVector(SegmentPart[ServedPlan]):
         self.average: torch.Tensor | None = None
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         if plan.averaged:
-            self._average = segment.tensor(plan.at["average"], plan.num_parameters, sum_type(plan.dtype))
+            self._average = self._segment.tensor(plan.at["average"], plan.num_parameters, sum_type(plan.dtype))
             self.average = self._average
             if plan.num_workers <= participant_id < plan.num_writers:
                 self.average = self._average[slice(*self.ranges[self._shard])]
@@ -88,9 +88,8 @@ class ServedVector(SegmentPart[ServedPlan]):
         at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
         # For each shard, on its own line: version, sequence, one word for each of COUNTED, the copy's incarnation + 1.
         at["words"] = layout.words("served.words", max(1, plan.num_servers))
-        at["chosen"] = layout.words(
-            "served.chosen", 1
-        )  # on one line, one word for each of _CHOSEN; 0: nothing is chosen
+        # On one line, one word for each of _CHOSEN; 0: nothing is chosen.
+        at["chosen"] = layout.words("served.chosen", 1)
         if plan.averaged:
             at["average"] = layout.vector("served.average", plan.num_parameters, sum_type(plan.dtype))
         return at

@@ -10,7 +10,6 @@ import torch
 
 from paceline.memory.atomics import load, store
 from paceline.memory.replicated import ReplicatedVector
-from paceline.memory.segment import Segment
 from paceline.memory.segment_part import PartPlan
 from paceline.optim.sharding import Sharding
 
@@ -31,9 +30,9 @@ class ShardedVectors(ReplicatedVector):
 
     plan_type = _ShardedPlan
 
-    def __init__(self, segment: Segment, plan: Any, *arguments: Any, own_models: bool = False, **named: Any) -> None:
-        super().__init__(segment, plan, *arguments, own_models=own_models, **named)
-        self._sharding: Sharding = plan.sharding
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        self._sharding: Sharding = self._plan.sharding  # pyright: ignore[reportAttributeAccessIssue]
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         for worker in range(self._plan.num_writers):

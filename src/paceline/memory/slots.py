@@ -22,13 +22,14 @@ that went through a whole life in between does not pass for the one that was rea
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
 from paceline.memory.atomics import compare_and_swap, kernel, load, pause, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import owner_token
-from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout, Segment
+from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped
 from paceline.ports.shared import View
@@ -126,19 +127,18 @@ class SlotPool(SegmentPart[SlotPlan]):
 
     plan_type = SlotPlan
 
-    def __init__(
-        self, segment: Segment, plan: SlotPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
-        self._token = owner_token(participant_id, incarnation)
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        plan = self._plan
+        self._token = owner_token(self._participant, self._incarnation)
         self._num_slots = plan.num_slots
         self._head = self._word("head")
         self._touched = self._word("touched")
         self._hazards = self._word("hazards")
-        self._hazard = self._word("hazards", participant_id)
+        self._hazard = self._word("hazards", self._participant)
         self._owners = self._word("owners")
         self._vectors = [
-            segment.tensor(plan.at["vectors"] + slot * plan.vector_bytes, plan.num_parameters, plan.dtype)
+            self._segment.tensor(plan.at["vectors"] + slot * plan.vector_bytes, plan.num_parameters, plan.dtype)
             for slot in range(self._num_slots)
         ]
         self._unwritten = [View(slot, _UNWRITTEN, x) for slot, x in enumerate(self._vectors)]

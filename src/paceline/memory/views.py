@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import WorkerLostError
 from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
-from paceline.memory.segment import Layout, Segment
+from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
 
@@ -35,15 +35,13 @@ class SharedViews(SegmentPart[PartPlan]):
         members: of the round that this worker has begun last; after `living`, those that it has returned.
     """
 
-    def __init__(
-        self, segment: Segment, plan: PartPlan, participant_id: int, incarnation: int = 0, abort_address: int = 0
-    ) -> None:
-        super().__init__(segment, plan, participant_id, incarnation, abort_address)
-        self._worker_id, self._workers = participant_id, range(plan.num_participants)
-        self._news, self._begun = self._word("news"), self._word("begun", participant_id)
+    def __init__(self, *place: Any, **named: Any) -> None:
+        super().__init__(*place, **named)
+        self._worker_id, self._workers = self._participant, range(self._plan.num_participants)
+        self._news, self._begun = self._word("news"), self._word("begun", self._worker_id)
         self._comes = self._word("comes")
         self.members: Sequence[int] = self._workers
-        self._incarnations = [0] * plan.num_participants
+        self._incarnations = [0] * len(self._workers)
         self._round = -1  # the last one that this worker has begun
         self._last_came = 0  # the round in which the last newcomers were to come
 
