@@ -13,8 +13,6 @@ class Authenticator:
 
     Args:
         context: of the socket; it must have no other authenticator.
-        listener: the socket, before it listens.
-        keys: of the run.
 
     Attributes:
         requests: readable when a connection waits for `answer`.
@@ -35,7 +33,6 @@ class Authenticator:
         self.requests.send_multipart([b"1.0", request, *verdict, b"", b""])
 
     def close(self) -> None:
-        """Stops answering: no further connection gets in."""
         self.requests.close(linger=0)
 
 

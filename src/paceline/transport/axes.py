@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.optim.sharding import AxisShape
-from paceline.ports.ports import Counts, Handle
+from paceline.ports.ports import Handle
 from paceline.transport.collectives import DistributedCollectives
 
 
@@ -20,29 +20,17 @@ class AxisCollectives(DistributedCollectives):
     Errors name a lost worker by its id in the run; a worker that gives up tells the whole run.
 
     Args:
-        group: of the axis' workers.
+        group: of the workers along the axis.
         ranks: their ids in the run, in the order of the axis.
-        store: of the whole run, as in `DistributedCollectives`, like the arguments below.
-        worker_id: this worker.
-        num_workers: of the run.
-        timeout_s: how long one operation may take.
-        counts: messages and bytes sent are added here.
+        named: as in `DistributedCollectives`, about the whole run.
     """
 
     remedy = "Start all workers again from the last checkpoint."
 
     def __init__(
-        self,
-        group: Any,
-        ranks: Sequence[int],
-        store: Any,
-        worker_id: int,
-        num_workers: int,
-        *,
-        timeout_s: float,
-        counts: Counts,
+        self, group: Any, ranks: Sequence[int], store: Any, worker_id: int, num_workers: int, **named: Any
     ) -> None:
-        super().__init__(group, store, worker_id, num_workers, timeout_s=timeout_s, counts=counts)
+        super().__init__(group, store, worker_id, num_workers, **named)
         self._size, self._place = len(ranks), ranks.index(worker_id)
         self.members = range(self._size)
 

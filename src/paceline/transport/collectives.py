@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -39,13 +40,11 @@ class DistributedCollectives:
     Args:
         group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
         store: where workers announce that they give up; has its own prefix.
-        worker_id: this worker, its rank in the group.
-        num_workers: workers in the group.
+        worker_id: this worker's rank in the group.
         timeout_s: how long one operation may take.
         counts: sent messages and bytes are added here, counted as for ring algorithms (both backends' for large vectors).
 
     Attributes:
-        counts: as given.
         waited_s: seconds spent in `wait`; the caller reads it and sets it back to 0.
         on_wait: called before and during each wait, every half second; an error that it raises ends the wait.
     """
@@ -179,7 +178,6 @@ class DistributedCollectives:
         return _GroupOperation(self, work, label, finish, in_slices=vector.device.type == "cpu")
 
     def wait_for(self, work: Any, label: str, *, in_slices: bool) -> None:
-        """Waits for one operation while watching the store."""
         begun_s = time.perf_counter()
         try:
             while True:
@@ -227,27 +225,19 @@ class DistributedCollectives:
         )
 
 
+@dataclass(eq=False)
 class _GroupOperation:
-    def __init__(
-        self,
-        collectives: DistributedCollectives,
-        work: Any,
-        label: str,
-        finish: Callable[[], None] | None,
-        *,
-        in_slices: bool,
-    ) -> None:
-        self._collectives = collectives
-        self._work = work
-        self._label = label
-        self._finish = finish
-        self._in_slices = in_slices
+    collectives: DistributedCollectives
+    work: Any
+    label: str
+    finish: Callable[[], None] | None
+    in_slices: bool
 
     def wait(self) -> Sequence[int]:
-        self._collectives.wait_for(self._work, self._label, in_slices=self._in_slices)
-        if self._finish is not None:
-            self._finish()
-        return self._collectives.members
+        self.collectives.wait_for(self.work, self.label, in_slices=self.in_slices)
+        if self.finish is not None:
+            self.finish()
+        return self.collectives.members
 
 
 def _has_failed(work: Any) -> bool:

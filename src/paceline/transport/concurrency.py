@@ -38,8 +38,6 @@ class TimedLock:
 
 
 class _Program:
-    """A running program: the `Joinable` that `start` returns."""
-
     def __init__(
         self, program: Callable[[], None], name: str, around: Callable[[], AbstractContextManager[Any]]
     ) -> None:

@@ -54,7 +54,6 @@ class Peer:
 
     @property
     def here(self) -> bool:
-        """Whether the peer can be reached."""
         return self.welcomed and bool(self.identity)
 
     @property
@@ -64,15 +63,12 @@ class Peer:
 
     @property
     def takes_more(self) -> bool:
-        """Whether `put` can send it a message now."""
         return self.here and self.sent - self.taken < WINDOW
 
     def heard(self, identity: bytes, connection: int) -> None:
-        """Notes that its hello came on this connection."""
         self.identity, self.connection, self.received = identity, connection, 0
 
     def forget_incoming(self) -> None:
-        """Notes that the connection that it opened is gone."""
         self.identity, self.connection = b"", -1
 
     def close_outgoing(self) -> None:

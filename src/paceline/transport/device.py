@@ -125,12 +125,10 @@ class CudaCopies:
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A new vector (n,) in pinned memory."""
         with torch.cuda.device(self.device):
             return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
-        """Begins copying `x` (n,), after all work that the current stream has so far."""
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             pinned.copy_(x, non_blocking=True)
@@ -138,22 +136,19 @@ class CudaCopies:
         return _CudaCopy(self._down.record_event(), x)
 
     def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
-        """Begins copying to a new vector (n,), without waiting for the current stream, which does not use it yet."""
+        # Without waiting for the current stream, which does not use the new vector yet.
         with torch.cuda.stream(self._up):
             x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self.device)
             x.copy_(pinned, non_blocking=True)
         return x, _CudaCopy(self._up.record_event(), x)
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that returns context managers, which make the current stream and GPU current in another thread."""
         stream = torch.cuda.current_stream(self.device)
         return lambda: torch.cuda.stream(stream)
 
 
 @dataclass
 class _CudaCopy:
-    """A copy enqueued on a stream."""
-
     event: Any  # torch.cuda.Event, which its type stubs give two names
     x: torch.Tensor | None  # the vector on the GPU, until it is known which stream uses it
 
@@ -164,7 +159,6 @@ class _CudaCopy:
         return self.event.query()
 
     def precede(self) -> None:
-        """The current stream waits for the copy, and the allocator for the current stream."""
         assert self.x is not None
         stream = torch.cuda.current_stream(self.x.device)
         stream.wait_event(self.event)
@@ -173,8 +167,6 @@ class _CudaCopy:
 
 
 class _PinnedBuffers:
-    """Vectors in pinned memory, kept for later use."""
-
     def __init__(self, copies: DeviceCopies) -> None:
         self._copies = copies
         self._lock = threading.Lock()  # a worker's programs send and receive at the same time
@@ -182,7 +174,6 @@ class _PinnedBuffers:
         self._used: list[tuple[Copy, torch.Tensor]] = []  # that copies to the device may still read
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
-        """A buffer for a vector like this one."""
         with self._lock:
             still_used = []
             for copy, pinned in self._used:

@@ -23,9 +23,6 @@ class Directory:
     """One worker's entries in the run's store, and its view of the others'.
 
     Args:
-        store: a `torch.distributed.Store`, or one like it.
-        worker_id: of this worker.
-        incarnation: of this worker.
         is_local: whether all workers are processes of one user on one machine.
     """
 
@@ -37,15 +34,12 @@ class Directory:
         self._elsewhere: set[int] = set()  # peers at addresses where no worker of this run can be
 
     def enter(self, endpoint: str) -> None:
-        """Publishes this worker's endpoint."""
         self._store.set(f"peer/{self._worker_id}", f"{self._incarnation} {endpoint}")
 
     def leave(self) -> None:
-        """Says that this worker has ended."""
         mark_ended(self._store, self._worker_id, self._incarnation)
 
     def close(self) -> None:
-        """Releases the store."""
         self._store = None
 
     def look_up(self, worker_id: int, *, endpoint: bool) -> Entry:

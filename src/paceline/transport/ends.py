@@ -22,7 +22,6 @@ class EndDetector:
     that comes back has given a sign of life only once a message has come from it.
 
     Args:
-        peers: of the mailbox, by worker.
         peer_deadline_s: how long a peer may be silent until the mailbox loses it.
     """
 
@@ -49,10 +48,9 @@ class EndDetector:
     # Called by the mailbox
 
     def look(self, *, has_read_all: bool = True) -> None:
-        """Looks at lost peers; the mailbox calls it regularly, so that an end is noticed soon after it.
+        """Looks at lost peers, so that an end is noticed soon after it.
 
-        Args:
-            has_read_all: whether `lose` has been called for every connection that had ended.
+        The mailbox calls it regularly, and says whether it has called `lose` for every connection that had ended.
         """
         for peer in self._peers.values():
             if peer.met:
@@ -61,7 +59,6 @@ class EndDetector:
             self._ticks_s.append(time.monotonic())
 
     def lose(self, peer: Peer) -> None:
-        """Notes that a peer's connection has ended."""
         if peer.received or peer.heard_s == -math.inf:
             peer.heard_s = self._ticks_s[0] - self._peer_deadline_s
 

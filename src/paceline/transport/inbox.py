@@ -63,7 +63,6 @@ class Inbox:
     One thread at a time may `read`; any may `wake` it.
 
     Args:
-        context: whose sockets these are.
         host: address to listen on, at a port that the system chooses; None: only this user's processes on this machine get in.
         keys: that a peer must have to get in; needed with `host`.
         peer_deadline_s: silence after which a connection counts as lost.
@@ -125,7 +124,6 @@ class Inbox:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Stops listening."""
         self._router.disable_monitor()
         for socket in (self._router, self._monitor):
             socket.close(linger=0)

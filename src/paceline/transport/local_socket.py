@@ -27,9 +27,6 @@ class LocalSocket:
 
     If a sandbox does not allow such access, the file and its folder stay until `close`.
 
-    Attributes:
-        endpoint: its address, for `connect`.
-
     Raises:
         OSError: there is no folder for temporary files, or no descriptor is left.
     """

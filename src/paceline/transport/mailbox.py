@@ -42,20 +42,16 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
 
     Args:
         store: a `torch.distributed.Store` of this run alone (a `PrefixStore`, if others use it too).
-        worker_id: of this worker.
-        num_workers: of the run.
         incarnation: how many times this worker has been started before.
         host: address of this machine, by which others reach it; None: all workers are processes of one user on one
             machine, whose kernel keeps out all other processes.
         keys: file made by `create_keys`, or its contents, the same for all workers;
             encrypts and authenticates. Needed with `host`.
-        counts: where messages and bytes are counted.
         peer_deadline_s: a peer that is silent for this long has left.
         send_deadline_s: how long `send` waits for a peer that takes no more messages. `close` waits as long, but 10 s at most,
             for messages under way.
 
     Attributes:
-        ends: which peers have ended.
         dropped: discarded messages that no worker of this run can have sent.
 
     Raises:
@@ -120,14 +116,9 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
     def connect(self, timeout_s: float, *, needs_all: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
         """Waits until all peers that have not ended can be reached; `PeerBack` reports those that come later.
 
-        Args:
-            timeout_s: how long at most.
-            needs_all: whether to raise if some cannot be reached by then.
-            stopped: whether the run is being stopped: missing peers will not come.
-
         Raises:
-            WorkerLostError: peers are missing; the message names them.
-            RunStopped: the run was stopped meanwhile.
+            WorkerLostError: `needs_all`, and peers are missing after `timeout_s`; the message names them.
+            RunStopped: the run was `stopped` meanwhile, so missing peers will not come.
         """
         until_s = time.monotonic() + timeout_s
         look_up_s = 0.0

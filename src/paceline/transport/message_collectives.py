@@ -78,11 +78,7 @@ class MessageCollectives(CarriedOutTogether):
     everything each, with 2 messages, up to 1 MB. Early exchanges need 2 messages more each.
 
     Args:
-        mailbox: through which all workers can be reached.
-        worker_id: this worker.
         num_workers: of the run; all are members at first.
-        ends: which workers have ended.
-        incarnations: of the workers; empty: 0.
         deadline_s: how long to wait for a worker that cannot be reached, but has not ended.
         stopped: whether this worker has been told to end.
 
@@ -175,7 +171,6 @@ class MessageCollectives(CarriedOutTogether):
         self._run_round([Part(vector, vector)])
 
     def living(self) -> Sequence[int]:
-        """As in `Survivors`."""
         self._run_round([])
         return self.members
 
@@ -335,7 +330,6 @@ class MessageCollectives(CarriedOutTogether):
         return True
 
     def _hear(self, timeout_s: float = _LOOK_EVERY_S) -> None:
-        """Waits a while for a message or an event."""
         absent = self._next.absent()
         if (event := self._mailbox.receive(0.0 if absent else timeout_s, kind=_KINDS)) is not None:
             self._handle(event)
@@ -362,7 +356,6 @@ class MessageCollectives(CarriedOutTogether):
                 self._tell_if_excluded(peer, incarnation)
 
     def take(self, sender: int, incarnation: int, message: Message) -> None:
-        """Handles a message."""
         if incarnation < self._next.incarnation(sender):
             return
         if message.kind == _BYE:
@@ -396,5 +389,4 @@ class MessageCollectives(CarriedOutTogether):
 
     @property
     def _named_round(self) -> int:
-        """The round in messages of errors."""
         return self._round

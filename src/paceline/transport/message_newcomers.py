@@ -8,6 +8,7 @@ import io
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _LOOK_EVERY_S = 0.1
 _GIVER_LOST = "the worker that was sending it the others' state has died, or cannot be reached"
 
 
+@dataclass(eq=False)
 class MessageNewcomers:
     """Implements `Newcomers` by messages.
 
@@ -33,86 +35,60 @@ class MessageNewcomers:
     A newcomer sends "round ask". The answers are "newcomer later", with the epoch that the members are in; "newcomer no", with
     a `Refusal`; "newcomer yes" from every member, with the worker that sends the state; and "newcomer state".
 
-    Args:
-        mailbox: through which all workers can be reached.
-        collectives: of the members.
-        incarnation: of this worker.
-        model: returns the model's part of the state.
-        deadline_s: how long a newcomer waits for the members' next step, and how long members wait for newcomers.
-        stopped: whether this worker has been told to end.
-        min_workers: as of `Newcomers`.
-
     Costs: nothing while no worker asks; then the state in one message, for which the others wait.
     """
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        collectives: MessageCollectives,
-        incarnation: int,
-        *,
-        model: Callable[[], dict[str, Any]],
-        deadline_s: float,
-        stopped: Callable[[], bool],
-        min_workers: int = 1,
-    ) -> None:
-        self._mailbox, self._collectives, self._incarnation = mailbox, collectives, incarnation
-        self._model, self._deadline_s, self._stopped = model, deadline_s, stopped
-        self.min_workers = min_workers
+    mailbox: Mailbox
+    collectives: MessageCollectives
+    incarnation: int  # of this worker
+    model: Callable[[], dict[str, Any]]  # returns the model's part of the state
+    deadline_s: float  # how long a newcomer waits for the members' next step, and members for newcomers
+    stopped: Callable[[], bool]  # whether this worker has been told to end
+    min_workers: int = 1
 
     # The others
 
     def expected(self, waited_s: float) -> int:
         """As in `Newcomers`; any process may come, until the deadline."""
-        return self.min_workers if waited_s < self._deadline_s else 0
+        return self.min_workers if waited_s < self.deadline_s else 0
 
     def accepted(self, epoch: int) -> dict[int, int]:
-        """As in `Newcomers`."""
-        found, requests = dict[int, int](), self._collectives.requests
+        found, requests = dict[int, int](), self.collectives.requests
         for worker, request in sorted(requests.items()):
-            if self._collectives.incarnation(worker) >= request.incarnation:
+            if self.collectives.incarnation(worker) >= request.incarnation:
                 del requests[worker]
             elif request.epoch < epoch:
                 del requests[worker]
                 self._answer(worker, Message(_LATER, epoch))
-            elif request.epoch == epoch and {*self._collectives.members, *found} <= request.peers:
+            elif request.epoch == epoch and {*self.collectives.members, *found} <= request.peers:
                 found[worker] = request.incarnation
         return found
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
-        """As in `Newcomers`."""
         for worker in newcomers:
-            self._collectives.requests.pop(worker, None)
+            self.collectives.requests.pop(worker, None)
             self._answer(worker, Message(_REFUSED, why))
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
-        """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
-            told = torch.tensor([giver, self._collectives.incarnation(giver)])
+            told = torch.tensor([giver, self.collectives.incarnation(giver)])
             self._answer(worker, Message(_LET_IN, incarnation, x=told))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
-        """As in `Newcomers`."""
         content = io.BytesIO()
-        torch.save(_plain(state | self._model()), content)
+        torch.save(_plain(state | self.model()), content)
         x = torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
         for worker, incarnation in newcomers.items():
             self._answer(worker, Message(_STATE, incarnation, x=x))
 
     def _answer(self, worker: int, message: Message) -> None:
         with contextlib.suppress(PeerLostError):  # the members find out, too
-            self._mailbox.send(worker, message)
+            self.mailbox.send(worker, message)
 
     # The newcomer
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        """Waits until the others let this worker in.
-
-        Args:
-            epoch: that its loop has reached.
-
-        Returns:
-            what the others have; None: they are in a later epoch.
+        """Waits until the others let this worker in; returns what they have, or None if they are past this `epoch`.
 
         Raises:
             NotReplacedError: they cannot let it in, or the worker that was to give it the state has died.
@@ -120,23 +96,23 @@ class MessageNewcomers:
             WorkerLostError: they do not come to their next step within the deadline.
         """
         giver, asked, lost = (-1, 0), frozenset[int](), set[tuple[int, int]]()
-        until_s = time.monotonic() + self._deadline_s
+        until_s = time.monotonic() + self.deadline_s
         while giver not in lost:
-            peers = frozenset(self._mailbox.peers())
-            if self._stopped() or self._collectives.others_have_ended():
+            peers = frozenset(self.mailbox.peers())
+            if self.stopped() or self.collectives.others_have_ended():
                 raise RunStopped("the others have ended, or are newcomers, too")
             if peers != asked:
                 asked = peers
                 for one in peers:
                     self._answer(one, Message(ASK, epoch, x=torch.tensor(sorted(peers))))
-            match self._mailbox.receive(_LOOK_EVERY_S, kind=(*_ANSWERS, ASK)):
+            match self.mailbox.receive(_LOOK_EVERY_S, kind=(*_ANSWERS, ASK)):
                 case Received(sender=sender, incarnation=incarnation, message=message):
                     kind, number, _, x, _ = message
                     if kind == ASK:
-                        self._collectives.take(sender, incarnation, message)
-                    elif kind == _STATE and number == self._incarnation and x is not None:
+                        self.collectives.take(sender, incarnation, message)
+                    elif kind == _STATE and number == self.incarnation and x is not None:
                         return _read(x)
-                    elif kind == _LET_IN and number == self._incarnation and x is not None:
+                    elif kind == _LET_IN and number == self.incarnation and x is not None:
                         giver = tuple(x.tolist())
                     elif kind == _REFUSED:
                         raise NotReplacedError(Refusal(number).why)
@@ -144,16 +120,14 @@ class MessageNewcomers:
                         return None
                 case PeerLeft(peer=peer, incarnation=incarnation):
                     lost.add((peer, incarnation))
-                    self._collectives.requests.pop(peer, None)
+                    self.collectives.requests.pop(peer, None)
                 case PeerBack(peer=peer, incarnation=incarnation) if (peer, incarnation) in lost:
                     # What the peer sent meanwhile is lost, perhaps also that this worker is let in.
                     raise NotReplacedError("a connection broke while it waited for the others", can_try_again=True)
                 case _:
                     pass
             if time.monotonic() > until_s:
-                raise WorkerLostError(
-                    f"This worker could not join: the others made no step for {self._deadline_s:g} s."
-                )
+                raise WorkerLostError(f"This worker could not join: the others made no step for {self.deadline_s:g} s.")
         raise NotReplacedError(_GIVER_LOST, can_try_again=True)
 
 

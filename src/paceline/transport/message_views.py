@@ -88,16 +88,13 @@ class MessageViews(MessageCollectives):
     # Views
 
     def begin(self, round: int) -> Sequence[int]:
-        """As in `Views`."""
         self._begun = round + 1
         return tuple(one for one in range(self._num_workers) if round < self._first_without.get(one, round + 1))
 
     def sent(self, batches: int) -> None:
-        """As in `Views`."""
         self._batches = batches
 
     def got(self, worker: int, batches: int) -> None:
-        """As in `Views`."""
         self._models.heard[worker] = _Heard(self._begun, batches)
 
     def kept(self, worker: int) -> int:
@@ -105,27 +102,23 @@ class MessageViews(MessageCollectives):
         return self._batches if worker == self._worker_id else self._kept[worker]
 
     def has_died(self, worker: int) -> bool:
-        """As in `Views`."""
         return worker in self._first_without
 
     # Newcomers
 
     def announce(self, newcomers: Mapping[int, int]) -> None:
-        """As in `Views`."""
         if not self._coming:
             self._announces = [newcomers.get(one, 0) for one in range(self._num_workers)]
             self._next.call()
             self._meet()
 
     def coming(self, round: int) -> Mapping[int, int]:
-        """As in `Views`."""
         if round < self._comes:
             return {}
         newcomers, self._coming = self._coming, {}
         return newcomers
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """As in `ElasticGroup`; call `living` before and after it."""
         given = super().let_in(newcomers)
         for worker in newcomers:
             self._first_without.pop(worker, None)
@@ -164,14 +157,12 @@ class MessageViews(MessageCollectives):
     # Operations of all
 
     def living(self) -> Sequence[int]:
-        """As in `Survivors`."""
         self._come_together()
         return self.members
 
     def all_reduce_mean(
         self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
     ) -> list[float]:
-        """As in `Collectives`."""
         self._come_together()
         return super().all_reduce_mean(vector, weight, numbers)
 
@@ -180,7 +171,6 @@ class MessageViews(MessageCollectives):
         super()._carry_out(operations)
 
     def add_up(self, vector: torch.Tensor) -> None:
-        """As in `MessageCollectives`."""
         self._come_together()
         super().add_up(vector)
 

@@ -24,20 +24,13 @@ class Quorum:
         self.views = list(views)
 
     def begin(self, members: Sequence[int]) -> None:
-        """Notes that this worker has begun a view."""
         self.views.append(members)
 
     def has_begun(self, members: Sequence[int]) -> None:
-        """Notes that all members have begun a view."""
         self.views = [members]
 
     def missing(self, members: Collection[int], alive: Collection[int]) -> list[int]:
-        """Workers without which the members must not go on; empty: they are a majority.
-
-        Args:
-            members: those that would go on.
-            alive: all workers that have not ended for certain.
-        """
+        """Workers without which the members must not go on; empty: they are a majority of those that may be alive."""
         for view in self.views:
             voters = [one for one in view if one in alive]
             votes = [one for one in voters if one in members]

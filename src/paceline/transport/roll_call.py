@@ -20,7 +20,6 @@ class RollCall:
 
     Args:
         store: a torch.distributed store with its own prefix, where workers announce themselves.
-        worker_id: this worker.
         num_workers: of the group, this worker included.
         answer_s: how long a worker that gives up waits for the others' answers; twice the longest time between the ends of
             two of its last operations, if that is longer, up to a minute.
@@ -35,7 +34,6 @@ class RollCall:
         self._gaps_s: deque[float] = deque(maxlen=_GAPS)
 
     def operation_ended(self) -> None:
-        """Notes that an operation with the others has succeeded."""
         now_s = time.monotonic()
         if self._ended_s is not None:
             self._gaps_s.append(now_s - self._ended_s)

@@ -71,16 +71,9 @@ class RoundMembers:
     address. A silent worker is excluded after a deadline. It may be alive, so a view without it needs a `Quorum`.
 
     Args:
-        worker_id: this worker.
         num_workers: of the run; all are members at first.
-        ends: which workers have ended.
-        incarnations: of the workers; empty: 0.
-        deadline_s: after which a silent member is excluded.
-        now_s: the time.
 
     Attributes:
-        ids: of the members, in order.
-        view: its number.
         proposed: the number that this worker has proposed last.
     """
 
@@ -110,7 +103,6 @@ class RoundMembers:
 
     @property
     def changes(self) -> bool:
-        """Whether a newer view has been proposed."""
         return self.proposed > self.view
 
     @property
@@ -183,7 +175,6 @@ class RoundMembers:
         self._propose()
 
     def miss(self, worker: int) -> None:
-        """A member cannot be reached."""
         absence = worker, self.incarnation(worker)
         if absence not in self._unreachable and self._is_member(worker):
             self._unreachable[absence] = _Absence(self._ends.heard_s(worker), self._now_s())
@@ -307,5 +298,4 @@ class RoundMembers:
         return [self._told[one] for one in self.ids]
 
     def note_begun(self) -> None:
-        """All members have begun the present view."""
         self._quorum.has_begun(self.ids)

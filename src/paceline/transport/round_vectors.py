@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,62 +17,47 @@ _AT_ONCE_BYTES = 1 << 20  # up to this size, a third message takes two members l
 
 
 class Part(NamedTuple):
-    """A vector of a round.
+    """A vector of a round."""
 
-    Args:
-        vector: what this worker has, (n,).
-        result: becomes the sum over the members or, where they have weights, the weighted mean (n,); of a gathered vector,
-            what the members have for this worker, each in the place of its id.
-        kind: "sum" or "mean"; "all-to-all" and "all-gather" as in `Collectives`.
-    """
-
-    vector: torch.Tensor
+    vector: torch.Tensor  # what this worker has, (n,)
+    # Becomes the sum over the members or, where they have weights, the weighted mean (n,); of a gathered vector, what
+    # the members have for this worker, each in the place of its id.
     result: torch.Tensor
+    # "sum" or "mean"; "all-to-all" and "all-gather" as in `Collectives`.
     kind: Literal["sum", "mean", "all-to-all", "all-gather"] = "sum"
 
     @property
     def is_added(self) -> bool:
-        """Whether the members' vectors are added up."""
         return self.kind in ("sum", "mean")
 
 
+@dataclass(eq=False)
 class RoundVectors:
     """A worker's vectors in a round; each member adds up a piece of every vector, and sends the sum to all.
 
     Gathered vectors need only the members' first messages.
-
-    Args:
-        parts: the vectors.
-        num_workers: of the run.
-        header: of this worker's pieces; its `num_bytes` may count other vectors, too.
-        members: of the round, in the order of their ids.
-        worker_id: this worker.
-        lost: makes the error about workers whose messages do not fit.
 
     Attributes:
         is_cut: whether each member adds up a piece; else each adds up everything.
         totals: of the numbers in the members' headers, after `reduce`.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        num_workers: int,
-        header: RoundHeader,
-        members: Sequence[int],
-        worker_id: int,
-        lost: Callable[[Sequence[int], str], Exception],
-    ) -> None:
-        self.parts, self._header, self._members, self._worker_id, self._lost = parts, header, members, worker_id, lost
-        self._num_workers = num_workers
-        added_bytes = sum(part.vector.nbytes for part in parts if part.is_added)
-        self.is_cut = added_bytes > (_AT_ONCE_BYTES if len(members) <= 2 else 0)
+    parts: Sequence[Part]
+    num_workers: int  # of the run
+    header: RoundHeader  # of this worker's pieces; its `num_bytes` may count other vectors, too
+    members: Sequence[int]  # of the round, in the order of their ids
+    worker_id: int
+    lost: Callable[[Sequence[int], str], Exception]  # makes the error about workers whose messages do not fit
+
+    def __post_init__(self) -> None:
+        added_bytes = sum(part.vector.nbytes for part in self.parts if part.is_added)
+        self.is_cut = added_bytes > (_AT_ONCE_BYTES if len(self.members) <= 2 else 0)
         self.totals: list[float] = []
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""
-        parts = [part for part in self.parts if self._header.weight or part.kind != "mean"]
-        return packed([self._header.vector(), *(part.vector[self._given_to(member, part)] for part in parts)])
+        parts = [part for part in self.parts if self.header.weight or part.kind != "mean"]
+        return packed([self.header.vector(), *(part.vector[self._given_to(member, part)] for part in parts)])
 
     def reduce(self, messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
         """This worker's pieces of the sums and means, from the other members' messages; those of gathered vectors are whole.
@@ -79,13 +65,13 @@ class RoundVectors:
         Raises:
             WorkerLostError: they are of other rounds, or cannot be read.
         """
-        me, like = self._worker_id, self._header.vector()
+        me, like = self.worker_id, self.header.vector()
         headers = {one: self._header_of(one, x) for one, x in messages.items()}
-        headers[me] = self._header
+        headers[me] = self.header
         for one, other in headers.items():
-            if why := other.why_unlike(self._header, me):
-                raise self._lost([one], why)
-        self.totals = [sum(said) for said in zip(*(headers[one].numbers for one in self._members), strict=True)]
+            if why := other.why_unlike(self.header, me):
+                raise self.lost([one], why)
+        self.totals = [sum(said) for said in zip(*(headers[one].numbers for one in self.members), strict=True)]
         likes = [part.vector[self._given_to(me, part)] for part in self.parts]
         pieces = {me: likes}
         for one, x in messages.items():
@@ -96,16 +82,16 @@ class RoundVectors:
         mine = [torch.empty_like(piece) if part.is_added else part.result.clone() for part, piece in given]
         for place, (part, out) in enumerate(zip(self.parts, mine, strict=True)):
             if not part.is_added:
-                places = out.chunk(self._num_workers)
-                for one in self._members:
+                places = out.chunk(self.num_workers)
+                for one in self.members:
                     places[one].copy_(pieces[one][place])
             elif part.kind == "mean":
                 total = to_sum_type(out)
-                given = [(pieces[one][place], headers[one].weight) for one in self._members]
+                given = [(pieces[one][place], headers[one].weight) for one in self.members]
                 mean_into(total, [(piece, weight) for piece, weight in given if weight])
                 out.copy_(total)
             else:
-                add_up([pieces[one][place] for one in self._members], out)
+                add_up([pieces[one][place] for one in self.members], out)
         return mine
 
     def join(self, mine: list[torch.Tensor], messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
@@ -115,9 +101,9 @@ class RoundVectors:
             WorkerLostError: these cannot be read.
         """
         added = [torch.empty_like(part.vector) for part in self.parts if part.is_added]
-        for one in self._members:
+        for one in self.members:
             slices = [result[self._slice_of(one, len(result))] for result in added]
-            found = self.added(mine) if one == self._worker_id else self._unpack(one, messages[one], slices)
+            found = self.added(mine) if one == self.worker_id else self._unpack(one, messages[one], slices)
             for out, piece in zip(slices, found, strict=True):
                 out.copy_(piece)
         sums = iter(added)
@@ -132,24 +118,24 @@ class RoundVectors:
         if part.kind == "all-gather":
             return slice(None)
         if part.kind == "all-to-all":
-            length = len(part.vector) // self._num_workers
+            length = len(part.vector) // self.num_workers
             return slice(member * length, (member + 1) * length)
         return self._slice_of(member, len(part.vector))
 
     def _slice_of(self, member: int, num_elements: int) -> slice:
         """What a member adds up of a vector."""
-        place, of = (self._members.index(member), len(self._members)) if self.is_cut else (0, 1)
+        place, of = (self.members.index(member), len(self.members)) if self.is_cut else (0, 1)
         return slice(num_elements * place // of, num_elements * (place + 1) // of)
 
     def _header_of(self, sender: int, x: torch.Tensor | None) -> RoundHeader:
-        (found,) = self._unpack(sender, x, [self._header.vector()])
+        (found,) = self._unpack(sender, x, [self.header.vector()])
         try:
             return RoundHeader.of(found)
         except ValueError:
-            raise self._lost([sender], _OTHER_VERSION) from None
+            raise self.lost([sender], _OTHER_VERSION) from None
 
     def _unpack(self, sender: int, x: torch.Tensor | None, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
             return unpacked(x if x is not None else torch.empty(0, dtype=torch.uint8), likes)
         except RuntimeError:
-            raise self._lost([sender], _OTHER_VERSION) from None
+            raise self.lost([sender], _OTHER_VERSION) from None
