@@ -15,6 +15,12 @@ from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.round_shares import RoundShares
 
+OnBucket = Callable[[torch.Tensor], None] | None
+"""Called with each bucket of a gradient as soon as it is complete."""
+
+OnEnd = Callable[[], None] | None
+"""Called at the end of a backward pass."""
+
 
 class Piece(NamedTuple):
     """Some elements of the flat vector (P,) that one worker owns, and their place among all its elements."""
@@ -130,13 +136,7 @@ class Replica(Protocol):
         """Copies `x` (P,) into this worker's private vector and returns that."""
         ...
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Computes the mini-batch gradient at `at` (P,), which is `version` of the parameters; raises `NoGradient` at the end.
 
         `ready` is called during the backward pass with each bucket of `g` as soon as it is complete. Buckets are views that

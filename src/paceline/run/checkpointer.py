@@ -28,7 +28,6 @@ class Checkpointer:
     """Keeps the newest complete checkpoint of a run.
 
     Args:
-        folder: the run's `checkpoint` folder.
         every_s: at most one in this time; 0: at every epoch.
         resumed: the checkpoint from which the run starts. It stays to the end, since late or replaced workers still read it.
     """

@@ -115,7 +115,6 @@ class TrainConfig:
             raise UsageError("A staleness ramp needs staleness to inject: add --inject-staleness 20.")
 
     def identity(self) -> dict[str, Any]:
-        """The first entries of a result."""
         keys = ("task", "algorithm", "workers", "backend", "seed", "batch_size")
         return {key: getattr(self, key) for key in keys}
 

@@ -39,25 +39,15 @@ _ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory in which each
 
 @dataclass(frozen=True)
 class EarlierPart:
-    """A run's records up to its newest complete checkpoint; later updates are left out and recomputed.
+    """A run's records up to its newest complete checkpoint; later updates are left out and recomputed."""
 
-    Args:
-        run: with the result's figures as they were at the checkpoint.
-        folder: the run's; None: there is no earlier part.
-        checkpoint: its folder.
-        saved: its shared part.
-        algorithm: of the run at the checkpoint; None: unknown.
-        since: the version at which the run began to use that algorithm.
-        notes: problems that do not prevent resuming.
-    """
-
-    run: RunData
-    folder: Path | None = None
-    checkpoint: Path | None = None
-    saved: checkpoint.Parameters | None = None
-    algorithm: Algorithm | None = None
-    since: int = 0
-    notes: tuple[str, ...] = ()
+    run: RunData  # with the result's figures as they were at the checkpoint
+    folder: Path | None = None  # the run's; None: there is no earlier part
+    checkpoint: Path | None = None  # its folder
+    saved: checkpoint.Parameters | None = None  # its shared part
+    algorithm: Algorithm | None = None  # of the run at the checkpoint; None: unknown
+    since: int = 0  # the version at which the run began to use that algorithm
+    notes: tuple[str, ...] = ()  # problems that do not prevent resuming
 
     @staticmethod
     def of(folder: Path | None) -> EarlierPart:
@@ -287,7 +277,6 @@ def _batches(records: Mapping[int, np.ndarray]) -> set[int]:
 
 
 def _once(rows: np.ndarray) -> np.ndarray:
-    """Every record once, in their order."""
     _, first = np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, RECORD_DTYPE.itemsize))), return_index=True)
     return rows[np.sort(first)]
 

@@ -105,7 +105,6 @@ class Handshake:
             mark_ended(self.arena.shared_store(), worker.worker_id, worker.incarnation)
 
     def refuse(self, worker: WorkerState, why: str) -> None:
-        """Refuses a worker with a sentence, which it raises."""
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
             worker.connection.send(Welcome(None, refusal=why))
 

@@ -54,8 +54,6 @@ def free_address() -> str:
 
 @dataclass
 class _Child:
-    """One worker's process."""
-
     process: subprocess.Popen[bytes]
     place: int  # among the workers of this machine
     reported: bool = False  # its end has been reported
@@ -63,31 +61,22 @@ class _Child:
 
 @dataclass
 class Agent:
-    """The workers of one run on this machine.
+    """The workers of one run on this machine."""
 
-    Args:
-        command: what each worker runs: a script and its arguments, as for `python`.
-        address: HOST:PORT of the join point.
-        of: how many the run has in all; None: as the first agent decides, by default the number that it starts.
-        key: key file of the run; needed off loopback.
-        algorithm: spec for all workers; None: the script names it.
-        deadline_s: how long workers wait for each other.
-        folder: where workers write their records, and the result goes.
-        trains: whether the workers train; otherwise they have no records, and nothing is written.
-        min_workers: if fewer than this many workers of the run are left, they wait; None: as the environment says.
-    """
-
-    command: Sequence[str]
-    address: str
+    command: Sequence[str]  # what each worker runs: a script and its arguments, as for `python`
+    address: str  # HOST:PORT of the join point
     workers: int
-    of: int | None
-    key: Path | None
-    algorithm: str | None
+    of: (
+        int | None
+    )  # how many the run has in all; None: as the first agent decides, by default the number that it starts
+    key: Path | None  # key file of the run; needed off loopback
+    algorithm: str | None  # spec for all workers; None: the script names it
     restarts: int
-    deadline_s: int
-    folder: Path
+    deadline_s: int  # how long workers wait for each other
+    folder: Path  # where workers write their records, and the result goes
     say: Callable[[str], None]
-    trains: bool = True
+    trains: bool = True  # whether the workers train; otherwise they have no records, and nothing is written
+    # If fewer than this many workers of the run are left, they wait; None: as the environment says.
     min_workers: int | None = None
     notes: list[str] = field(default_factory=list)
     _children: list[_Child] = field(default_factory=list)

@@ -18,45 +18,29 @@ from paceline.worker.evaluator import Evaluator
 
 @dataclass(frozen=True, kw_only=True)
 class TaskParts:
-    """The details of a task's loop.
-
-    Args:
-        evaluator: evaluates it in the supervisor's process.
-        dataset: shared memory that has the training set; every worker receives a descriptor. None: the set is sent along.
-    """
+    """The details of a task's loop."""
 
     plan: BatchPlan
-    evaluator: Evaluator
+    evaluator: Evaluator  # evaluates it in the supervisor's process
     initial_loss: float | None
+    # Shared memory that has the training set; every worker receives a descriptor. None: the set is sent along.
     dataset: Segment | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """What every worker runs.
+    """What every worker runs."""
 
-    Args:
-        function: called in every worker.
-        config: the run's; its `task` is the task's name, or the function's.
-        algorithm: how the workers agree, with any injected delay; None if a user's function names it.
-        goal: when to stop before the loops' end, and when to evaluate.
-        command: the command line, for the result and the report.
-        task: the details of a task's loop; None: it is a user's.
-        plan: of a placed model.
-        step_deadline_s: how long its workers wait for each other.
-    """
-
-    function: Callable[[], Any]
-    config: TrainConfig
-    algorithm: Algorithm | None
-    goal: Goal
-    command: str
-    task: TaskParts | None = None
-    plan: Any = None
-    step_deadline_s: float = 60.0
+    function: Callable[[], Any]  # called in every worker
+    config: TrainConfig  # the run's; its `task` is the task's name, or the function's
+    algorithm: Algorithm | None  # how the workers agree, with any injected delay; None if a user's function names it
+    goal: Goal  # when to stop before the loops' end, and when to evaluate
+    command: str  # the command line, for the result and the report
+    task: TaskParts | None = None  # the details of a task's loop; None: it is a user's
+    plan: Any = None  # of a placed model
+    step_deadline_s: float = 60.0  # how long its workers wait for each other
 
     def record(self) -> dict[str, Any]:
-        """The content of `config.json`."""
         if self.task is not None:
             data = os.fspath(self.config.data) if self.config.data is not None else None
             return dataclasses.asdict(self.config) | {"data": data}

@@ -165,7 +165,6 @@ class Recording(RunRecord):
         )
 
     def _new_note(self, notes: list[str]) -> str | None:
-        """Notes since the last progress report."""
         new, self._num_notes = notes[self._num_notes :], len(notes)
         return " ".join(new) or None
 

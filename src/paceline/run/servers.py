@@ -45,19 +45,15 @@ class Servers:
         self.states: list[WorkerState] = []
         self.lost: list[tuple[int, int, int]] = []
         self.restarts = 0
-        self._launch = launch
-        self._admit = admit
-        self._fail = fail
-        self._outcome = outcome
+        self._launch, self._admit, self._fail, self._outcome = launch, admit, fail, outcome
         self._main: ServerMain | None = None
-        self._arena: Arena | None = None
+        self._arena: Arena  # from `begin` on
         self._folder: Path | None = None  # the run's
         self._own_folder: str | None = None
         self._restarted_at: dict[int, list[int]] = {}  # shard -> its version at each restart
 
     @property
     def all_ready(self) -> bool:
-        """Whether every server has mapped the run's memory."""
         return all(state.ready for state in self.states)
 
     def begin(self, algorithm: Any, arena: Arena, folder: Path | None, *, own_processes: bool) -> None:
@@ -112,7 +108,6 @@ class Servers:
 
     def lose(self, state: WorkerState, *, run_ends: bool) -> None:
         """Replaces a dead server, unless earlier restarts were fruitless."""
-        assert self._arena is not None
         shard = self._shard(state)
         how = how_ended(state.exit_code)
         self._outcome.notes.append(f"{self._name(state)} {how}.")
@@ -136,7 +131,6 @@ class Servers:
 
     def _give_up(self, state: WorkerState) -> None:
         """Leaves a dead server without a successor, and ends the write in which it was killed, for which others would wait."""
-        assert self._arena is not None
         state.lost = True
         self._outcome.torn_updates += self._arena.shared.recover(state.worker_id, state.incarnation)
 
@@ -158,7 +152,6 @@ class Servers:
 
         The next copy starts only once that process is published as the server; otherwise it would look for the dead one.
         """
-        assert self._arena is not None
         shard = self._shard(dead)
         if not copy.running or self._arena.shared.named_copy(shard) != copy.incarnation:
             return False
@@ -178,15 +171,12 @@ class Servers:
         del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory
 
     def _copy_of(self, server: WorkerState) -> WorkerState:
-        assert self._arena is not None
         return self.states[self._shard(server) + self._arena.plan.num_servers]
 
     def _shard(self, state: WorkerState) -> int:
-        assert self._arena is not None
         return (state.worker_id - self._arena.plan.num_workers) % self._arena.plan.num_servers
 
     def _name(self, state: WorkerState) -> str:
-        assert self._arena is not None
         plan, shard = self._arena.plan, self._shard(state)
         is_copy = state.worker_id >= plan.num_workers + plan.num_servers
         return f"The second copy of shard {shard}" if is_copy else f"Shard {shard} of the server"

@@ -43,11 +43,7 @@ def drive(
 ) -> RunData:
     """Makes a simulation and runs it; writes its folder, in which only `host.json` and the report depend on the host.
 
-    Args:
-        make: makes the simulation, or refuses it before anything is written.
-        out: the folder, new or empty; None: nothing is written.
-        command: the command line, for the report.
-        host: more for `host.json`.
+    `make` refuses a wrong simulation before anything is written; `host` is more content for `host.json`.
     """
     if out is not None:
         check_new_folder(out, str(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.gathering import SimulatedGathering
-from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.machine import SimulatedMachine, never
 from paceline.simulator.scheduler import Scheduler
 from paceline.worker.gathering import Call
 from paceline.worker.memberships.membership import BatchShare, Membership
@@ -34,12 +35,9 @@ class SimulatedRun:
     Attributes:
         gathering: where they gather values, and meet at the start.
         ending: where they wait for each other at the end.
-        epoch_claims: counts of batches.
         after_backward: where they wait after a backward pass.
         model: worker 0's, with the initial state of all workers.
         buffers: running statistics by name: shared by all workers, or, if each has its own, those of the leading one.
-        own_buffers: each worker's, by its id.
-        tables: what they tell each other.
         left: the weights that the leading worker's loop has left in its model.
     """
 
@@ -117,7 +115,7 @@ class SimulatedMembership(Membership):
         self.ports = machine.ports(self._core)
         has_replica = machine.needs.kind == "replicated" and not algorithm.gossip
         shared: Any = self.ports.shared if has_replica else machine.shared
-        self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, _never, run.tell_epoch
+        self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, never, run.tell_epoch
         self.own_records = partial(record.records_of, self.worker_id)
         self._buffers = dense_buffers(model)
         for own, first in zip(state_of(model).values(), state_of(run.model).values(), strict=True):
@@ -176,18 +174,13 @@ class SimulatedMembership(Membership):
             buffer.data = buffer.data.clone()
 
 
+@dataclass
 class _SimulatedGatherer:
-    def __init__(self, gathering: SimulatedGathering, worker_id: int) -> None:
-        self._gathering = gathering
-        self._worker_id = worker_id
+    gathering: SimulatedGathering
+    worker_id: int
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        return self._gathering.gather(self._worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
+        return self.gathering.gather(self.worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
 
     def leave(self) -> None:
-        self._gathering.leave(self._worker_id)
-
-
-def _never() -> bool:
-    """Returns False: a simulation that ends cuts its programs off instead of asking them to stop."""
-    return False
+        self.gathering.leave(self.worker_id)

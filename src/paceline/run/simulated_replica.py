@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.loop.replica import AttachedReplica
+from paceline.ports.replica import OnBucket, OnEnd
 from paceline.simulator.backward import AfterBackward
 from paceline.simulator.hardware.core import Core
 from paceline.simulator.overlap import shares_until_complete
@@ -69,13 +70,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
         return super().evaluate(closure, computed)
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Lets the loop compute at `at` (P,); hands out the gradient once its time has passed."""
         if ready is None:
             super().gradient(at, version)
@@ -91,7 +86,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
         self._after_backward.call(returned)
 
-    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
+    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: OnEnd) -> None:
         """Hands out the buckets that were held back, one by one as the backward pass continues."""
         buckets, self._held_back[:] = self._held_back[:], []
         last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -82,7 +83,6 @@ class SimulationRecord(RunRecord):
         return self._recorded.of(worker_id)
 
     def end(self, outcome: str, reason: str, trace: str = "") -> None:
-        """Records how the run ended, unless it ended normally."""
         self.outcome.name, self.outcome.reason, self.outcome.trace = outcome, reason, trace
 
     def interrupted_by(self, interruption: Interruption) -> None:
@@ -205,30 +205,28 @@ class _Records:
         return np.frombuffer(bytes(self.data), RECORD_DTYPE)
 
 
+@dataclass(slots=True)
 class _Recorder:
     """Takes one worker's records."""
 
-    __slots__ = ("_records", "_watch", "_worker_id")
-
-    def __init__(self, records: _Records, worker_id: int, watch: Callable[[tuple[float, ...]], None] | None) -> None:
-        self._records = records
-        self._worker_id = worker_id
-        self._watch = watch
+    records: _Records
+    worker_id: int
+    watch: Callable[[tuple[float, ...]], None] | None
 
     def append(self, *fields: float) -> None:
-        records = self._records
+        records = self.records
         records.data += RECORD_STRUCT.pack(*fields)
-        records.workers.append(self._worker_id)
-        if self._watch is not None:
-            self._watch(fields)
+        records.workers.append(self.worker_id)
+        if self.watch is not None:
+            self.watch(fields)
 
 
+@dataclass
 class _SimulatedParameters:
     """Input of an `Evaluator`: parameters with a `snapshot`, and the model's buffers."""
 
-    def __init__(self, shared: Any, buffers: Mapping[str, torch.Tensor]) -> None:
-        self.shared = shared
-        self.buffers = buffers
+    shared: Any
+    buffers: Mapping[str, torch.Tensor]
 
     def extra(self, name: str) -> torch.Tensor:
         """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""

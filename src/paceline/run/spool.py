@@ -25,7 +25,6 @@ class Spool:
         tell: takes a sentence, once, if the disk takes no more.
 
     Attributes:
-        totals: records of each worker so far.
         fresh: the records of the last drain, by worker.
         failure: why the disk takes no more records; "" if it does.
 
@@ -49,7 +48,6 @@ class Spool:
                 self._files = [files.new_file(_file(folder, worker)) for worker in range(num_workers)]
 
     def open(self, arena: Arena) -> None:
-        """Connects the workers' rings."""
         self._rings = [arena.ring(worker) for worker in range(arena.plan.num_workers)]
 
     @property
@@ -59,7 +57,6 @@ class Spool:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether records go into files of the run's folder."""
         return self._folder is not None
 
     def num_written(self, worker_id: int) -> int:
@@ -71,7 +68,6 @@ class Spool:
         return self._rings[worker_id].num_read
 
     def drain(self) -> None:
-        """Takes the new records from every ring."""
         for worker, ring in enumerate(self._rings):
             records = ring.drain()
             self.totals[worker] += len(records)

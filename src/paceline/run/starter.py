@@ -18,17 +18,7 @@ from paceline.worker.supervised import WorkerState, pickled, start_process, star
 
 
 class Starter:
-    """Starts workers and servers.
-
-    Args:
-        loop: what workers run.
-        folder: the run's, or None.
-        earlier: the part of the run before it was resumed.
-
-    Attributes:
-        own_processes: whether they are processes.
-        environment: what all workers are told.
-    """
+    """Starts workers and servers."""
 
     def __init__(self, loop: Loop, folder: Path | None, earlier: EarlierPart) -> None:
         config = loop.config

@@ -153,7 +153,6 @@ class Supervisor:
 
     @property
     def all_returned(self) -> bool:
-        """Whether every worker's function returned, without a failure."""
         return all(one.ended and one.failure is None for one in self.workers)
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -358,7 +357,6 @@ class Supervisor:
         self._go_on_without(worker, replace=not is_final)
 
     def _repair(self, worker: WorkerState) -> None:
-        """Releases what a dead worker held."""
         assert self.arena is not None
         if self.arena.shared.recover(worker.worker_id, worker.incarnation):
             self.outcome.torn_updates += not worker.waits

@@ -28,15 +28,10 @@ _build_lock = threading.Lock()  # worker threads share torch's global generator
 
 @dataclass(frozen=True)
 class TaskWorker:
-    """A worker's main function, as data that can be sent to a process.
+    """A worker's main function, as data that can be sent to a process."""
 
-    Args:
-        config: the run's, with the task's defaults filled in.
-        algorithm: how the workers agree, with any delay.
-    """
-
-    config: TrainConfig
-    algorithm: Algorithm
+    config: TrainConfig  # the run's, with the task's defaults filled in
+    algorithm: Algorithm  # how the workers agree, with any delay
     plan: BatchPlan
     dataset: DatasetHandle
 

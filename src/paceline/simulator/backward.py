@@ -27,7 +27,6 @@ class AfterBackward:
         self._pending.append((getcurrent(), what))
 
     def __enter__(self) -> Self:
-        """Wraps PyTorch's entry into backward passes."""
         original = self._original = backward_entry()
 
         def run_backward(*args: Any, **named: Any) -> Any:

@@ -98,7 +98,6 @@ class ClusterFile:
         return path
 
     def as_text(self, path: Path) -> str:
-        """The text that `save` writes."""
         table = self.as_table()
         if path.suffix == ".json":
             return json.dumps(table, indent=2) + "\n"

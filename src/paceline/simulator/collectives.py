@@ -42,7 +42,6 @@ class AllReduceState:
         self._dead: set[int] = set()  # members without whom the others go on
 
     def bring(self, worker_id: int, steps: list[Step]) -> None:
-        """Adds a worker's operations to the round."""
         self._steps[worker_id] = steps
 
     def barrier(self, worker_id: int, what: str) -> None:
@@ -137,7 +136,6 @@ class SimulatedCollectives(CarriedOutTogether):
         return totals
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """As in `ElasticGroup`."""
         self.members = self._state.members = sorted({*self._state.members, *newcomers})
         return {"_num_rounds": self._num_rounds}
 

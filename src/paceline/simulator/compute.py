@@ -26,7 +26,6 @@ class ComputeTime:
 
     @property
     def mean_s(self) -> float:
-        """The expected time."""
         raise TypeError(f"{type(self).__name__} must define mean_s")
 
     def draws_s(self, random: Random) -> Iterator[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from paceline.ports.ports import Event, Mailbox
 from paceline.simulator.mailbox import SimulatedMailbox
@@ -41,23 +42,23 @@ class SimulatedConcurrency:
         return SimulatedLock(self)
 
 
+@dataclass(eq=False)
 class SimulatedJoinable:
     """A further program; implements `Joinable`."""
 
-    def __init__(self, scheduler: Scheduler, program: Program, name: str) -> None:
-        self._scheduler = scheduler
-        self._program = program
-        self._name = name
+    scheduler: Scheduler
+    program: Program
+    name: str
 
     def failed(self) -> bool:
         """False: an exception of a simulated program ends the run at once."""
         return False
 
     def join(self) -> None:
-        self._scheduler.catch_up()
-        if not self._program.over:
-            self._program.joining.append(self._scheduler.current)
-            self._scheduler.wait(f"the end of its program '{self._name}'")
+        self.scheduler.catch_up()
+        if not self.program.over:
+            self.program.joining.append(self.scheduler.current)
+            self.scheduler.wait(f"the end of its program '{self.name}'")
 
 
 class SimulatedLock:

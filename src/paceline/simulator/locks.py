@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 
@@ -14,14 +15,12 @@ from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
 
+@dataclass(eq=False, slots=True)
 class _LockWaiter:
     """A program that found the lock held."""
 
-    __slots__ = ("program", "since_s")
-
-    def __init__(self, program: Program, since_s: float) -> None:
-        self.program = program
-        self.since_s = since_s  # when it began to spin; after `spin_s` it sleeps
+    program: Program
+    since_s: float  # when it began to spin; after `spin_s` it sleeps
 
 
 class LockState:
@@ -191,15 +190,13 @@ class SimulatedLocked:
         self._lock.release(write=write)
 
 
-class _SimulatedSide:
-    """One side of the lock as a context manager."""
-
-    def __init__(self, vector: SimulatedLocked, *, write: bool) -> None:
-        self._vector = vector
-        self._write = write
+@dataclass(eq=False, slots=True)
+class _SimulatedSide(AbstractContextManager[None]):
+    vector: SimulatedLocked
+    write: bool
 
     def __enter__(self) -> None:
-        self._vector.take(write=self._write)
+        self.vector.take(write=self.write)
 
     def __exit__(self, *exception: object) -> None:
-        self._vector.give(write=self._write)
+        self.vector.give(write=self.write)

@@ -42,7 +42,6 @@ class SimulatedMachine:
         needs: the kind of shared parameters that the algorithm runs on.
         x: initial parameters (P,), copied; empty for timing only.
         vector_bytes: size of one parameter vector, even if `x` is empty.
-        batch_size: samples of a full batch.
         is_gossip: whether every worker has its own model.
         survivors_continue: whether collectives in shared memory go on without killed workers.
         scheduler: of the programs; None: a new one.
@@ -236,7 +235,6 @@ class SimulatedMachine:
 
     @property
     def unresolved_exchanges(self) -> int:
-        """Their number over all workers, as `Counts` defines it."""
         return sum(one.unresolved_exchanges for one in self._counts)
 
     @property
@@ -388,7 +386,7 @@ class SimulatedMachine:
         return {
             "waits": waits,
             "staleness": self.staleness if self.needs.staleness_counts else None,
-            "stopped": _never,
+            "stopped": never,
             "counts": ports.counts if self.needs.mailbox or self.needs.collectives else None,
             "now_s": ports.clock.now_s,
             "incarnation": ports.incarnation,
@@ -396,5 +394,6 @@ class SimulatedMachine:
         }
 
 
-def _never() -> bool:
-    return False  # a simulation that is stopped ends at once, regardless of its programs' state
+def never() -> bool:
+    """Returns False: a simulation that is stopped cuts its programs off, and asks none of them to stop."""
+    return False

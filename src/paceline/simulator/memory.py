@@ -33,7 +33,6 @@ class SimulatedVector:
         return self.version
 
     def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the current vector into `out`; returns its version."""
         out.copy_(self.x)
         return self.version
 
@@ -46,9 +45,6 @@ class SimulatedRacing(SimulatedVector):
 
     Modelled: an update is written in blocks over its duration, so others see torn views; the version counts it at the end.
     Not modelled: lost writes, when two workers write one component at the same instant of real time.
-
-    Args:
-        caller: gives the core of the calling program.
     """
 
     def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
@@ -76,10 +72,6 @@ class SimulatedSlots:
 
     Args:
         x: initial parameters (P,), the first slot's.
-        caller: gives the core of the calling program.
-
-    Attributes:
-        num_slots: slots that were ever used.
     """
 
     def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
@@ -147,7 +139,6 @@ class SimulatedSlots:
         self.head.x.copy_(x)
 
     def touched_slots(self) -> int:
-        """Vectors that were ever written."""
         return self.num_slots
 
 
@@ -173,7 +164,6 @@ class NoVector(torch.Tensor):
         return 0
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[NoVector, ...]:  # type: ignore[override]
-        """Stand-ins for equal parts."""
         return tuple(self.coded(1 / chunks) for _ in range(chunks))
 
     def standing_for(self, num_bytes: int) -> NoVector:

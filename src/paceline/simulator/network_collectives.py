@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -201,6 +202,7 @@ class NetworkCollectivesState:
             )
 
 
+@dataclass(eq=False)
 class NetworkCollectives:
     """One worker's side; implements `Collectives`.
 
@@ -218,99 +220,83 @@ class NetworkCollectives:
         waited_s: seconds spent waiting; the caller reads it and resets it to 0.
     """
 
-    def __init__(
-        self,
-        state: NetworkCollectivesState,
-        costs: CollectiveCosts,
-        worker_id: int,
-        counts: Counts,
-        declared_bytes: int | None,
-        moved: Callable[..., None],
-        widening: int = 1,
-    ) -> None:
-        self._state = state
-        self._costs = costs
-        self._worker_id = worker_id
-        self._counts = counts
-        self._declared_bytes = declared_bytes
-        self._moved = moved
-        self._widening = widening
+    state: NetworkCollectivesState
+    costs: CollectiveCosts
+    worker_id: int
+    counts: Counts
+    declared_bytes: int | None  # size of every vector if vectors are empty
+    moved: Callable[..., None]  # waits while the worker moves vectors
+    widening: int = 1
+    waited_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self._number = 0
-        self.members = range(state.num_workers)
-        self.waited_s = 0.0
+        self.members = range(self.state.num_workers)
 
     def all_reduce_mean(
         self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS
     ) -> list[float]:
-        if self._state.num_workers == 1:
+        if self.state.num_workers == 1:
             return list(numbers)
         totals = list(numbers)
-        self._moved(2, of=vector)  # weighted before, and divided afterwards
-        cost = self._costs.all_reduce(self._sum_bytes(vector))
+        self.moved(2, of=vector)  # weighted before, and divided afterwards
+        cost = self.costs.all_reduce(self._sum_bytes(vector))
         self._start((vector, weight, totals), mean_into_all, cost).wait()
-        self._moved(2, of=vector)
+        self.moved(2, of=vector)
         return totals
 
     def start_all_reduce(self, vector: torch.Tensor) -> NetworkHandle:
-        return self._start(vector, sum_into_all, self._costs.all_reduce(self._sum_bytes(vector)))
+        return self._start(vector, sum_into_all, self.costs.all_reduce(self._sum_bytes(vector)))
 
     def start_reduce_scatter(self, vector: torch.Tensor, part: torch.Tensor) -> NetworkHandle:
-        """Begins summing `vector` (n,) over all workers into each worker's `part` (n / num_workers,)."""
-        n = self._state.num_workers
-        add_up = partial(self._moved, (3 * n - 1) / n, of=vector)  # the first piece copied, the others added
-        return self._start((vector, part), sum_into_parts, self._costs.half(self._sum_bytes(vector)), add_up)
+        n = self.state.num_workers
+        add_up = partial(self.moved, (3 * n - 1) / n, of=vector)  # the first piece copied, the others added
+        return self._start((vector, part), sum_into_parts, self.costs.half(self._sum_bytes(vector)), add_up)
 
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> NetworkHandle:
-        pieces = pieces_of(self._worker_id, self._state.num_workers, part, vector)
-        return self._start(pieces, exchange_pieces, self._costs.half(self._bytes(vector)))
+        pieces = pieces_of(self.worker_id, self.state.num_workers, part, vector)
+        return self._start(pieces, exchange_pieces, self.costs.half(self._bytes(vector)))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> NetworkHandle:
-        pieces = pieces_of(self._worker_id, self._state.num_workers, given, taken)
-        return self._start(pieces, exchange_pieces, self._costs.half(self._bytes(given)))
+        pieces = pieces_of(self.worker_id, self.state.num_workers, given, taken)
+        return self._start(pieces, exchange_pieces, self.costs.half(self._bytes(given)))
 
     def _bytes(self, vector: torch.Tensor) -> int:
-        if vector.numel() or self._declared_bytes is None:
+        if vector.numel() or self.declared_bytes is None:
             return vector.numel() * vector.element_size()
         own_bytes = getattr(vector, "num_bytes", None)
-        num_bytes = self._declared_bytes if own_bytes is None else own_bytes
+        num_bytes = self.declared_bytes if own_bytes is None else own_bytes
         return round(num_bytes * getattr(vector, "share", 1.0))
 
     def _sum_bytes(self, vector: torch.Tensor) -> int:
-        if vector.numel() or self._declared_bytes is None:
+        if vector.numel() or self.declared_bytes is None:
             return vector.numel() * sum_type(vector.dtype).itemsize
-        return self._bytes(vector) * self._widening
+        return self._bytes(vector) * self.widening
 
     def _start(
         self, given: Any, finish: Callable[[list[Any]], None], cost: Cost, then: Callable[[], None] | None = None
     ) -> NetworkHandle:
-        self._state.scheduler.catch_up()
+        self.state.scheduler.catch_up()
         self._number += 1
-        self._counts.messages += cost.messages
-        self._counts.sent_bytes += round(cost.sent_bytes)
-        self._state.join(self._number, self._worker_id, given, finish, cost)
-        return NetworkHandle(self, self._state, self._number, then)
+        self.counts.messages += cost.messages
+        self.counts.sent_bytes += round(cost.sent_bytes)
+        self.state.join(self._number, self.worker_id, given, finish, cost)
+        return NetworkHandle(self, self._number, then)
 
 
+@dataclass(eq=False, slots=True)
 class NetworkHandle:
     """An operation in progress; implements `Handle`."""
 
-    def __init__(
-        self,
-        owner: NetworkCollectives,
-        state: NetworkCollectivesState,
-        number: int,
-        then: Callable[[], None] | None,
-    ) -> None:
-        self._owner = owner
-        self._state = state
-        self._number = number
-        self._then = then
+    owner: NetworkCollectives
+    number: int
+    then: Callable[[], None] | None
 
     def wait(self) -> Sequence[int]:
-        time_s = self._state.scheduler.time_s
-        begun_s = time_s()
-        self._state.wait(self._number)
-        self._owner.waited_s += time_s() - begun_s
-        if self._then is not None:
-            self._then()
-        return self._owner.members
+        state = self.owner.state
+        begun_s = state.scheduler.time_s()
+        state.wait(self.number)
+        self.owner.waited_s += state.scheduler.time_s() - begun_s
+        if self.then is not None:
+            self.then()
+        return self.owner.members

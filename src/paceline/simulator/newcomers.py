@@ -16,8 +16,6 @@ class SimulatedNewcomers:
     """Implements `Newcomers` for all workers of a machine.
 
     Args:
-        scheduler: of the workers' programs.
-        min_workers: as of `Newcomers`.
         num_started: how many replacements there have been.
     """
 
@@ -29,7 +27,6 @@ class SimulatedNewcomers:
         self._given: dict[int, dict[str, Any] | Refusal] = {}
 
     def expected(self, waited_s: float) -> int:
-        """As in `Newcomers`."""
         return self._num_started() - self._num_in_or_dead
 
     def accepted(self, epoch: int) -> dict[int, int]:
@@ -37,16 +34,13 @@ class SimulatedNewcomers:
         return {one: n for one, (n, _) in self._asking.items() if self._inside.get(one, 0) < n}
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
-        """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
             self._wake(worker, incarnation, why)
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
-        """As in `Newcomers`."""
         self._inside |= newcomers
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
-        """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
             self._wake(worker, incarnation, copy.deepcopy(state))
 

@@ -26,11 +26,7 @@ class DeadlockError(PacelineError):
 
 
 class ProgramError(PacelineError):
-    """A program raised an exception, which is the cause of this error.
-
-    Attributes:
-        worker_id: the worker's, or the server's.
-    """
+    """A program raised an exception, which is the cause of this error."""
 
     def __init__(self, program: Program, cause: BaseException, at_s: float) -> None:
         name = program.name[0].upper() + program.name[1:]
@@ -45,7 +41,6 @@ class Program:
     Attributes:
         server: its name if it is not a worker's.
         is_main: whether it is the worker's `work`, and not a further program.
-        joining: programs that wait for its end.
         here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
             and after its end, and while a serving one is idle.
         serve: of a serving program: called each time it is woken; None: it has its own greenlet.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from paceline.loop.task_replica import TaskReplica
 from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
 from paceline.optim.settings import OptimizerSettings, SettingsGroup
-from paceline.ports.replica import Piece
+from paceline.ports.replica import OnBucket, OnEnd, Piece
 from paceline.simulator.hardware.core import SUM_VECTORS, Core
 from paceline.simulator.memory import NoVector
 from paceline.simulator.overlap import shares_until_complete
@@ -40,7 +40,6 @@ class RandomStates:
             self._current = -1
 
     def enter(self, worker_id: int) -> None:
-        """Makes this worker's state the generator's."""
         if worker_id == self._current:
             return
         self._states[self._current] = torch_state()
@@ -56,7 +55,6 @@ class OwnBuffers:
         self._own = [[buffer.data.clone() for buffer in self._bound] for _ in range(num_workers)]
 
     def enter(self, worker_id: int) -> None:
-        """Makes this worker's buffers the model's."""
         for buffer, own in zip(self._bound, self._own[worker_id], strict=True):
             buffer.data = own
 
@@ -101,7 +99,7 @@ class _Overlapping(Timed):
     def _leave_in(self, buckets: Sequence[torch.Tensor], sizes: Sequence[float]) -> None:
         self._leaving, self._parts = buckets, shares_until_complete(sizes)
 
-    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
         """Waits for forward and backward to pass; with `ready`, sends buckets as they complete, if that matters."""
         if ready is not None and self.samples and self._core.overlaps:
             for number in self._core.compute_in_parts(self.samples, self._parts):
@@ -126,7 +124,6 @@ class SimulatedReplica(_Overlapping, TaskReplica):
     updates are written as a whole, at the end of their time.
 
     Args:
-        random_states: of all workers.
         buffers: of all workers; None: one copy that all write.
         num_blocks: blocks of an update or a copy; 1 if the vector cannot change meanwhile.
     """
@@ -162,13 +159,7 @@ class SimulatedReplica(_Overlapping, TaskReplica):
         self._apply_s += self._now_s() - begun_s
         return self._private
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Computes the gradient of the current `at` (P,); its buckets become ready as virtual compute time passes."""
         self._random_states.enter(self._core.worker_id)
         if self._buffers is not None:
@@ -250,13 +241,7 @@ class TimedReplica(_Overlapping):
         self._apply_s += self._now_s() - begun_s
         return x
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Waits as long as a gradient takes; meanwhile `ready` gets vectors that stand for its buckets."""
         self._read_version = version
         self._gradient_started_s = self._now_s()

@@ -17,7 +17,6 @@ class SimulatedShard:
     """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`.
 
     Args:
-        x: the shard's elements (n,).
         update_vectors: vectors of the shard's size that one update moves.
 
     Attributes:
@@ -80,7 +79,6 @@ class ServedState:
     """One sharded vector, as an observer sees it.
 
     Args:
-        x: initial parameters (P,), kept.
         num_workers: of the run; the cores of servers, and then of their second copies, are numbered after the workers'.
         num_servers: the number of shards; 0: a lone worker holds the vector.
     """

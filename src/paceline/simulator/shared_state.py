@@ -28,18 +28,9 @@ def shared_state(
     num_servers: int,
     update_vectors: float,
 ) -> Any:
-    """The state for all workers.
+    """The state for all workers, which owns the initial parameters `x` (P,).
 
-    Args:
-        needs: its kind.
-        x: initial parameters (P,), which it owns.
-        cluster: the workers.
-        scheduler: of their programs.
-        caller: the core of the program that calls.
-        spin_s: how long waiters spin.
-        is_gossip: whether every worker has its own model.
-        num_servers: that hold shards.
-        update_vectors: vectors that an update at a server moves.
+    `caller` gives the core of the calling program; `update_vectors` are the vectors that an update at a server moves.
     """
     match needs.kind:
         case "racing":

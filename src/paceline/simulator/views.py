@@ -28,7 +28,6 @@ class SimulatedViews:
         self._waiting: list[tuple[int, Program]] = []  # for all workers to begin so many rounds
 
     def begin(self, round: int) -> Sequence[int]:
-        """As in `Views`."""
         self._rounds[self._worker_id] = round
         self._tell(round + 1)
         if self._first_without:
@@ -41,7 +40,6 @@ class SimulatedViews:
 
     @property
     def members(self) -> Sequence[int]:
-        """As in `ElasticGroup`."""
         return self._members[self._worker_id]
 
     @members.setter
@@ -55,23 +53,18 @@ class SimulatedViews:
         self._wake()
 
     def sent(self, batches: int) -> None:
-        """As in `Views`."""
         self._sent[self._worker_id] = batches
 
     def got(self, worker: int, batches: int) -> None:
-        """As in `Views`."""
         self._sent[worker] = batches
 
     def kept(self, worker: int) -> int:
-        """As in `Survivors`."""
         return self._sent[worker]
 
     def has_died(self, worker: int) -> bool:
-        """As in `Views`."""
         return worker in self._first_without
 
     def living(self) -> Sequence[int]:
-        """As in `Survivors`."""
         number = self._rounds[self._worker_id] + 2
         self._tell(number)
         while not self._have_come(number, self._worker_id):
@@ -90,19 +83,16 @@ class SimulatedViews:
         return all(self._begun[one] >= number or one in gone for one in self._members[worker])
 
     def announce(self, newcomers: Mapping[int, int]) -> None:
-        """As in `Views`."""
         if self._comes <= self._last_came[self._worker_id]:
             self._named, self._comes = newcomers, max(self._begun) + 1
 
     def coming(self, round: int) -> Mapping[int, int]:
-        """As in `Views`."""
         if not self._last_came[self._worker_id] < self._comes <= round:
             return {}
         self._last_came[self._worker_id] = self._comes
         return self._named
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        """As in `ElasticGroup`; call `living` before and after it."""
         for worker, incarnation in newcomers.items():
             if self._num_lost[worker] == incarnation:  # else it has died since
                 self._first_without.pop(worker, None)

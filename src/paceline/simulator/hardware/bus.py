@@ -28,7 +28,6 @@ class MemoryBus:
         self._planned_rate = 0.0  # at which it was planned
 
     def move(self, num_bytes: float) -> None:
-        """Waits while `num_bytes` are moved."""
         if num_bytes <= 0:
             return
         if not self._transfers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -22,16 +23,16 @@ class MemoryTraffic(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class OwnMemory:
     """The memories of workers with a machine each: nothing is shared."""
 
-    def __init__(self, scheduler: Scheduler, core_bytes_per_s: float) -> None:
-        self._scheduler = scheduler
-        self._core_bytes_per_s = core_bytes_per_s
+    scheduler: Scheduler
+    core_bytes_per_s: float
 
     def move(self, num_bytes: float) -> None:
         if num_bytes > 0:
-            self._scheduler.sleep(num_bytes / self._core_bytes_per_s)
+            self.scheduler.sleep(num_bytes / self.core_bytes_per_s)
 
 
 class SimulatedClock:
@@ -59,7 +60,6 @@ class Core:
 
     Args:
         seed: of the run; a worker's compute times depend only on it and the worker.
-        vector_bytes: size of one parameter vector.
         batch_size: samples of the batch that `cluster.compute_s` refers to; 0: this worker's first batch.
         disturbances: the effects of faults on its computing; None: no faults.
         overlaps: whether its messages travel while it computes: over a network, but not through its memory.
@@ -107,12 +107,7 @@ class Core:
         self._batch_size = self._batch_size or samples
 
     def compute(self, samples: int, *, goes_on: bool = False) -> None:
-        """Sleeps as a step does, then takes the time of forward and backward; a short batch takes proportionally less.
-
-        Args:
-            samples: of the batch.
-            goes_on: whether this is another batch of a step that has already computed one.
-        """
+        """Sleeps as a step does, unless it `goes_on`, then computes; a short batch takes proportionally less."""
         duration_s, share = self._begin(samples, goes_on=goes_on)
         if self._disturbances is not None:
             duration_s = self._disturbances.stretched_s(self.scheduler.now_s, duration_s)

@@ -97,7 +97,6 @@ class Cores:
 
     @classmethod
     def of(cls, cluster: Cluster, scheduler: Scheduler) -> Self:
-        """The cores of a cluster that has `cores`."""
         assert cluster.cores is not None
         cold = Cold(cold_s=cluster.cold_s, cold_factor=cluster.cold_factor, cooling_s=cluster.cooling_s)
         return cls(scheduler, cluster.cores, cluster.slice_s, cluster.crowding, cold)

@@ -14,12 +14,7 @@ _SHARED_VECTORS = 2.0  # a move or an update reads one shared vector and writes 
 
 
 class Line:
-    """A contended cache line: one core after the other takes it; a transfer from a distant core takes longer.
-
-    Args:
-        near_s: from a core of the same socket.
-        far_s: from a core of another socket.
-    """
+    """A contended cache line: one core after the other takes it; a transfer from a distant core takes longer."""
 
     def __init__(self, scheduler: Scheduler, near_s: float, far_s: float) -> None:
         self._scheduler = scheduler

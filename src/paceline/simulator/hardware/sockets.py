@@ -96,17 +96,12 @@ class Sockets:
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
-    """Where the shared vectors lie, and whether workers are pinned; set by `--placement`.
+    """Where the shared vectors lie, and whether workers are pinned; set by `--placement`."""
 
-    Args:
-        policy: `first-touch`: on the socket that writes first; `interleave`: alternately on all sockets; `bind`: on one.
-        node: the socket that `bind` uses.
-        pin: whether each worker keeps to its share of the processors.
-    """
-
+    # `first-touch`: on the socket that writes first; `interleave`: alternately on all sockets; `bind`: on one.
     policy: Literal["first-touch", "interleave", "bind"] = "first-touch"
-    node: int = 0
-    pin: bool = False
+    node: int = 0  # the socket that `bind` uses
+    pin: bool = False  # whether each worker keeps to its share of the processors
 
     def shares(self, sockets: Sockets, places: list[Place], *, is_pool: bool) -> list[float]:
         """The part of a shared vector that lies in each socket's memory.
