@@ -98,11 +98,7 @@ class Budget:
         return min(float(self._most), max(float(self._least), bits))
 
     def choose(self, size: float = math.nan) -> int:
-        """The present step's bits.
-
-        Args:
-            size: of the present gradient; NaN: unknown.
-        """
+        """The present step's bits, for the `size` of its gradient; NaN: unknown."""
         history, (planned, bits) = self.history, self._plan()
         if not history.count:
             return bits

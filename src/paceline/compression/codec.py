@@ -106,7 +106,6 @@ class Tuner:
         return 0.0
 
     def coded_size(self, encoded: Encoded, num_elements: int) -> float:
-        """The size of a coded vector."""
         return 0.0
 
     def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
@@ -126,7 +125,6 @@ class Tuner:
         """Reports the size of the coded vectors; chooses the parameters for the next."""
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -139,7 +139,6 @@ class CodedMean(Coding):
         self._before = None
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to what `state` returned."""
         self.slots.clear()
         self.load(state)
 

@@ -101,6 +101,5 @@ class Coding:
         self.counts.codec_s += self.clock.now_s() - begun_s
 
     def count(self, num_elements: int, num_bytes: int) -> None:
-        """Counts coded elements and sent bytes."""
         self.counts.coded_elements += num_elements
         self.counts.coded_bytes += num_bytes

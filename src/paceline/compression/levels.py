@@ -23,7 +23,6 @@ class BucketCodec(Codec):
             )
 
     def code_bytes(self, num_elements: int) -> int:
-        """Bytes of the codes of a vector."""
         raise TypeError(f"{type(self).__name__} must define code_bytes")
 
     def read(self, parts: Buckets, out: np.ndarray) -> None:
@@ -72,7 +71,6 @@ class Buckets:
 
     @staticmethod
     def number_of(num_elements: int, bucket: int | None) -> int:
-        """How many buckets there are."""
         return -(-num_elements // bucket) if bucket is not None else min(1, num_elements)
 
     def check_scales(self) -> None:

@@ -37,7 +37,6 @@ class Mean:
             self._has_advanced = True
 
     def wait(self) -> Totals:
-        """Returns with the mean in place."""
         while self._totals is None:
             self._go_on()
         return self._totals

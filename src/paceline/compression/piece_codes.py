@@ -33,10 +33,7 @@ class PieceCodes:
     """The codes of one step's pieces, all of the same codec and length.
 
     Args:
-        tuner: has the codec.
         piece: elements of a piece.
-        dtype: of decoded pieces.
-        kind: of payloads.
 
     Attributes:
         size: bytes of a payload.

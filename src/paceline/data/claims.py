@@ -17,10 +17,6 @@ class WorkerClaims:
 
     Args:
         batches: the loader's; batches are claimed from the epoch that began last.
-        worker_id: this worker.
-        num_workers: workers of the run.
-        lockstep: whether batches are dealt in rounds.
-        counts: of claimed batches.
         left: the batches that a resumed run has left; any number of workers continues with them. Not in lockstep: all from
             its first on.
         taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
@@ -71,12 +67,10 @@ class WorkerClaims:
 
     @property
     def is_shared(self) -> bool:
-        """Whether any worker may claim each batch."""
         return self.deal is None
 
     @property
     def epoch(self) -> int:
-        """The loop's present one."""
         return self._epoch or 0
 
     def begin(self, epoch: int) -> None:

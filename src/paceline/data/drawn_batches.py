@@ -28,11 +28,6 @@ class DrawnBatches:
     drawn from other sources must be equal on all workers, which compare them.
 
     Costs: each worker draws the whole order, 1,024 batches at a time. Epochs can differ in length: their numbers leave room.
-
-    Args:
-        loader: the user's.
-        sampler: yields the indices of each batch.
-        seed: the run's.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int) -> None:

@@ -23,11 +23,7 @@ class EpochClaims(Protocol):
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
         """The fingerprint of an epoch's data from the worker that gave one first, at least to the first number that differs.
 
-        This worker's own if the epoch is long over.
-
-        Args:
-            epoch: that begins.
-            numbers: this worker's fingerprint: at most seven numbers of 32 bits; 0: unknown.
+        It is this worker's own if the epoch is long over. `numbers` are at most seven of 32 bits; 0: unknown.
         """
         ...
 
@@ -38,13 +34,7 @@ class EpochClaims(Protocol):
         """The batch is handed out."""
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Releases batches that the worker holds to the others in their epoch.
-
-        Args:
-            worker_id: the holder.
-            numbers: which; None: all.
-            is_left: whether a resumed run need not train on them.
-        """
+        """Lets others take these batches (None: all) that a worker holds; `is_left`: a resumed run need not train on them."""
 
     def take_released(self, first: int, end: int) -> int | None:
         """A released batch from `first` to `end`, or None."""

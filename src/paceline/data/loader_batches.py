@@ -37,7 +37,6 @@ class LoaderBatches(Protocol):
     """The batches of a loader, epoch after epoch, the same on every worker.
 
     Attributes:
-        loader: the user's.
         key: equal for loaders that have the same batches.
         length: batches in an epoch; None: not known before it ends.
         epoch_numbers: from an epoch's first batch number to the next one's.
@@ -64,11 +63,7 @@ class LoaderBatches(Protocol):
         ...
 
     def fingerprint(self, *, in_processes: bool) -> Fingerprint:
-        """Of the epoch that has begun.
-
-        Args:
-            in_processes: whether the loader's processes fetch the samples.
-        """
+        """Of the epoch that has begun; `in_processes`: whether the loader's processes fetch the samples."""
         ...
 
     def has(self, place: int) -> bool:
@@ -134,10 +129,7 @@ class PlannedBatches(LoaderBatches):
 def shared_batches(loader: Iterable[Any], seed: int, shares: RoundShares | None = None) -> LoaderBatches | None:
     """The loader's batches one by one; None where it can only be iterated.
 
-    Args:
-        loader: the user's.
-        seed: the run's.
-        shares: how the samples of a round of batches are dealt; None: each batch goes to one worker.
+    `shares` deals the samples of a round of batches; None: each batch goes to one worker.
 
     Raises:
         UsageError: it has no batch, or its batches cannot be shared; the message names what stands in the way.

@@ -35,8 +35,6 @@ class LoaderProcesses:
     loop leaves the epoch or the run is stopped, it gives back the batches that it has claimed but not handed out.
 
     Args:
-        loader: the user's.
-        num_workers: of the run.
         draws_as: numbers of this worker, from which its loader's random numbers follow besides the loader's `generator`, which
             is the same on all workers if it is seeded; empty: they follow from that alone.
         has_processes: whether to use them; else batches are fetched in this process.
@@ -134,10 +132,7 @@ def until_stopped(
 ) -> Iterator[Any]:
     """A loader's batches; ends early where its processes have been ended with the whole job.
 
-    Args:
-        loader: the user's, or its twin.
-        stopped: whether the run is being stopped.
-        begun: called when the loader has asked for its first batches.
+    `stopped` says whether the run is being stopped; `begun` is called once the loader has asked for its first batches.
     """
     batches: Iterator[Any] | None = None
     while True:

@@ -66,28 +66,19 @@ class BatchPlan:
     Under `Dynamic` the workers share one sequence of batches: each takes the next number from a counter, or, in
     lockstep, its place in the round. Under `Fixed` and `Skewed` an epoch's numbers are first worker 0's batches, then worker
     1's: `worker_batches`.
-
-    Args:
-        num_samples: samples in the data set.
-        batch_size: samples per batch; the last batch of an epoch (of a part) may be shorter.
-        seed: of the permutations and of the parts, 0 or more.
-        shuffle: reshuffle each epoch; otherwise samples keep the data set's order.
-        partition: how the workers share the samples.
-        num_workers: workers; `Dynamic` batches do not depend on it.
-        drop_last: leave out the short last batch of an epoch (of a part).
-        labels: class of each sample (num_samples,), for `Skewed` only.
-        by_speed: batches form rounds of `num_workers`, and `share` divides each round's samples by speed, including an epoch's
-            last round, so that all workers have a part of it.
     """
 
-    num_samples: int
-    batch_size: int
-    seed: int = 0
-    shuffle: bool = True
-    partition: Partition = field(default_factory=Dynamic)
-    num_workers: int = 1
-    drop_last: bool = False
+    num_samples: int  # samples in the data set
+    batch_size: int  # samples per batch; the last batch of an epoch (of a part) may be shorter
+    seed: int = 0  # of the permutations and of the parts, 0 or more
+    shuffle: bool = True  # reshuffle each epoch; otherwise samples keep the data set's order
+    partition: Partition = field(default_factory=Dynamic)  # how the workers share the samples
+    num_workers: int = 1  # workers; `Dynamic` batches do not depend on it
+    drop_last: bool = False  # leave out the short last batch of an epoch (of a part)
+    # Class of each sample (num_samples,), for `Skewed` only.
     labels: Tensor | None = field(default=None, repr=False, compare=False)
+    # Batches form rounds of `num_workers`, and `share` divides each round's samples by speed, including an epoch's last
+    # round, so that all workers have a part of it.
     by_speed: bool = False
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _first_batches: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -120,7 +111,6 @@ class BatchPlan:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one epoch, over all workers."""
         return self._first_batches[-1]
 
     def num_batches_for(self, epochs: float) -> int:

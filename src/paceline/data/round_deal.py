@@ -35,7 +35,6 @@ class RoundDeal:
     epochs, whose places are negative.
 
     Args:
-        worker_id: this worker.
         num_workers: who are the members at first.
         left: numbers of the batches that the run has left; a resumed run begins in the middle of an epoch.
         tracks: whether `meet` is called for every mean, as where workers go on without others.
@@ -47,7 +46,6 @@ class RoundDeal:
         members: workers that get batches, in the order of their ids.
         begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
         met: rounds whose gradients are in a mean.
-        epoch: the present one.
         earlier: what a loader needs for batches of earlier epochs that are in no mean yet, by their places.
     """
 
@@ -78,14 +76,7 @@ class RoundDeal:
         self.earlier: dict[int, Any] = {}
 
     def begin(self, round: int, epoch: int, numbers: int, *, can_repeat: bool = True) -> None:
-        """Begins an epoch.
-
-        Args:
-            round: its first.
-            epoch: its number.
-            numbers: how many batches an epoch has, at most.
-            can_repeat: whether a batch can be fetched later than in its turn.
-        """
+        """Begins an epoch of at most `numbers` batches with this round; `can_repeat`: they can be fetched later."""
         shift, self._first = epoch * numbers - self._first, epoch * numbers
         for places in self._unmet.values():
             places.update((worker, place - shift) for worker, place in places.items())
@@ -104,13 +95,9 @@ class RoundDeal:
         return [self._at(number) for number in range(first, first + len(self.members))]
 
     def is_over(self, round: int, has: Callable[[int], bool]) -> bool:
-        """Whether the epoch ends before a round, which its first member has no batch for.
+        """Whether the epoch ends before a round, which its first member has no batch for; `has`: whether a place has one.
 
         A newcomer's first round exists even if only a dead worker had a batch in it: the others have begun it.
-
-        Args:
-            round: its number.
-            has: whether the epoch has a batch at a place.
         """
         number = (round - self._first_round) * len(self.members)
         return number >= 0 and not has(self._at(number))
@@ -137,12 +124,9 @@ class RoundDeal:
             self._handed, self._is_settled = round + 1, False
 
     def unmet(self, has: Callable[[int], bool]) -> list[int]:
-        """The places of batches that are in no mean yet; call it before the next epoch begins.
+        """The places, of those that the epoch `has`, of batches that are in no mean yet; call it before the next epoch begins.
 
         If a worker dies in the last step of a loop that fetches ahead, the next epoch begins with its batch.
-
-        Args:
-            has: whether the epoch has a batch at a place.
         """
         self._note_unmet()
         if not self._can_repeat:

@@ -31,19 +31,14 @@ def compared_length(length: int | None) -> int:
 
 
 class Fingerprint(NamedTuple):
-    """An epoch's data as numbers of 32 bits.
+    """An epoch's data as numbers of 32 bits."""
 
-    Args:
-        name: the loader's class, or its sampler's.
-        numbers: the length, a digest of the order, and digests of samples.
-        is_repeatable: returns whether reading the data once more gives the same digests.
-        is_list: whether the second number digests all batches of a list instead of their order.
-    """
-
-    name: str
-    numbers: Sequence[int]
-    is_repeatable: Callable[[], bool] = lambda: True
-    is_list: bool = False
+    name: str  # the loader's class, or its sampler's
+    numbers: Sequence[int]  # the length, a digest of the order, and digests of samples
+    is_repeatable: Callable[[], bool] = lambda: (
+        True
+    )  # returns whether reading the data once more gives the same digests
+    is_list: bool = False  # whether the second number digests all batches of a list instead of their order
 
 
 def check_same(own: Fingerprint, first: Sequence[int]) -> None:
@@ -96,12 +91,9 @@ def at_four_places(one: Sequence[Any]) -> list[Any]:
 def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *, in_processes: bool) -> list[int]:
     """Digests of samples, each fetched twice with the same random states; UNKNOWN if the two differ.
 
-    Args:
-        loader: the user's.
-        indices: the samples', as its sampler draws them.
-        seed: sets the random states before each fetch; the same on all workers.
-        in_processes: whether two processes of the loader fetch. The dataset then opens no files in this process, which later
-            processes would inherit; and a sample that depends on the process's number is not compared.
+    The `indices` are as the loader's sampler draws them. With `in_processes`, two processes of the loader fetch: the dataset
+    then opens no files in this process, which later processes would inherit, and a sample that depends on the process's number
+    is not compared.
     """
     dataset: Any = loader.dataset
     many = loader.batch_sampler is not None and hasattr(dataset, "__getitems__")

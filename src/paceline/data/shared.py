@@ -14,17 +14,13 @@ from paceline.memory.segment import Layout, Segment
 
 @dataclass(frozen=True)
 class DatasetHandle:
-    """How a worker accesses the training set: tensors in a shared segment, or the pickled data set itself.
+    """How a worker accesses the training set: tensors in a shared segment, or the pickled data set itself."""
 
-    Args:
-        tensors: offset, shape and type of each tensor of a `TensorDataset` in the segment.
-        size_bytes: of the segment.
-        dataset: any other data set; sent to a process as bytes, as the worker must first load the user's file that may define
-            its class.
-    """
-
+    # Offset, shape and type of each tensor of a `TensorDataset` in the segment.
     tensors: tuple[tuple[int, tuple[int, ...], torch.dtype], ...] = ()
-    size_bytes: int = 0
+    size_bytes: int = 0  # of the segment
+    # Any other data set; sent to a process as bytes, as the worker must first load the user's file that may define its
+    # class.
     dataset: Dataset[Any] | bytes | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ ABSENT = -2  # a lockstep round in which this worker has no batch: it takes part
 
 
 def _before(end: int) -> Callable[[int], bool]:
-    """Whether a place comes before this one."""
     return lambda place: place < end
 
 
@@ -36,9 +35,6 @@ class BatchClaims:
     """Hands out batch numbers: global numbers over all epochs, `epoch * batches_per_epoch + index`.
 
     Args:
-        plan: the epoch's batches and their partition.
-        worker_id: this worker.
-        lockstep: whether batches are dealt in rounds.
         counter: address of the shared counter of claimed batches, or a function that claims the next number.
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
@@ -170,8 +166,6 @@ class DatasetBatches:
     A `TensorDataset` of inputs and targets is indexed as a whole; others are collated sample by sample.
 
     Args:
-        dataset: training samples.
-        claims: hands out the numbers.
         on_epoch: called with the epoch when this worker draws its first batch of it, and whether that is the first of all.
     """
 

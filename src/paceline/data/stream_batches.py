@@ -25,7 +25,6 @@ class StreamBatches(LoaderBatches):
     Costs: each process reads all batches. Swapping the states takes 0.15 ms for each batch that a worker takes.
 
     Args:
-        loader: the user's.
         open_iterator: begins to iterate it.
         randomness: makes an epoch's random states; None: the stream draws from the loop's.
         round_size: how many batches to read at once: in lockstep, one for each worker.
@@ -104,7 +103,6 @@ class _Reader:
     Attributes:
         num_read: how many batches have been read.
         sizes: how many samples the last of these have, by place.
-        digest: of the first batches.
     """
 
     def __init__(

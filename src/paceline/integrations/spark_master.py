@@ -27,13 +27,7 @@ _BETWEEN_PROGRESS_S = 0.25
 
 
 class Ledger(Admission):
-    """Admits every update in the order of arrival; tells a new attempt at a partition the number of its last update.
-
-    Attributes:
-        updates: number of updates applied.
-        samples: number of samples in them.
-        staleness: sum over the updates.
-    """
+    """Admits every update in the order of arrival; tells a new attempt at a partition the number of its last update."""
 
     def __init__(self) -> None:
         self.last: dict[int, int] = {}  # partition -> number of its last update

@@ -20,12 +20,8 @@ from paceline.errors import UsageError
 def spilled(batches: Iterator[Any]) -> Iterator[IO[bytes]]:
     """An unnamed file with the rows of a partition: it disappears even if the process is killed.
 
-    It lies where Spark keeps its own files (`SPARK_LOCAL_DIRS`), or else in the folder for temporary files.
-
-    Costs: the partition's size on that disk.
-
-    Args:
-        batches: from Spark, as `mapInArrow` gives them (`pyarrow.RecordBatch`); read once, one after the other.
+    It lies where Spark keeps its own files (`SPARK_LOCAL_DIRS`), or else in the folder for temporary files. `batches` are from
+    `mapInArrow` (`pyarrow.RecordBatch`), and read once.
     """
     import pyarrow as pa  # pyright: ignore[reportMissingImports]
 
@@ -92,7 +88,6 @@ class Rows(Dataset[dict[str, Any]]):
     """The rows of one of Spark's tasks, for its loop.
 
     Args:
-        spilled: the rows on disk.
         seed: of the order in which loaders draw them.
     """
 

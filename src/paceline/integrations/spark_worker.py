@@ -133,8 +133,6 @@ class WorkerTask:
 
 
 class _LoopError(Exception):
-    """The loop's process has failed."""
-
     def __init__(self, sentence: str, kind: Kind, *, is_ours: bool) -> None:
         super().__init__(sentence)
         self.kind: Kind = kind

@@ -25,7 +25,6 @@ class Accruals:
         self._waiting: list[tuple[float, ...]] = []
 
     def append(self, *fields: float) -> None:
-        """Takes one record."""
         if fields[_APPLIED_VERSION] == ACCRUED:
             self._waiting.append(fields)
             return

@@ -11,10 +11,8 @@ import numpy as np
 def batch_sizes(records: Mapping[int, np.ndarray]) -> list[dict[str, Any]]:
     """Each change: from which version on, when its first step ended, and every worker's samples of a step.
 
-    Steps without one of the workers are left out, and steps with fewer samples than the first one, such as an epoch's last.
-
-    Args:
-        records: worker_id -> records of a run whose workers make one update together.
+    Takes records of workers that make each update together. Leaves out steps without one of the workers, and steps with fewer
+    samples than the first one, such as an epoch's last.
     """
     workers = sorted(records)
     applied = [records[worker][records[worker]["applied_version"] >= 1] for worker in workers]
@@ -33,9 +31,6 @@ def ideal_step_s(records: Mapping[int, np.ndarray]) -> float | None:
     """How long a whole step lasts without waits: its samples divided by the sum of the workers' speeds; None: unknown.
 
     A worker's speed is the inverse of its median time per sample, without waits.
-
-    Args:
-        records: worker_id -> records of a run whose workers make one update together.
     """
     changes = batch_sizes(records)
     if not changes:

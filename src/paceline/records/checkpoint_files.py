@@ -32,11 +32,7 @@ _NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 def write_part(folder: Path, number: int | None, name: str, content: dict[str, Any]) -> None:
     """Writes one part, unless it exists: a replaced worker's state would be later than the checkpoint.
 
-    Args:
-        folder: the run's `checkpoint` folder.
-        number: which checkpoint; None: the end of the run, where the last state counts. `end` gives it a number.
-        name: of the part.
-        content: tensors and plain values.
+    With `number` None it is a part of the run's end, where the last state counts; `end` gives it a number.
 
     Raises:
         NotWrittenError: it cannot be written; other parts are unchanged.
@@ -68,13 +64,8 @@ def complete(
 ) -> bool:
     """Marks a checkpoint as complete if every part is there, and removes older ones; returns whether it is complete.
 
-    Args:
-        folder: the run's `checkpoint` folder.
-        number: which checkpoint.
-        workers: ids of the workers whose parts it needs.
-        about: further data for a resumed run, as JSON: samples trained on, time trained, ...
-        keep: an older checkpoint that stays.
-        num_servers: how many servers' parts it needs.
+    It needs the parts of these `workers`, and of `num_servers` servers. `about` is further data for a resumed run, as JSON.
+    The older checkpoint `keep` stays.
 
     Raises:
         NotWrittenError: the mark cannot be written; the older checkpoints stay.

@@ -75,7 +75,6 @@ def versions_of(rows: np.ndarray, *, waits: bool) -> np.ndarray:
 
 
 def _bits(rows: np.ndarray) -> np.ndarray:
-    """The number of bits of each event's step."""
     return np.frexp(rows["step"].astype(np.float64))[1].astype(np.int64)
 
 

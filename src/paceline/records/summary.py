@@ -23,21 +23,13 @@ NO_UPDATE = "All workers have ended without an update: check that loops have bat
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """The running loss along a run; all arrays have one entry per applied gradient that reported a loss.
+    """The running loss along a run; all arrays have one entry per applied gradient that reported a loss."""
 
-    Args:
-        time_s: when this gradient and all before it in applied order were done.
-        steps: updates applied until then.
-        samples: samples of the gradients applied until then.
-        loss: the batch's own loss.
-        average: the running loss.
-    """
-
-    time_s: np.ndarray
-    steps: np.ndarray
-    samples: np.ndarray
-    loss: np.ndarray
-    average: np.ndarray
+    time_s: np.ndarray  # when this gradient and all before it in applied order were done
+    steps: np.ndarray  # updates applied until then
+    samples: np.ndarray  # samples of the gradients applied until then
+    loss: np.ndarray  # the batch's own loss
+    average: np.ndarray  # the running loss
 
 
 def applied_in_order(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> np.ndarray:

@@ -97,11 +97,7 @@ class Completion:
 
     Args:
         rows: the matrix; stored entries are known, and all of a dense matrix. Not copied.
-        features: number of columns.
-        rank: of the factors.
-        alpha: weight of the penalty.
         biased: learn a bias of each row and column.
-        team: the threads.
         seed: of the first factors and of the order.
         spread: standard deviation of the first factors.
     """

@@ -68,10 +68,8 @@ class Tiers:
 def tiers_for(frequencies: np.ndarray, examples: int, threads: int) -> Tiers:
     """Chooses tiers from each feature's fraction of examples.
 
-    Args:
-        frequencies: of each feature, the fraction of examples that have it.
-        examples: in one thread's part of a pass; nothing is merged less often.
-        threads: of the team: more threads make more changes between two merges of one.
+    Nothing is merged less often than once in a thread's `examples` of a pass. More `threads` make more changes between two
+    merges.
     """
     visits = max(1, VISITS // threads)
     ends, periods, least = [], [], []

@@ -27,22 +27,14 @@ class Bound:
     Traceback (most recent call last):
     ...
     paceline.errors.UsageError: --fingers must be at most 10, not 11: there are no more.
-
-    Args:
-        least: the smallest.
-        most: the largest.
-        why: the reason for `most`, if it is not obvious, as the end of a sentence.
-        whole: whether only whole numbers are allowed.
-        above: whether `least` itself is outside.
-        below: whether `most` itself is outside.
     """
 
-    least: float = -math.inf
-    most: float = math.inf
-    why: str = ""
-    whole: bool = False
-    above: bool = False
-    below: bool = False
+    least: float = -math.inf  # the smallest
+    most: float = math.inf  # the largest
+    why: str = ""  # the reason for `most`, if it is not obvious, as the end of a sentence
+    whole: bool = False  # whether only whole numbers are allowed
+    above: bool = False  # whether `least` itself is outside
+    below: bool = False  # whether `most` itself is outside
 
     def check(self, name: str, value: object) -> None:
         """Refuses a value that is not such a number."""
@@ -142,14 +134,10 @@ _RUN: Mapping[str, Bound] = {
 
 
 def check_run(given: Mapping[str, Any], name_of: Callable[[str], str] = str) -> None:
-    """Refuses numbers that no run can have.
+    """Raises `UsageError` for the first number that no run can have.
 
-    Args:
-        given: by the names of `TrainConfig` and `launch`; None and other names are ignored.
-        name_of: a number's name in messages.
-
-    Raises:
-        UsageError: names the first number out of range, and its range.
+    `given` are numbers by the names of `TrainConfig` and `launch`; None and other names are ignored. `name_of` gives a
+    number's name in messages.
     """
     for name, bound in _RUN.items():
         if given.get(name) is not None:
@@ -170,10 +158,7 @@ _SPARE_DESCRIPTORS = 50
 def check_workers(num_workers: int, *, backend: str, num_servers: int = 0) -> None:
     """Refuses more workers and servers than this machine has memory, or this process file descriptors for.
 
-    Args:
-        num_workers: how many.
-        backend: "processes", "threads" or "programs", which import everything for themselves.
-        num_servers: processes or threads beside them.
+    Workers are "processes", "threads" or "programs", which import everything for themselves.
     """
     num = num_workers + num_servers
     each = {"processes": _PROCESS_BYTES, "threads": _THREAD_BYTES, "programs": _PROGRAM_BYTES}[backend]
@@ -193,12 +178,7 @@ def check_workers(num_workers: int, *, backend: str, num_servers: int = 0) -> No
 
 
 def check_simulation(num_workers: int, held_bytes: float = 0.0) -> None:
-    """Refuses more simulated workers than this machine's memory holds.
-
-    Args:
-        num_workers: how many, servers among them.
-        held_bytes: by all of them together, besides each one's fixed cost.
-    """
+    """Refuses more simulated workers than this machine's memory holds; `held_bytes`: all of theirs, besides a fixed cost."""
     each = _SIMULATED_BYTES + held_bytes / num_workers
     most = int(available_bytes() / each)
     remedy = f"simulate {most:,} at most, or leave the gradients out with --timing-only --parameters N"
@@ -213,17 +193,7 @@ def check_vectors(num_vectors: int, num_parameters: int, vector_bytes: int) -> N
 
 
 def check_memory(needed_bytes: float, what: str, remedy: str, *, by_this_process: bool = True) -> None:
-    """Refuses anything that will not fit into this machine's memory.
-
-    Args:
-        needed_bytes: in all.
-        what: needs the memory.
-        remedy: the end of the message.
-        by_this_process: whether this process will take it.
-
-    Raises:
-        UsageError: it needs more than is available.
-    """
+    """Raises `UsageError` if `what` needs more memory than there is, for this process or any; `remedy` ends the message."""
     available = available_bytes(by_this_process=by_this_process)
     if needed_bytes > available:
         raise _too_much(needed_bytes, available, what, remedy)

@@ -16,15 +16,10 @@ _WRITTEN = "path/to/file.py:function"
 
 @dataclass(frozen=True)
 class FileLoop:
-    """A function in a file, which each worker process imports for itself.
+    """A function in a file, which each worker process imports for itself."""
 
-    Args:
-        path: of the file, absolute, since a worker may run in another folder.
-        function: its name, which becomes the run's task name.
-    """
-
-    path: Path
-    function: str
+    path: Path  # of the file, absolute, since a worker may run in another folder
+    function: str  # its name, which becomes the run's task name
 
     def __call__(self) -> Any:
         return self.load()()

@@ -139,7 +139,6 @@ class Registry:
         return next((registry for base, registry in self._nested.items() if issubclass(hint, base)), None)
 
     def _convert(self, where: str, hint: Any, value: Value) -> Any:
-        """Convert a parsed value to a field's annotated type."""
         members = _members(hint)
         failure: UsageError | None = None
         for member in sorted(members, key=lambda one: one is not type(None)):  # `none` means None where that is allowed

@@ -20,11 +20,7 @@ _OURS = Path(__file__).parents[1]
 def load_function(path: Path, name: str, *, what: str, written: str) -> Callable[..., Any]:
     """The function `name` of a file, which is run like any Python file; its folder is appended to `sys.path`.
 
-    Args:
-        path: of the file.
-        name: of the function.
-        what: the file's kind in messages, such as "Task file".
-        written: how to write the reference, for the message about a missing file.
+    Messages begin with `what`, the file's kind, and say how a reference is `written`.
 
     Raises:
         UsageError: no such file or function, or the file fails; the message names the line.
@@ -71,10 +67,7 @@ def _import_file(path: Path, what: str, written: str) -> ModuleType:
 def run_user_code(path: Path | None, what: str, function: Callable[[], Any]) -> Any:
     """Calls a user's code; turns an exception into one sentence with its last line and the user's line number.
 
-    Args:
-        path: of the user's file; None: unknown.
-        what: the operation, as the beginning of a sentence.
-        function: to call.
+    The sentence begins with `what`, the operation. `path` is of the user's file; None: unknown.
     """
     try:
         return function()

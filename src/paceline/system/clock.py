@@ -15,7 +15,6 @@ class RealClock:
     """The machine's monotonic clock, which all processes of a machine share; counts the time slept.
 
     Attributes:
-        waited_s: slept in all.
         stopped: whether the run is being stopped, which ends a sleep.
     """
 

@@ -37,15 +37,10 @@ def has_cache() -> bool:
 
 
 def compiled(function: Any, signature: str | None = None, *, cached: bool = True, **options: Any) -> Any:
-    """Compiles a function.
+    """Compiles a function with these `options` of `numba.njit`; only functions that a file defines can be `cached`.
 
-    Each process compiles it if no folder for the cache can be written, as in a read-only installation without a home.
-
-    Args:
-        function: what to compile.
-        signature: in Numba's notation, such as `"int64(int64)"`: compiles now, for these types only. None: at the first call.
-        cached: whether to use the cache; only for a function that a file defines.
-        options: of `numba.njit`.
+    A `signature` in Numba's notation, such as `"int64(int64)"`, compiles now, for these types only; None: at the first call.
+    Each process compiles if no folder for the cache can be written, as in a read-only installation without a home.
     """
     dispatcher: Any = numba.njit(**options)(function)
     if cached:

@@ -51,12 +51,8 @@ def writing(path: Path) -> Iterator[None]:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file whose content replaces `path` when the `with` ends without an error.
 
-    Costs: some milliseconds, until the content is on disk. It does not wait for the folder's entry: after a power failure the
-    old file may be there.
-
-    Args:
-        path: of the file.
-        sync: whether to wait for the disk; unnecessary for files that do not matter after the machine has stopped.
+    Costs: some milliseconds, until the content is on disk; `sync=False` does not wait for that. It does not wait for the
+    folder's entry: after a power failure the old file may be there.
 
     Raises:
         NotWrittenError: the file cannot be written; `path` is unchanged.

@@ -28,7 +28,6 @@ class GlobalRandomness:
         self._current: int | None = None
 
     def enter(self, worker_id: int) -> None:
-        """Loads this worker's states into the generators."""
         if worker_id == self._current:
             return
         if self._current is not None:
@@ -37,7 +36,6 @@ class GlobalRandomness:
         _restore(self._states.get(worker_id, self._before))
 
     def leave(self) -> None:
-        """Restores the caller's states."""
         _restore(self._before)
 
 
@@ -75,7 +73,6 @@ class SeparateRandomness:
     Threads share the generators, so only one at a time is inside.
 
     Args:
-        seed: the generators begin with it.
         states: the generators begin with these instead.
 
     Attributes:

@@ -31,11 +31,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interruption:
-    """Whether a signal has come.
-
-    Attributes:
-        signum: which one; 0: none.
-    """
+    """Whether a signal has come."""
 
     def __init__(self) -> None:
         self.signum = 0
@@ -49,13 +45,11 @@ class Interruption:
         return "SIGTERM" if self.signum == signal.SIGTERM else "Ctrl-C"
 
     def note(self, signum: int) -> None:
-        """Notes that a signal has come."""
         self.signum = signum
         for call in self._calls:
             call()
 
     def raise_if_any(self) -> None:
-        """Raises `KeyboardInterrupt` if a signal has come."""
         if self.signum:
             raise Terminated if self.signum == signal.SIGTERM else KeyboardInterrupt
 

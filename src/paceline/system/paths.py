@@ -18,12 +18,7 @@ def socket_folder() -> str:
 
 
 def check_new_folder(path: Path, what: str) -> None:
-    """Refuses a folder that cannot be made or written into; makes nothing.
-
-    Args:
-        path: of the folder, which may not exist.
-        what: its name in messages, such as "--out runs/first".
-    """
+    """Refuses a folder that cannot be made or written into; makes nothing. `what` names it, as in "--out runs/first"."""
     try:
         nearest = next(one for one in (path, *path.parents) if _exists(one))
         if nearest == path and not path.is_dir():

@@ -32,11 +32,7 @@ _one_at_a_time = threading.Lock()
 
 
 def read_table(path: Path, what: str) -> Any:
-    """The content of a TOML or JSON file, by its suffix.
-
-    Args:
-        path: of the file.
-        what: its name in messages, such as "The cluster file".
+    """The content of a TOML or JSON file, by its suffix; messages begin with `what`, such as "The cluster file".
 
     Raises:
         UsageError: it cannot be read, or is not such a file.
@@ -71,12 +67,8 @@ def _inside(outer: dict[str, Any] | list[Any]) -> Collection[Any]:
 def read_npz(path: Path | BinaryIO, remedy: str) -> dict[str, np.ndarray]:
     """All arrays of an NPZ file; loads no pickles, and no array whose size differs from its header.
 
-    Args:
-        path: of the file, or the file.
-        remedy: what to do if it is damaged, as the end of a sentence.
-
     Raises:
-        UsageError: it is not an NPZ file, or does not fit into memory.
+        UsageError: it is not an NPZ file (the message ends with `remedy`), or does not fit into memory.
     """
     what = path if isinstance(path, Path) else "What was sent"
     try:

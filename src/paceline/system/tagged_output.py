@@ -57,7 +57,6 @@ class TaggedOutput:
             self._write_now(f"{self._tag}{text}\n")
 
     def end(self) -> None:
-        """Writes an unfinished line as a line."""
         if self._pending.strip():
             self.write("\n")
 

@@ -22,8 +22,6 @@ class TorchContexts:
         self._outside = read_contexts()
 
     def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function to run outside its caller's contexts."""
-
         def call(*arguments: Any) -> Any:
             inside = read_contexts()
             changes = torch.is_inference_mode_enabled() is not self._inference

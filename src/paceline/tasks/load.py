@@ -22,12 +22,9 @@ BUILT_IN = {
 
 
 def load_task(reference: str) -> Task:
-    """Load a built-in task by name, or the task that a function in a file returns.
+    """Load a built-in task by name, or the task that the function in `path/to/file.py:function` returns.
 
     The file runs like any Python file; its folder is appended to `sys.path`, so that it can import its neighbours.
-
-    Args:
-        reference: `digits-mlp`, or `path/to/file.py:function`.
 
     Raises:
         UsageError: no such task, or the file or function fails; the message names the line.

@@ -69,11 +69,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Read arrays from an NPZ file; nothing pickled is loaded.
-
-    Args:
-        path: of the file.
-        shapes: key of each array and its expected shape without the first dimension.
+    """Read arrays from an NPZ file, by name, each with its expected shape after the first dimension; loads no pickles.
 
     Raises:
         UsageError: the file is not an NPZ file, or an array is missing or has another shape.
