@@ -98,13 +98,8 @@ def plan_arena(
 ) -> ArenaPlan:
     """Lays out the memory for `num_workers` workers, their servers, and one evaluator.
 
-    Args:
-        needs: the kind of shared parameters.
-        num_workers: number of workers.
-        num_elements: length P of the flat vector, padding included.
-        dtype: its type.
-        extra: further tensors that all workers share, by name: shape and type.
-        sharding: given if the workers of a group hold a model between them.
+    `num_elements` is the length P of the flat vector, padding included. `extra` names further tensors that all workers share,
+    with shape and type. `sharding` is given if the workers of a group hold a model between them.
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
@@ -167,10 +162,7 @@ class Arena:
     """One participant's view of the run's memory.
 
     Args:
-        segment: mapped memory of at least `plan.size_bytes`.
-        plan: from `plan_arena`.
         participant_id: workers' ids come first, then servers', then the evaluator's.
-        incarnation: of that worker.
     """
 
     def __init__(self, segment: Segment, plan: ArenaPlan, participant_id: int, incarnation: int = 0) -> None:
@@ -278,7 +270,6 @@ class Arena:
         return RecordRing(self.segment, self.plan.rings[worker_id])
 
     def epoch_claims(self) -> SharedEpochClaims:
-        """Where loops claim their batches."""
         return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
 
     def shared_store(self) -> SharedStore:

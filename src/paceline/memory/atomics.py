@@ -32,13 +32,10 @@ _WORD = ir.IntType(64)
 def kernel(signature: str, *, releases_gil: bool = False) -> Callable[[_Kernel], _Kernel]:
     """Compiles a function for exactly one signature when it is defined, from Numba's cache if it is there.
 
-    The explicit signature is what moves compilation from the first call (in the middle of a step, while others wait)
-    to the import. Numba's cache notices a change of the kernel's own file only: after changing an operation of this
-    module, remove the `__pycache__` of the modules that inline it.
-
-    Args:
-        signature: Numba's notation, such as `"int64(int64, int64)"`.
-        releases_gil: let other Python threads run meanwhile; costs about 0.1 us per call.
+    The explicit signature, such as `"int64(int64, int64)"`, is what moves compilation from the first call (in the middle of a
+    step, while others wait) to the import. Numba's cache notices a change of the kernel's own file only: after changing an
+    operation of this module, remove the `__pycache__` of the modules that inline it. `releases_gil` lets other Python threads
+    run meanwhile, and costs about 0.1 us per call.
     """
     return functools.partial(compiled, signature=signature, nogil=releases_gil)
 

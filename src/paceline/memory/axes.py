@@ -15,14 +15,10 @@ from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
 
 @dataclass(frozen=True)
 class AxesPlan:
-    """Where the axes' areas lie.
+    """Where the axes' areas lie."""
 
-    Args:
-        num_workers: N.
-        axes: by name: the workers along the axis, and the areas of each of their groups. Axes of one worker have none.
-    """
-
-    num_workers: int
+    num_workers: int  # N
+    # By name: the workers along the axis, and the areas of each of their groups. Axes of one worker have none.
     axes: Mapping[str, tuple[AxisShape, tuple[PartPlan, ...]]]
 
 
@@ -76,6 +72,5 @@ class Axes:
         return SharedMemoryCollectives(self._segment, plan, shape.place(worker_id), names=members, **own)
 
     def mark_lost(self, worker_id: int) -> None:
-        """Declares this worker lost along all axes."""
         for name, (shape, _) in self._plan.axes.items():
             self._of(name, worker_id).mark_lost(shape.place(worker_id))

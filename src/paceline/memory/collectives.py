@@ -216,7 +216,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._part_from(dead)
 
     def _add_up(self, offset: int, like: torch.Tensor, part: slice, out: torch.Tensor) -> None:
-        """Adds up a part of the members' vectors."""
         add_up([self._area(worker, offset, like)[part] for worker in self.members], out)
 
     # Members
@@ -285,10 +284,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     def mark_lost(self, worker_id: int, incarnation: int = 0, *, is_dead: bool = False) -> None:
         """Declares this worker lost, of which workers that wait for it hear at once.
 
-        Args:
-            worker_id: which.
-            incarnation: of it.
-            is_dead: its process has ended: the others go on without it. Else they get `WorkerLostError`.
+        The others go on without it if it `is_dead`, as its process has ended. Else they get `WorkerLostError`.
         """
         word, left = self._losses + worker_id * LINE_BYTES, 2 * incarnation + 1
         if load(word) < left:
@@ -296,7 +292,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         wake_all(self._arrivals + worker_id * LINE_BYTES)
 
     def _reduce(self, part: slice, out: torch.Tensor) -> None:
-        """A part of the members' mean."""
         weights = self._weights.tolist()
         mean_into(out, [(self._gradients[one][part], weights[one]) for one in self.members if weights[one]])
 

@@ -24,11 +24,6 @@ class SharedEpochClaims:
 
     In addition, 256 words per worker hold the batches that it has claimed ahead. Any worker may take a released batch; only
     the worker itself, or the supervisor once the worker is dead, changes the word of a held one.
-
-    Args:
-        segment: the run's memory, all zero where this lies.
-        offset: as `reserve` returned it.
-        num_workers: of the run.
     """
 
     def __init__(self, segment: Segment, offset: int, num_workers: int) -> None:

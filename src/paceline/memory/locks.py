@@ -75,10 +75,7 @@ class Mutex:
     Taking and releasing a free one costs 0.3 us together.
 
     Args:
-        segment: where the word lies.
         offset: of the word in bytes, zero at first.
-        participant_id: whose object this is.
-        incarnation: which of its lives.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none.
     """
 
@@ -141,11 +138,7 @@ class ReadWriteLock:
     Taking and releasing a free one costs about 0.4 us.
 
     Args:
-        segment: where the words lie.
         offset: of `1 + num_participants` words, `LINE_BYTES` apart, zero at first.
-        num_participants: how many may use the lock.
-        participant_id: whose object this is.
-        incarnation: which of its lives.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none.
     """
 
@@ -200,7 +193,6 @@ class ReadWriteLock:
             wake_all(self._reader)
 
     def try_acquire_write(self) -> bool:
-        """Takes the lock for writing if it is free."""
         outcome = _try_write(self._word, self._readers, self._num_participants, self._token)
         if outcome == _TAKEN:
             fail_point("lock.taken")

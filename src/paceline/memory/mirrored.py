@@ -18,7 +18,6 @@ class MirroredVector:
 
     Args:
         host: the vector in shared memory, initialised.
-        x: takes its values.
     """
 
     def __init__(self, host: ReplicatedVector, x: torch.Tensor) -> None:
@@ -43,7 +42,6 @@ class MirroredVector:
         return self._host.snapshot(out)
 
     def enter(self, giver: int) -> None:
-        """As of `ReplicatedVector`."""
         self._host.enter(giver)
         self.x.copy_(self._host.x)
 
@@ -52,6 +50,5 @@ class MirroredVector:
         self.x.copy_(x)
 
     def replace(self, x: torch.Tensor) -> None:
-        """As of `ReplicatedVector`."""
         self._host.replace(x)
         self.x.copy_(x)

@@ -71,7 +71,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         return number if number == STOPPED or waited_s < _PATIENCE_S else 0
 
     def accepted(self, epoch: int) -> dict[int, int]:
-        """As in `Newcomers`."""
         if (count := load(self._count)) == self._seen:
             return {}
         found, waits = dict[int, int](), False
@@ -91,7 +90,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         return found
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
-        """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
             self._answer(worker, incarnation, -why)
 
@@ -101,7 +99,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         wake_all(self._at(worker, _ASKS))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
-        """As in `Newcomers`."""
         fail_point("newcomers.let_in")
         content = io.BytesIO()
         torch.save(state, content)
@@ -115,7 +112,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
             self._answer(worker, newcomers[worker], 0)
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
-        """As in `Newcomers`."""
         for worker, incarnation in newcomers.items():
             store(self._at(worker, _GIVER), giver)
             store(self._at(worker, _LET_IN), incarnation)
@@ -134,16 +130,10 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         is_over: Callable[[], bool],
         is_dead: Callable[[int, int], bool],
     ) -> dict[str, Any] | None:
-        """Waits until the others let this worker in.
+        """Waits until the others let this worker in; returns what they have, or None if they are in a later epoch.
 
-        Args:
-            epoch: that its loop has reached; negative: any is right.
-            newest: the epoch that the others are in.
-            is_over: whether they have ended.
-            is_dead: whether an incarnation of a worker has died.
-
-        Returns:
-            what the others have; None: they are in a later epoch.
+        `epoch` is the one that its loop has reached; negative: any is right. The functions tell the `newest` epoch of the
+        others, whether they have ended, and whether an incarnation of a worker has died.
 
         Raises:
             NotReplacedError: they cannot let it in, or the worker that was to give it the state has died.

@@ -17,7 +17,6 @@ class PrivateVector:
     the lock is consistent, too.
 
     Args:
-        x: the vector, kept.
         version: updates that were applied to it before.
 
     Attributes:

@@ -104,7 +104,6 @@ class RecordRing:
 
     @property
     def num_read(self) -> int:
-        """Records that `drain` has passed, lost ones included."""
         return self._num_read
 
     def drain(self) -> npt.NDArray[np.void]:

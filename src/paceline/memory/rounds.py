@@ -26,9 +26,6 @@ class Rounds:
         abort: address of the word that is nonzero when all workers must end at once.
         furthest: address of the word with twice the furthest round, plus 1 once the run is being stopped; 0: the worker does
             not go through rounds.
-
-    Attributes:
-        num_ended: steps that this worker has ended.
     """
 
     def __init__(self, abort: int, furthest: int) -> None:

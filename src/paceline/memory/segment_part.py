@@ -14,21 +14,13 @@ from paceline.memory.segment import LINE_BYTES, Layout, Segment
 
 @dataclass(frozen=True, kw_only=True)
 class PartPlan:
-    """Where the areas of a part lie, and for how many participants; the same in every process.
+    """Where the areas of a part lie, and for how many participants; the same in every process."""
 
-    Attributes:
-        num_parameters: P, the length of a vector.
-        num_participants: of the run: workers, then servers and their copies, then evaluators.
-        num_evaluators: participants that only read.
-        dtype: of the vectors.
-        at: offset of each area in bytes.
-    """
-
-    num_parameters: int
-    num_participants: int
-    num_evaluators: int = 0
-    dtype: torch.dtype = torch.float32
-    at: Mapping[str, int] = field(default_factory=dict[str, int])
+    num_parameters: int  # P, the length of a vector
+    num_participants: int  # of the run: workers, then servers and their copies, then evaluators
+    num_evaluators: int = 0  # participants that only read
+    dtype: torch.dtype = torch.float32  # of the vectors
+    at: Mapping[str, int] = field(default_factory=dict[str, int])  # offset of each area in bytes
 
     @property
     def num_writers(self) -> int:
@@ -43,7 +35,6 @@ class SegmentPart(Generic[Plan]):
 
     Args:
         segment: shared memory made from the layout of `plan`.
-        plan: from `reserve`.
         participant_id: of the object's owner, `0 <= participant_id < num_participants`.
         incarnation: how many times the owner has been restarted.
         abort_address: word that is nonzero when the run is being stopped; 0: there is none, or nothing here waits.

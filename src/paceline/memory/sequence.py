@@ -80,7 +80,6 @@ class SequenceLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Invalidates copies that are made meanwhile."""
         begin(self._word)
         try:
             fail_point(self._name)

@@ -24,21 +24,14 @@ _COPY = 16 + 8 * len(COUNTED)
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPlan(PartPlan):
-    """Where the vector and its words lie.
+    """Where the vector and its words lie."""
 
-    Attributes:
-        num_servers: the number of shards.
-        num_copies: of each shard, the server's own included.
-        averaged: whether there is a second vector, the moving average.
-    """
-
-    num_servers: int = 0
-    num_copies: int = 1
-    averaged: bool = False
+    num_servers: int = 0  # the number of shards
+    num_copies: int = 1  # of each shard, the server's own included
+    averaged: bool = False  # whether there is a second vector, the moving average
 
     @property
     def num_workers(self) -> int:
-        """Members that are not servers."""
         return self.num_writers - self.num_servers * self.num_copies
 
 

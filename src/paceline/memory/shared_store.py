@@ -21,11 +21,6 @@ class SharedStore:
 
     Only one member sets a key, or its next incarnation, or the supervisor once the member has died. A value whose write is
     under way, or whose writer was killed, fails its checksum and counts as missing.
-
-    Args:
-        segment: the run's memory, all zero where this lies.
-        offset: as `reserve` returned it.
-        num_members: workers, servers and their copies.
     """
 
     def __init__(self, segment: Segment, offset: int, num_members: int) -> None:

@@ -55,7 +55,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return {**words, "news": layout.words("views.news", 1), "comes": layout.words("views.comes", 1)}
 
     def begin(self, round: int) -> Sequence[int]:
-        """As in `Views`."""
         self._round = round
         self._tell(round + 1)  # no worker sleeps until others begin: at an epoch's end, all come to `living`
         fail_point("views.begun")
@@ -78,7 +77,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return first - 1 if first > 0 else float("inf")
 
     def sent(self, batches: int) -> None:
-        """As in `Views`."""
         store(self._word("sent", self._worker_id), batches)
 
     def got(self, worker: int, batches: int) -> None:
@@ -86,11 +84,9 @@ class SharedViews(SegmentPart[PartPlan]):
         store(self._word("sent", worker), batches)
 
     def kept(self, worker: int) -> int:
-        """As in `Survivors`."""
         return load(self._word("sent", worker))
 
     def has_died(self, worker: int) -> bool:
-        """As in `Views`."""
         word, died, until_s = self._word("losses", worker), self._death(worker), time.monotonic() + _NEWS_S
         while (loss := load(word)) < died - 1 and time.monotonic() < until_s:
             raise_if_stopped(self._abort)
@@ -102,7 +98,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return 2 * self._incarnations[worker] + 2
 
     def living(self) -> Sequence[int]:
-        """As in `Survivors`."""
         number = self._round + 2
         self._tell(number)
         wake_all(self._begun)
@@ -125,7 +120,6 @@ class SharedViews(SegmentPart[PartPlan]):
     # Newcomers
 
     def announce(self, newcomers: Mapping[int, int]) -> None:
-        """As in `Views`."""
         if self._decided() > self._last_came:
             return
         for worker in self._workers:
@@ -140,7 +134,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return load(self._comes)
 
     def coming(self, round: int) -> Mapping[int, int]:
-        """As in `Views`."""
         if not self._last_came < (first := self._decided()) <= round:
             return {}
         self._last_came = first
@@ -171,13 +164,7 @@ class SharedViews(SegmentPart[PartPlan]):
     # The supervisor
 
     def mark_lost(self, worker: int, incarnation: int = 0, *, is_dead: bool = False) -> None:
-        """A worker takes part in no further round.
-
-        Args:
-            worker: which.
-            incarnation: of it.
-            is_dead: its process has ended: the others go on without it.
-        """
+        """A worker takes part in no further round; the others go on without it if it `is_dead`, as its process has ended."""
         losses, lost, left = self._word("losses", worker), self._word("lost", worker), 2 * incarnation + 1
         if load(losses) >= left:
             return
