@@ -56,11 +56,3 @@ def test_a_segment_that_is_too_small_is_refused():
     again = Segment.from_fd(fd, 4096)
     segment.tensor(0, 1, torch.float32).fill_(3)
     assert again.tensor(0, 1, torch.float32) == 3
-
-
-def test_systems_without_memfd_use_an_unlinked_file(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    segment = Segment.create(4096)
-    segment.tensor(0, 4, torch.float32).fill_(2)
-    assert os.fstat(segment.fd).st_nlink == 0
-    assert segment.tensor(0, 4, torch.float32).sum() == 8

@@ -60,11 +60,7 @@ def interleave(address: int, size_bytes: int) -> str:
 
 
 def bind(address: int, size_bytes: int, nodes: Iterable[int]) -> str:
-    """Puts the pages on these nodes only, for vectors that one worker uses most.
-
-    Raises:
-        ValueError: this machine has no such node.
-    """
+    """Puts the pages on these nodes only, which must exist, for vectors that one worker uses most."""
     wanted = sorted(set(nodes))
     known = [node.id for node in numa_nodes()]
     if not wanted or not set(wanted) <= set(known):
@@ -73,12 +69,10 @@ def bind(address: int, size_bytes: int, nodes: Iterable[int]) -> str:
 
 
 def pin(worker_id: int, num_workers: int, cpus: Sequence[int]) -> tuple[int, ...]:
-    """Keeps this process on its share of the CPUs and returns that share (empty if the system cannot pin).
+    """Keeps this process on its share of the CPUs and returns that share.
 
     With enough CPUs each worker gets a contiguous part (neighbours share caches); otherwise CPUs are assigned round robin.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return ()
     if len(cpus) >= num_workers:
         first = len(cpus) * worker_id // num_workers
         share = tuple(cpus[first : len(cpus) * (worker_id + 1) // num_workers])
@@ -90,7 +84,7 @@ def pin(worker_id: int, num_workers: int, cpus: Sequence[int]) -> tuple[int, ...
 
 def _mbind(address: int, size_bytes: int, policy: int, nodes: list[int], verb: str) -> str:
     what = f"{size_bytes} bytes {verb} node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
-    if _SYS_MBIND is None or platform.system() != "Linux":
+    if _SYS_MBIND is None:
         return f"Not placed: {what} needs Linux's mbind, which this system does not have."
     mask = (ctypes.c_ulong * (_MAX_NODES // _BITS))()
     for node in nodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from multiprocessing import reduction
 from typing import Any
@@ -33,11 +32,7 @@ class Layout:
         self.offsets: dict[str, int] = {}
 
     def reserve(self, name: str, size_bytes: int, alignment_bytes: int = LINE_BYTES) -> int:
-        """Reserves an area and returns its offset in bytes from the start of the segment.
-
-        Raises:
-            ValueError: the name is taken, or the size is not positive.
-        """
+        """Reserves an area with a new name; returns its offset in bytes from the start of the segment."""
         if name in self.offsets:
             raise ValueError(f"the layout already has an area {name!r}; give the second one a name of its own")
         if size_bytes < 1:
@@ -79,15 +74,8 @@ class Segment:
         """Makes a new segment of zeros.
 
         Not limited by the size of `/dev/shm` (containers often give it 64 MB): a memfd counts as this process's memory.
-
-        Raises:
-            OSError: the system refused.
         """
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("paceline", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as unlinked:
-                fd = os.dup(unlinked.fileno())
+        fd = os.memfd_create("paceline", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size_bytes)
             return cls(fd, size_bytes)

@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
 
 def num_cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def versions() -> dict[str, str]:
