@@ -34,16 +34,12 @@ class PieceCodes:
 
     Args:
         piece: elements of a piece.
-
-    Attributes:
-        size: bytes of a payload.
-        padded: the same, as a multiple of 8.
     """
 
     def __init__(self, tuner: Tuner, piece: int, dtype: torch.dtype, kind: torch.dtype) -> None:
         self._tuner, self._codec, self._piece, self._dtype, self._kind = tuner, tuner.codec, piece, dtype, kind
-        self.size = self._codec.payload_bytes(piece, dtype)
-        self.padded = -(-self.size // 8) * 8
+        self.size = self._codec.payload_bytes(piece, dtype)  # bytes of a payload
+        self.padded = -(-self.size // 8) * 8  # the same, as a multiple of 8
 
     def rows(self, *numbers: int) -> Tensor:
         """Of zeros, (*numbers, bytes)."""

@@ -98,11 +98,7 @@ def factored(power: Power, shapes: Sequence[tuple[int, ...]], firsts: Sequence[i
 
 
 def check_rank(power: Power, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuses a rank that is too large for all parameters of a model.
-
-    Raises:
-        UsageError: none of them would be sent as factors.
-    """
+    """Refuses a rank so large that no parameter of the model would be sent as factors."""
     firsts = [0] * len(shapes)
     if not factored(power, shapes, firsts):
         matrices = _matrices(shapes, firsts)

@@ -29,11 +29,7 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def unwrapped_model(model: Any) -> Any:
-    """The user's own module.
-
-    Raises:
-        UsageError: it is inside a module that averages gradients itself.
-    """
+    """The user's own module; refuses one inside a module that averages gradients itself."""
     model = _inside(model, _MODELS)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError(

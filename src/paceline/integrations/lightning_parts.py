@@ -75,19 +75,14 @@ class RunSchedule(FollowedScheduler):
 
 
 class SharedLoader:
-    """This worker's batches of every epoch; other attributes, such as `dataset`, are the loader's.
-
-    Args:
-        deferred: functions that begin the steps of batches that have been fetched.
-        stop: ends the training; called when the run is being stopped.
-    """
+    """This worker's batches of every epoch; other attributes, such as `dataset`, are the loader's."""
 
     def __init__(self, loader: Any, worker: Worker, deferred: deque[Any], stop: Callable[[], None]) -> None:
         self.loader = loader
         self._worker = worker
         self._batches = worker.batches(loader)
-        self._deferred = deferred
-        self._stop = stop
+        self._deferred = deferred  # functions that begin the steps of batches that have been fetched
+        self._stop = stop  # ends the training; called when the run is being stopped
 
     def __len__(self) -> int:
         if self._worker.num_workers > 1 and not self._worker.algorithm.lockstep:

@@ -176,11 +176,7 @@ class DeepDist:
 
 
 def _checked(algorithm: Algorithm) -> Any:
-    """The algorithm, if tasks support its arguments and `descent` does not make any of them ineffective.
-
-    Raises:
-        UsageError: otherwise.
-    """
+    """The algorithm; refuses arguments that tasks do not support, or that `descent` makes ineffective."""
     spec = registry.spec(algorithm)
     if not {*_TAKEN} <= {one.name for one in fields(algorithm)}:
         raise UsageError(

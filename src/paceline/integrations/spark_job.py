@@ -18,11 +18,7 @@ _BETWEEN_LOOKS_S = 0.2
 
 
 def check_installed(who: str) -> None:
-    """Checks that the extra of the caller `who` is installed.
-
-    Raises:
-        UsageError: it is not; the message names the extra.
-    """
+    """Refuses to continue if the extra of the caller `who` is not installed, and names it."""
     try:
         import pyarrow  # pyright: ignore[reportMissingImports]  # noqa: F401
         import pyspark  # pyright: ignore[reportMissingImports]  # noqa: F401
@@ -126,11 +122,7 @@ def meet_driver(who: str, address: str, keys: Keys, reach_s: float, partition: i
 
 
 def _driver_host(who: str, dataframe: Any) -> str:
-    """The address by which executors reach this process; `who` is the caller's name.
-
-    Raises:
-        UsageError: the address is unknown.
-    """
+    """The address by which executors reach this process, if it is known; `who` is the caller's name."""
     if _context_of(dataframe) is None:
         raise UsageError(f"Spark Connect does not say how executors reach this process: give {who}(host=...).")
     settings = dataframe.sparkSession.conf
@@ -148,11 +140,7 @@ def _driver_host(who: str, dataframe: Any) -> str:
 def collected(
     dataframe: Any, task: Any, schema: str, join_point: JoinPoint, workers: int, **options: Any
 ) -> list[dict[str, Any]]:
-    """Runs the task on each partition; returns the rows that the tasks report.
-
-    Raises:
-        PacelineError: the first cause of the job's failure.
-    """
+    """Runs the task on each partition; returns the rows that the tasks report, or raises a failure's first cause."""
     try:
         return [row.asDict() for row in dataframe.mapInArrow(_in_arrow(task.run), schema, **options).collect()]
     except Exception as error:

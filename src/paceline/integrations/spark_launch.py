@@ -139,11 +139,7 @@ def launch(
 
 
 def _needs_all(algorithm: Algorithm, workers: int) -> bool:
-    """Whether every worker must be present, which requires a barrier stage.
-
-    Raises:
-        UsageError: the algorithm cannot run in tasks.
-    """
+    """Whether all workers must be present, in a barrier stage; refuses an algorithm that cannot run in tasks."""
     if trains_in_rounds(algorithm):  # Spark starts a failed task anew, but rounds let in no worker with rows of its own
         return True
     try:

@@ -49,17 +49,13 @@ class _Named(Layout):
 
 
 class Axes:
-    """One worker's collectives along all axes, or an observer's view of lost workers.
-
-    Attributes:
-        along: by axis, without axes on which the worker is alone.
-    """
+    """One worker's collectives along all axes, or an observer's view of lost workers."""
 
     def __init__(
         self, segment: Segment, plan: AxesPlan, worker_id: int, abort_address: int = 0, *, timeout_s: float = 600.0
     ) -> None:
         self._segment, self._plan = segment, plan
-        self.along: dict[str, SharedMemoryCollectives] = {}
+        self.along: dict[str, SharedMemoryCollectives] = {}  # by axis, without axes on which the worker is alone
         if worker_id < plan.num_workers:
             for name in plan.axes:
                 self.along[name] = self._of(name, worker_id, abort_address, timeout_s)

@@ -35,11 +35,7 @@ _hits_left = 0
 
 
 def arm(worker_id: int, incarnation: int = 0) -> None:
-    """Arms this process if the environment variable names this worker, unless it is a restarted one.
-
-    Raises:
-        UsageError: the variable does not read `name@worker_id#hit`, or names no fail point.
-    """
+    """Arms this process, unless it is a restarted one, if the environment variable names it; refuses a wrong variable."""
     global _armed_name, _hits_left
     wanted = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not wanted:

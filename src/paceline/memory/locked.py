@@ -36,9 +36,6 @@ class LockedVector(OneVector):
         kind: `"mutex"` (readers exclude each other too) or `"rwlock"` (readers share; waiting writers go first). The
             same for all participants.
         backoff: seconds to sleep after the attempt-th failure (from 0) before trying the lock again; None: queue.
-
-    Attributes:
-        waited_s: seconds spent waiting for the lock; the caller reads it and sets it back to 0.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class LockedVector(OneVector):
         **named: Any,
     ) -> None:
         super().__init__(*place, **named)
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # seconds spent waiting for the lock; the caller reads it and sets it back to 0
         self.backoff = backoff
         self.writing_word = self._word("writing")
         self.token = owner_token(self._participant, self._incarnation)
@@ -82,11 +79,7 @@ class LockedVector(OneVector):
         return self._writing
 
     def advance(self) -> int:
-        """Counts one update; returns the version that it made.
-
-        Raises:
-            RuntimeError: called outside `writing()`.
-        """
+        """Counts one update, inside `writing()`; returns the version that it made."""
         version = _advance(self._version, self.writing_word, self.token)
         if version < 0:
             raise RuntimeError("advance() counts an update, so it belongs inside `with writing():`")

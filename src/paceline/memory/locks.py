@@ -106,11 +106,7 @@ class Mutex:
         fail_point("lock.taken")
 
     def release(self) -> None:
-        """Gives the mutex back.
-
-        Raises:
-            RuntimeError: this participant does not hold it.
-        """
+        """Gives back the mutex, which this participant must hold."""
         contended = _let_go(self._word, self._token)
         if contended:
             if contended < 0:
@@ -136,20 +132,16 @@ class ReadWriteLock:
     Readers starve if writers follow each other without a gap.
 
     Taking and releasing a free one costs about 0.4 us.
-
-    Args:
-        offset: of `1 + num_participants` words, `LINE_BYTES` apart, zero at first.
-        abort_address: word that is nonzero when the run is being stopped; 0: there is none.
     """
 
     def __init__(
         self,
         segment: Segment,
-        offset: int,
+        offset: int,  # of `1 + num_participants` words, `LINE_BYTES` apart, zero at first
         num_participants: int,
         participant_id: int,
         incarnation: int = 0,
-        abort_address: int = 0,
+        abort_address: int = 0,  # word that is nonzero when the run is being stopped; 0: there is none
     ) -> None:
         self._mapping = segment.mapping
         self._num_participants = num_participants
@@ -181,11 +173,7 @@ class ReadWriteLock:
             raise_if_stopped(self._abort)
 
     def release_read(self) -> None:
-        """Stops reading.
-
-        Raises:
-            RuntimeError: this participant does not read.
-        """
+        """Ends this participant's reading; raises `RuntimeError` if it does not read."""
         writer_waits = _stop_reading(self._word, self._reader, self._token)
         if writer_waits:
             if writer_waits < 0:
@@ -225,11 +213,7 @@ class ReadWriteLock:
             raise
 
     def release_write(self) -> None:
-        """Ends writing.
-
-        Raises:
-            RuntimeError: this participant does not hold the write side.
-        """
+        """Ends this participant's writing; raises `RuntimeError` if it does not write."""
         contended = _let_go(self._word, self._token)
         if contended:
             if contended < 0:

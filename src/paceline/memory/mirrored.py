@@ -15,13 +15,10 @@ class MirroredVector:
     """A vector `x` (P,) on any device; after every write, the worker's `ReplicatedVector` has the same values.
 
     Costs: a copy to the host per update, for which the worker waits, as it does for the gradient before the update.
-
-    Args:
-        host: the vector in shared memory, initialised.
     """
 
     def __init__(self, host: ReplicatedVector, x: torch.Tensor) -> None:
-        self._host = host
+        self._host = host  # the vector in shared memory, initialised
         self.x = x
         self.x.copy_(host.x)
 

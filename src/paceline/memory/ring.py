@@ -46,9 +46,6 @@ class RecordRing:
     A record counts once the writer has announced it by its number, so a record that a kill cut short is never read. A
     reader that falls `capacity` records behind loses the oldest and knows how many.
     Costs: `append` under 1 us, with no allocation and no system call.
-
-    Attributes:
-        lost: number of records that were overwritten before `drain` read them.
     """
 
     def __init__(self, segment: Segment, plan: RingPlan) -> None:
@@ -60,7 +57,7 @@ class RecordRing:
         self._written = segment.address + plan.written
         self._num_appended = load(self._written)  # a restarted worker continues after its predecessor's records
         self._num_read = 0
-        self.lost = 0
+        self.lost = 0  # number of records that were overwritten before `drain` read them
 
     @staticmethod
     def reserve(layout: Layout, *, capacity: int = 4096, name: str = "ring") -> RingPlan:

@@ -41,11 +41,6 @@ class ServedVector(SegmentPart[ServedPlan]):
     A server's `x` (n,) is its shard. A worker's `x` (P,) is a copy in its own memory, which servers' messages fill. Without
     servers, a lone worker's `x` is the vector itself. A sequence lock guards each shard: a copy is repeated if the shard was
     written meanwhile. Its words outlive the server, so that its successor continues the counts.
-
-    Attributes:
-        average: like `x`, or None: of all updates, for evaluation; float32 of half types.
-        buffers: the model's, each with its average.
-        is_elsewhere: the servers write to memory of another process; a worker's snapshot is then its own copy.
     """
 
     plan_type = ServedPlan
@@ -64,8 +59,8 @@ class ServedVector(SegmentPart[ServedPlan]):
         else:
             self.x = self._whole
         self._average: torch.Tensor | None = None
-        self.average: torch.Tensor | None = None
-        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.average: torch.Tensor | None = None  # like `x`, of all updates, for evaluation; float32 of half types
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # the model's, each with its average
         if plan.averaged:
             self._average = self._segment.tensor(plan.at["average"], plan.num_parameters, sum_type(plan.dtype))
             self.average = self._average
@@ -73,7 +68,7 @@ class ServedVector(SegmentPart[ServedPlan]):
                 self.average = self._average[slice(*self.ranges[self._shard])]
         self._version = self._word("words", self._shard)
         self._own_lock = self._lock(self._shard)
-        self.is_elsewhere = False
+        self.is_elsewhere = False  # the servers write to another process's memory; a worker's snapshot is its own copy
         self.waited_s = 0.0
 
     @staticmethod

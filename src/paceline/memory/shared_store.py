@@ -54,11 +54,7 @@ class SharedStore:
         return all(self._read(key) is not None for key in keys)
 
     def get(self, key: str) -> bytes:
-        """The key's value.
-
-        Raises:
-            RuntimeError: it has none at this instant.
-        """
+        """The key's value; raises `RuntimeError` if it has none at this instant."""
         value = self._read(key)
         if value is None:
             raise RuntimeError(f"nothing is stored under {key!r}")

@@ -41,15 +41,11 @@ class Accruals:
 
 
 class LateLosses:
-    """Passes records on; holds one without a loss until the loop reports it, possibly after the step, or no longer can.
-
-    Attributes:
-        without_loss: the record that waits for its loss, or None.
-    """
+    """Passes records on; holds one without a loss until the loop reports it, possibly after the step, or no longer can."""
 
     def __init__(self, write: Callable[..., None]) -> None:
         self.write = write
-        self.without_loss: tuple[float, ...] | None = None
+        self.without_loss: tuple[float, ...] | None = None  # the record that waits for its loss, or None
 
     def append(self, *fields: float) -> None:
         """Takes one record; a round without a batch has no loss."""

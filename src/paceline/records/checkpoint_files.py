@@ -127,11 +127,7 @@ def clear(folder: Path, keep: Path | None) -> None:
 
 
 def begin(folder: Path, run: str, keep: Path | None) -> None:
-    """Clears the folder for a run without a supervisor, named `run`.
-
-    Raises:
-        NotWrittenError: the folder cannot be written.
-    """
+    """Clears the folder for a run without a supervisor, named `run`."""
     clear(folder, keep)
     with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,11 +168,7 @@ def newest_or_none(folder: Path) -> Path | None:
 
 
 def describe(checkpoint: Path) -> dict[str, Any]:
-    """The `about` that `complete` wrote.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """The `about` that `complete` wrote; refuses a damaged one."""
     path = checkpoint / _COMPLETE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -205,11 +197,7 @@ def _is_description(content: dict[str, Any], number: int) -> bool:
 
 
 def check(checkpoint: Path) -> None:
-    """Verifies that every part of a complete checkpoint is there and undamaged.
-
-    Raises:
-        UsageError: a part is missing or damaged; the message names the first, and what to do.
-    """
+    """Refuses a complete checkpoint if a part is missing or damaged; names the first, and what to do."""
     for name in describe(checkpoint)["sha256"]:
         _check_part(checkpoint, name)
 
@@ -220,11 +208,7 @@ def parts(checkpoint: Path, prefix: str) -> list[str]:
 
 
 def load_part(checkpoint: Path, name: str) -> dict[str, Any] | None:
-    """The content of a part; None if a complete checkpoint has no such part.
-
-    Raises:
-        UsageError: the part is missing or damaged.
-    """
+    """The content of a part; None if a complete checkpoint has no such part. Refuses a missing or damaged one."""
     if name not in describe(checkpoint)["sha256"]:
         return None
     _check_part(checkpoint, name)

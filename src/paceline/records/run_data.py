@@ -281,11 +281,7 @@ def _read_events(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def check_records(records: np.ndarray, path: Path) -> None:
-    """Refuses records that no run can make, as from a damaged file that is still well-formed.
-
-    Raises:
-        UsageError: names the file and the first of them.
-    """
+    """Refuses records that no run can make, as from a damaged file that is still well-formed; names the first."""
     is_sound = np.ones(len(records), bool)
     for name in _NAMES:
         values = records[name]

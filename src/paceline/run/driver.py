@@ -25,21 +25,16 @@ from paceline.worker.supervised import ended_in_order, survivors
 
 
 class Driver:
-    """One run of a loop, ready to begin. Raises a crash of a user's loop; a task's run is returned as crashed.
-
-    Args:
-        folder: the run's, locked by the caller; None: nothing is written.
-        progress_every_s: shortest time between two calls; 0: at every check of the workers.
-    """
+    """One run of a loop, ready to begin. Raises a crash of a user's loop; a task's run is returned as crashed."""
 
     def __init__(
         self,
         loop: Loop,
-        folder: Path | None,
+        folder: Path | None,  # the run's, locked by the caller; None: nothing is written
         earlier: EarlierPart,
         *,
         on_progress: Callable[[Progress], None] | None = None,
-        progress_every_s: float = 0.0,
+        progress_every_s: float = 0.0,  # shortest time between two calls; 0: at every check of the workers
     ) -> None:
         self.progress_every_s = progress_every_s
         self._loop = loop

@@ -159,11 +159,7 @@ class EarlierPart:
         return folder is not None and self.folder is not None and folder.resolve() == self.folder.resolve()
 
     def keep(self, folder: Path) -> None:
-        """Writes the events in their final form, before the spool files are reused.
-
-        Raises:
-            NotWrittenError: they cannot be written.
-        """
+        """Writes the events in their final form, before the spool files are reused."""
         save_events(folder, self.run.records)
         with files.writing(folder):
             for path in folder.glob("events-*.bin"):

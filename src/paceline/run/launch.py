@@ -150,11 +150,7 @@ def launch(
 
 
 def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> Algorithm:
-    """The program of the workers of a placed model.
-
-    Raises:
-        UsageError: the plan does not fit the launch.
-    """
+    """The program of a placed model's workers; refuses a plan that does not fit the launch."""
     if not isinstance(plan, Plan):
         raise UsageError(f"plan must be a plan from paceline.place, not {shown(plan)}.")
     if named is not None:

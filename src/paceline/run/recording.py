@@ -26,9 +26,6 @@ from paceline.worker.supervised import survivors
 class Recording(RunRecord):
     """Running totals of a run, and its records on the run's own time.
 
-    Args:
-        previous: what an earlier part of the run recorded; a resumed run continues counting from it.
-
     Attributes:
         batches_missed: batches that resuming skips: handed out before the checkpoint, with updates after it.
     """
@@ -40,7 +37,7 @@ class Recording(RunRecord):
             loop.goal, initial_loss, samples=previous.result.get("samples", 0), evaluations=previous.evaluations
         )
         self._config, self._task = loop.config, loop.task
-        self.previous = previous
+        self.previous = previous  # what an earlier part of the run recorded; a resumed run continues counting from it
         self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
@@ -200,6 +197,7 @@ class Recording(RunRecord):
             distance = arena.shared.consensus_distance(supervisor.parameters(0).x)
             own_models = {"consensus_distance": distance, "worst_worker_accuracy": worst_worker_accuracy}
         lost, before = self._unrecorded(recorded), self.previous.result
+        delay = arena.load("delay") if arena is not None else 0
         result = self.figures(
             records,
             outcome,
@@ -210,7 +208,7 @@ class Recording(RunRecord):
             shared=arena.shared if arena is not None else None,
             own_models=own_models,
             unresolved_exchanges=arena.load("unresolved_exchanges") if arena is not None else 0,
-            delay=arena.load("delay") if arena is not None else 0,
+            delay=delay,
             updates_lost=before.get("updates_lost", 0) + lost,
             records_lost=before.get("records_lost", 0) + lost + self.unrecorded_rounds(),
             has_ended_itself=arena is not None and not arena.is_stopped,
@@ -224,21 +222,18 @@ class Recording(RunRecord):
             "batches_repeated": repeated_batches(records),
             "batches_missed": self.batches_missed,
             "ready_after_s": supervisor.ready_after_s,
-            "notes": [*outcome.notes, *self._lost_with_workers(), *self._of_choices()],
+            "notes": [*outcome.notes, *self._notes(delay)],
             "machine": machine(),
             "versions": versions(),
         }
 
-    def _lost_with_workers(self) -> list[str]:
-        algorithm, outcome = self.supervisor.algorithm, self.supervisor.outcome
-        if algorithm is None or self.supervisor.num_workers == 1:
+    def _notes(self, delay: int) -> list[str]:
+        """What was lost with workers, and what the programs' choice of this delay means."""
+        algorithm, num_workers = self.supervisor.algorithm, self.supervisor.num_workers
+        if algorithm is None:
             return []
-        return [note for note in (algorithm.lost_with(outcome.workers_lost),) if note]
-
-    def _of_choices(self) -> list[str]:
-        supervisor, arena = self.supervisor, self.supervisor.arena
-        delay = arena.load("delay") if arena is not None else 0
-        return self.choice_notes(supervisor.algorithm, supervisor.num_workers, delay)
+        lost = algorithm.lost_with(self.supervisor.outcome.workers_lost) if num_workers > 1 else ""
+        return [*([lost] if lost else []), *self.choice_notes(algorithm, num_workers, delay)]
 
     def _unrecorded(self, recorded: Mapping[int, np.ndarray]) -> int:
         """Updates since the run was resumed, if it was, without a record."""

@@ -27,11 +27,6 @@ class Servers:
     A server that dies is restarted from its last snapshot. The updates that it had applied since are lost: `lost` names them
     by shard and version. If it has a second copy, that takes its place at once without loss. Another copy starts then, and
     also when a copy dies.
-
-    Attributes:
-        states: of each server, then of each second copy.
-        lost: (shard, first version, last version) of lost updates.
-        restarts: deaths that were answered by a restart.
     """
 
     def __init__(
@@ -42,9 +37,9 @@ class Servers:
         fail: Callable[[str, Failure], None],
         outcome: Outcome,
     ) -> None:
-        self.states: list[WorkerState] = []
-        self.lost: list[tuple[int, int, int]] = []
-        self.restarts = 0
+        self.states: list[WorkerState] = []  # of each server, then of each second copy
+        self.lost: list[tuple[int, int, int]] = []  # (shard, first version, last version) of lost updates
+        self.restarts = 0  # deaths that were answered by a restart
         self._launch, self._admit, self._fail, self._outcome = launch, admit, fail, outcome
         self._main: ServerMain | None = None
         self._arena: Arena  # from `begin` on

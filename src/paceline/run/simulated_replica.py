@@ -21,16 +21,13 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
     If the gradient is handed out after `backward`, time passes there, after the pass itself: so the loop then works on (clips,
     for example) the averaged gradient, as in a real run. Otherwise time passes when the optimizer steps.
-
-    Args:
-        core: has the times. `Cluster.compute_s` is for the first batch; others take time in proportion.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, core: Core, after_backward: AfterBackward, **base: Any
     ) -> None:
         super().__init__(optimizer, **base)
-        self._core = core
+        self._core = core  # has the times: `Cluster.compute_s` is for the first batch; others take time in proportion
         self._after_backward = after_backward
         self._held_back: list[torch.Tensor] = []  # complete buckets, until their time comes
         self._uncomputed: list[int] = []  # samples of the batches whose time has not passed

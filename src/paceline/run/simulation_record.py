@@ -33,11 +33,6 @@ class SimulationRecord(RunRecord):
 
     Evaluations take no virtual time. Stopping ends the run at that instant: steps under way are not recorded.
 
-    Args:
-        about: identifies the run in its result: task, algorithm, workers, ...
-        evaluator: None: nothing is evaluated.
-        epoch_samples: in an epoch; 0: not known yet.
-
     Attributes:
         before_evaluation: gives the model the run's buffers, if workers have their own; None: it has them.
         outcome: how the run has ended, or will if nothing else happens.
@@ -48,12 +43,12 @@ class SimulationRecord(RunRecord):
         machine: SimulatedMachine,
         algorithm: Algorithm,
         goal: Goal,
-        about: Mapping[str, Any],
+        about: Mapping[str, Any],  # identifies the run in its result
         *,
-        evaluator: Evaluator | None,
+        evaluator: Evaluator | None,  # None: nothing is evaluated
         buffers: Mapping[str, torch.Tensor],
         initial_loss: float | None = None,
-        epoch_samples: int = 0,
+        epoch_samples: int = 0,  # in an epoch; 0: not known yet
         timing_only: bool = False,
     ) -> None:
         super().__init__(goal, initial_loss)

@@ -20,26 +20,18 @@ class Spool:
 
     Records that a full or failing disk does not take stay in memory until the next drain tries again.
 
-    Args:
-        folder: where `events-<worker>.bin` grow; None: kept in memory.
-        tell: takes a sentence, once, if the disk takes no more.
-
-    Attributes:
-        fresh: the records of the last drain, by worker.
-        failure: why the disk takes no more records; "" if it does.
-
     Raises:
         NotWrittenError: the files cannot be made.
     """
 
     def __init__(self, folder: Path | None, num_workers: int, tell: Callable[[str], object]) -> None:
         self.totals = [0] * num_workers
-        self.fresh: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * num_workers
-        self.failure = ""
-        self._tell: Callable[[str], object] | None = tell
+        self.fresh = [np.empty(0, RECORD_DTYPE)] * num_workers  # the records of the last drain, by worker
+        self.failure = ""  # why the disk takes no more records; "" if it does
+        self._tell: Callable[[str], object] | None = tell  # takes a sentence, once, if the disk takes no more
         self._rings: list[RecordRing] = []
         self._chunks: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-        self._folder = folder
+        self._folder = folder  # where `events-<worker>.bin` grow; None: kept in memory
         self._files: list[IO[bytes]] = []
         self._unwritten = [bytearray() for _ in range(num_workers)]
         if folder is not None:

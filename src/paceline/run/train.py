@@ -78,11 +78,7 @@ def prepared(
     on_progress: Callable[[Progress], None] | None = None,
     progress_every_s: float = _PROGRESS_EVERY_S,
 ) -> Driver:
-    """The checked run for `train`; the caller locks its folder.
-
-    Raises:
-        UsageError: it cannot be run; nothing was written.
-    """
+    """The run for `train`, checked before anything is written; the caller locks its folder."""
     task = load_task(config.task)
     resolved = config.resolved(task)
     algorithm = resolved.built_algorithm

@@ -57,11 +57,7 @@ class ClusterFile:
 
     @classmethod
     def from_table(cls, table: Any, where: str) -> Self:
-        """A cluster from a file's content; every message begins with `where`.
-
-        Raises:
-            UsageError: it has an unknown name, or a value that no cluster can have.
-        """
+        """A cluster from a file's content, which is checked; every message begins with `where`."""
         cls.check_names(table, where)
         arguments = {key: value for key, value in table.items() if key not in _TABLES}
         with located(where):

@@ -112,10 +112,6 @@ class SimulatedCollectives(CarriedOutTogether):
     Modelled, per worker, like `memory.lockstep`: copy the vector in, wait for all, read parts that add up to one vector and
     write a part of the mean, wait for all, copy the mean out. All copies share the memory bus. A single worker keeps its
     vector and takes no time. The others also do a dead worker's part, and then wait for each other once more.
-
-    Attributes:
-        members: the workers whose vectors the last operation contains.
-        waited_s: seconds spent at barriers; the caller reads it and resets it to 0.
     """
 
     def __init__(self, state: AllReduceState, core: Core) -> None:
@@ -123,8 +119,8 @@ class SimulatedCollectives(CarriedOutTogether):
         self._state = state
         self._core = core
         self._num_rounds = 0
-        self.members = state.members
-        self.waited_s = 0.0
+        self.members = state.members  # the workers whose vectors the last operation contains
+        self.waited_s = 0.0  # seconds spent at barriers; the caller reads it and resets it to 0
 
     def all_reduce_mean(
         self, vector: torch.Tensor, weight: float, numbers: Sequence[float] = NO_NUMBERS

@@ -15,15 +15,12 @@ class SimulatedConcurrency:
     """Programs beside `work`; implements `Concurrency`. They run in parallel and slow each other only through locks.
 
     A further program ends with its worker's `work` at the latest.
-
-    Attributes:
-        waited_s: seconds that `work` itself has waited for locks; the caller reads it and resets it to 0.
     """
 
     __slots__ = ("_worker_id", "scheduler", "waited_s", "wake_s")
 
     def __init__(self, scheduler: Scheduler, worker_id: int, wake_s: float) -> None:
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # seconds that `work` itself has waited for locks; the caller reads it and resets it to 0
         self.scheduler = scheduler
         self.wake_s = wake_s
         self._worker_id = worker_id

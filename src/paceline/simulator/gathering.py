@@ -8,15 +8,11 @@ from paceline.simulator.scheduler import Program, Scheduler
 
 
 class SimulatedGathering:
-    """The values that the workers have brought.
-
-    Args:
-        what: what a worker waits for, as an error says it.
-    """
+    """The values that the workers have brought."""
 
     def __init__(self, scheduler: Scheduler, num_workers: int, what: str) -> None:
         self._scheduler = scheduler
-        self._what = what
+        self._what = what  # what a worker waits for, as an error says it
         self._here = set(range(num_workers))
         self._parts: dict[int, Any] = {}
         self._waiting: list[Program] = []

@@ -33,17 +33,12 @@ class LockState:
     records that.
 
     A writer of a read-write lock (`sharing`) takes the word, which keeps new readers out, and then waits for active readers.
-
-    Attributes:
-        readers: the number of programs that hold it for reading.
-        writer: whether its word is taken: by a writer, or by any program if it is a mutex.
-        sharing: whether readers share it; a mutex is the same lock with writers only.
     """
 
     def __init__(self, scheduler: Scheduler, wake_s: float, *, sharing: bool, spin_s: float = 0.0) -> None:
-        self.readers = 0
-        self.writer = False
-        self.sharing = sharing
+        self.readers = 0  # the number of programs that hold it for reading
+        self.writer = False  # whether its word is taken: by a writer, or by any program if it is a mutex
+        self.sharing = sharing  # whether readers share it; a mutex is the same lock with writers only
         self._scheduler = scheduler
         self._wake_s = wake_s
         self._spin_s = spin_s

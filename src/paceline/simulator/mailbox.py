@@ -22,11 +22,6 @@ class SimulatedMailbox:
     A message to another worker goes through the network; one to this worker itself arrives at once. Vectors are copied at
     `send`, and leave after the copy. Peer events come from workers that this worker has exchanged messages with or waited for.
 
-    Args:
-        declared_bytes: size of every vector if vectors are empty (timing only); None: their own size.
-        incarnation: of this worker; above 0, it knows from the start which peers have left.
-        copy_s_per_byte: time of copying a vector; 0: the network's time per byte includes it.
-
     Attributes:
         waited_s: seconds that `Algorithm.work` itself has waited here (not a further program); the caller reads it and
             resets it to 0.
@@ -45,9 +40,9 @@ class SimulatedMailbox:
         worker_id: int,
         num_workers: int,
         counts: Counts,
-        declared_bytes: int | None,
-        incarnation: int,
-        copy_s_per_byte: float,
+        declared_bytes: int | None,  # size of every vector if vectors are empty (timing only); None: their own size
+        incarnation: int,  # of this worker; above 0, it knows from the start which peers have left
+        copy_s_per_byte: float,  # time of copying a vector; 0: the network's time per byte includes it
     ) -> None:
         self.waited_s = 0.0
         self._scheduler = scheduler

@@ -215,9 +215,6 @@ class NetworkCollectives:
     arrive are not charged: that overlaps with sending.
 
     Reference: PyTorch's `ProcessGroupGloo`, whose options give a group two threads per device.
-
-    Attributes:
-        waited_s: seconds spent waiting; the caller reads it and resets it to 0.
     """
 
     state: NetworkCollectivesState
@@ -227,7 +224,7 @@ class NetworkCollectives:
     declared_bytes: int | None  # size of every vector if vectors are empty
     moved: Callable[..., None]  # waits while the worker moves vectors
     widening: int = 1
-    waited_s: float = 0.0
+    waited_s: float = 0.0  # seconds spent waiting; the caller reads it and resets it to 0
 
     def __post_init__(self) -> None:
         self._number = 0

@@ -122,10 +122,6 @@ class SimulatedReplica(_Overlapping, TaskReplica):
     The gradient is that of the vector when its computation begins, and is ready when it ends. On a racing vector, updates
     and copies go block by block: each block is read or written in its state when its share of the time has passed. Other
     updates are written as a whole, at the end of their time.
-
-    Args:
-        buffers: of all workers; None: one copy that all write.
-        num_blocks: blocks of an update or a copy; 1 if the vector cannot change meanwhile.
     """
 
     def __init__(
@@ -133,8 +129,8 @@ class SimulatedReplica(_Overlapping, TaskReplica):
         *task: Any,
         core: Core,
         random_states: RandomStates,
-        num_blocks: int,
-        buffers: OwnBuffers | None = None,
+        num_blocks: int,  # blocks of an update or a copy; 1 if the vector cannot change meanwhile
+        buffers: OwnBuffers | None = None,  # of all workers; None: one copy that all write
         **base: Any,
     ) -> None:
         super().__init__(*task, **base)

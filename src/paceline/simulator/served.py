@@ -14,14 +14,7 @@ from paceline.simulator.memory import EXCLUDES_NOBODY
 
 
 class SimulatedShard:
-    """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`.
-
-    Args:
-        update_vectors: vectors of the shard's size that one update moves.
-
-    Attributes:
-        core: takes an update's time; None: no charge here.
-    """
+    """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`."""
 
     def __init__(
         self,
@@ -29,7 +22,7 @@ class SimulatedShard:
         ranges: tuple[tuple[int, int], ...],
         average: torch.Tensor | None = None,
         *,
-        update_vectors: float,
+        update_vectors: float,  # vectors of the shard's size that one update moves
     ) -> None:
         self.x = x
         self.ranges = ranges
@@ -38,7 +31,7 @@ class SimulatedShard:
         self.version = 0
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0}
         self.chosen: dict[str, int] | None = None
-        self.core: Core | None = None
+        self.core: Core | None = None  # takes an update's time; None: no charge here
         self._update_vectors = update_vectors
 
     def writing(self, part: float = 1.0) -> AbstractContextManager[None]:
@@ -76,18 +69,13 @@ class SimulatedCopy:
 
 
 class ServedState:
-    """One sharded vector, as an observer sees it.
-
-    Args:
-        num_workers: of the run; the cores of servers, and then of their second copies, are numbered after the workers'.
-        num_servers: the number of shards; 0: a lone worker holds the vector.
-    """
+    """One sharded vector, as an observer sees it."""
 
     def __init__(
         self,
         x: torch.Tensor,
-        num_workers: int,
-        num_servers: int,
+        num_workers: int,  # of the run; the cores of servers, and then of their second copies, are numbered after the workers'
+        num_servers: int,  # the number of shards; 0: a lone worker holds the vector
         *,
         averaged: bool,
         update_vectors: float,

@@ -44,11 +44,7 @@ class Loss:
 
 
 def code_of(loss: str | Loss, allowed: tuple[str, ...]) -> int:
-    """The number that identifies a loss in kernels.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """The number that identifies a loss in kernels; refuses an unknown name."""
     if isinstance(loss, Loss):
         return OWN
     if loss not in allowed:

@@ -30,11 +30,7 @@ def plan_for(
     dense: bool,
     tracking: bool,
 ) -> PassPlan:
-    """Checks the options of an estimator, and makes its plan.
-
-    Raises:
-        UsageError: the message names the option and its valid values.
-    """
+    """Makes an estimator's plan; refuses an option with an invalid value, and names the valid ones."""
     code = code_of(loss, allowed)
     _one_of("penalty", penalty, PENALTIES)
     _one_of("learning_rate", learning_rate, LEARNING_RATES)

@@ -47,11 +47,7 @@ class Goal:
         return min(1.0, max(shares, default=0.0))
 
     def check(self, evaluate: Callable[..., Any] | None) -> None:
-        """Refuses a target accuracy without an `evaluate`.
-
-        Raises:
-            UsageError: there is a target accuracy, and the loop's `attach` got no `evaluate`.
-        """
+        """Refuses a target accuracy if the loop's `attach` got no `evaluate`."""
         if self.target_accuracy is not None and evaluate is None:
             raise UsageError(
                 "A target accuracy needs a way to evaluate the loop: give attach a function of the model that returns "

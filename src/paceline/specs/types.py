@@ -19,11 +19,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_fields(instance: Any) -> None:
-    """Refuses values whose types differ from a dataclass's annotations, and numbers outside their bounds.
-
-    Raises:
-        UsageError: names the first such field, and its allowed values.
-    """
+    """Refuses a dataclass's first value that is not of its annotated type, or is a number outside its bounds."""
     cls = type(instance)
     for name, allowed in allowed_types(cls).items():
         value = getattr(instance, name)

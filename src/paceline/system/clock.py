@@ -12,15 +12,11 @@ _SLICE_S = 0.05  # longest single sleep: the delay until a worker notices that t
 
 
 class RealClock:
-    """The machine's monotonic clock, which all processes of a machine share; counts the time slept.
-
-    Attributes:
-        stopped: whether the run is being stopped, which ends a sleep.
-    """
+    """The machine's monotonic clock, which all processes of a machine share; counts the time slept."""
 
     def __init__(self) -> None:
         self.waited_s = 0.0
-        self.stopped: Callable[[], bool] = lambda: False
+        self.stopped: Callable[[], bool] = lambda: False  # whether the run is being stopped, which ends a sleep
 
     now_s = staticmethod(time.monotonic)
 

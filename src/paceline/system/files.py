@@ -76,11 +76,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_chunks(path: Path, chunks: Iterable[str]) -> None:
-    """Writes text piece by piece, without having all of it in memory.
-
-    Raises:
-        NotWrittenError: as `replacing`.
-    """
+    """Writes text piece by piece, as `replacing` does, without having all of it in memory."""
     rest = iter(chunks)
     with replacing(path) as file:
         for text in iter(lambda: "".join(islice(rest, _CHUNKS_AT_ONCE)), ""):
@@ -88,11 +84,7 @@ def write_chunks(path: Path, chunks: Iterable[str]) -> None:
 
 
 def write_text(path: Path, text: str, *, sync: bool = True) -> None:
-    """Writes a text file, as `replacing` does: a reader sees the old one or the new one, never a part.
-
-    Raises:
-        NotWrittenError: as `replacing`.
-    """
+    """Writes a text file, as `replacing` does: a reader sees the old one or the new one, never a part."""
     with replacing(path, sync=sync) as file:
         file.write(text.encode(errors="backslashreplace"))
 
@@ -122,11 +114,7 @@ def checksum_of(content: dict[str, Any]) -> str:
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that contains its own checksum, without the checksum.
-
-    Raises:
-        UsageError: the file cannot be read, is damaged, or has no checksum.
-    """
+    """The content of a JSON file without the checksum in it; refuses a file that is damaged or has none."""
     content = read_json(path, {})
     if content.pop(CHECKSUM, None) != checksum_of(content):
         raise UsageError(

@@ -87,11 +87,7 @@ def _removed_if_empty(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_for_reading(folder: Path) -> Iterator[None]:
-    """Keeps processes from locking this folder for writing; others may read it as well.
-
-    Raises:
-        UsageError: another process has locked it.
-    """
+    """Keeps processes from locking this folder for writing; refuses a folder that one has locked."""
     try:
         lock = _locked(folder, fcntl.LOCK_SH)
     except NotWrittenError:  # a reader needs no lock in a folder that it cannot write

@@ -74,15 +74,12 @@ class SeparateRandomness:
 
     Args:
         states: the generators begin with these instead.
-
-    Attributes:
-        generator: a torch generator for this stream's own use.
     """
 
     _one_at_a_time = threading.RLock()
 
     def __init__(self, seed: int, states: States | None = None) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # a torch generator for this stream's own use
         self._seed = seed
         self._inside = states
         self._outside: States | None = None

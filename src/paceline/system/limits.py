@@ -14,11 +14,7 @@ _UNLIMITED = 2**60  # bytes; version 1 writes a number near 2^63
 
 
 def temporary_folder() -> str:
-    """Where temporary files go.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """Where temporary files go; refuses a system without such a folder."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

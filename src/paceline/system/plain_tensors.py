@@ -33,11 +33,7 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytearray:
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
-    """Decodes the bytes from `tensors_to_bytes`.
-
-    Raises:
-        ValueError: the bytes have another format.
-    """
+    """Decodes the bytes from `tensors_to_bytes`; raises `ValueError` for bytes of another format."""
     try:
         arrays = read_npz(io.BytesIO(data), "it was changed on its way")
         found = {name: torch.from_numpy(array) for name, array in arrays.items()}

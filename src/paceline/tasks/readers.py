@@ -26,11 +26,7 @@ _MNIST_FILES = {
 
 
 def find_file(data: Path | None, candidates: list[str], *, what: str, remedy: str) -> Path:
-    """The first of the candidate files that exists below the data folder.
-
-    Raises:
-        UsageError: no data folder, or none of the files in it.
-    """
+    """The first of the candidate files that exists below the data folder; raises `UsageError` if none does."""
     if data is None:
         raise UsageError(f"{what} needs a data folder: give --data DIR or set PACELINE_DATA. {remedy}")
     for candidate in candidates:

@@ -13,14 +13,11 @@ class Authenticator:
 
     Args:
         context: of the socket; it must have no other authenticator.
-
-    Attributes:
-        requests: readable when a connection waits for `answer`.
     """
 
     def __init__(self, context: zmq.Context, listener: zmq.Socket, keys: Keys) -> None:
         self._public = z85.decode(keys.public)
-        self.requests = context.socket(zmq.REP)
+        self.requests = context.socket(zmq.REP)  # readable when a connection waits for `answer`
         self.requests.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whether to let a connection in (ZAP, RFC 27)
         listener.curve_server = True
         listener.curve_publickey, listener.curve_secretkey = keys

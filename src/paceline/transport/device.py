@@ -34,15 +34,10 @@ class Copy(Protocol):
 
 
 class DeviceCopies(Protocol):
-    """Copies between one device and the host, with one stream for each direction.
+    """Copies between one device and the host, with one stream for each direction."""
 
-    Attributes:
-        device: where the vectors are.
-        device_name: unique to the device.
-    """
-
-    device: torch.device
-    device_name: str
+    device: torch.device  # where the vectors are
+    device_name: str  # unique to the device
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A new vector (n,) in pinned memory of the host."""
@@ -62,11 +57,7 @@ class DeviceCopies(Protocol):
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:
-    """The copies for vectors on this device; None: it is the CPU.
-
-    Raises:
-        UsageError: the device is neither CPU nor CUDA.
-    """
+    """The copies for vectors on this device, which must be a CPU or CUDA device; None: it is the CPU."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":

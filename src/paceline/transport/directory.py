@@ -20,17 +20,13 @@ class Entry(NamedTuple):
 
 
 class Directory:
-    """One worker's entries in the run's store, and its view of the others'.
-
-    Args:
-        is_local: whether all workers are processes of one user on one machine.
-    """
+    """One worker's entries in the run's store, and its view of the others'."""
 
     def __init__(self, store: Any, worker_id: int, incarnation: int, *, is_local: bool) -> None:
         self._store: Any = store
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._is_local = is_local
+        self._is_local = is_local  # whether all workers are processes of one user on one machine
         self._elsewhere: set[int] = set()  # peers at addresses where no worker of this run can be
 
     def enter(self, endpoint: str) -> None:
@@ -43,11 +39,7 @@ class Directory:
         self._store = None
 
     def look_up(self, worker_id: int, *, endpoint: bool) -> Entry:
-        """The entry of a peer; `endpoint`: whether to look up its endpoint, too.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """A peer's entry, with its endpoint if `endpoint`; raises `RuntimeError` if the store is gone."""
         told = read_peer(self._read(f"peer/{worker_id}")) if endpoint else None
         if told is not None and not self.may_dial(told[1]):
             self._elsewhere.add(worker_id)

@@ -51,9 +51,6 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         send_deadline_s: how long `send` waits for a peer that takes no more messages. `close` waits as long, but 10 s at most,
             for messages under way.
 
-    Attributes:
-        dropped: discarded messages that no worker of this run can have sent.
-
     Raises:
         UsageError: `host` or `keys` is wrong.
     """
@@ -77,7 +74,7 @@ class ZmqMailbox(contextlib.AbstractContextManager["ZmqMailbox"]):
         self._send_deadline_s = send_deadline_s
         self._directory = Directory(store, worker_id, incarnation, is_local=host is None)
         self._silence = f"its connection broke, or it gave no sign of life for {peer_deadline_s:g} s"
-        self.dropped = 0
+        self.dropped = 0  # discarded messages that no worker of this run can have sent
         own_keys = None if keys is None else load_keys(keys)
         self._context = zmq.Context()
         try:

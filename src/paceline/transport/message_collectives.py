@@ -77,11 +77,6 @@ class MessageCollectives(CarriedOutTogether):
     Costs per round of m members: 3 messages to each other one, with 2 (m - 1) / m of the vectors in all. Two members add up
     everything each, with 2 messages, up to 1 MB. Early exchanges need 2 messages more each.
 
-    Args:
-        num_workers: of the run; all are members at first.
-        deadline_s: how long to wait for a worker that cannot be reached, but has not ended.
-        stopped: whether this worker has been told to end.
-
     Attributes:
         purpose: of the next rounds, which must be the same on all members.
         members: the workers whose vectors the last result contains; also those that `let_in` has named since.
@@ -94,12 +89,12 @@ class MessageCollectives(CarriedOutTogether):
         self,
         mailbox: Mailbox,
         worker_id: int,
-        num_workers: int,
+        num_workers: int,  # of the run; all are members at first
         *,
         ends: Ends,
         incarnations: Sequence[int] = (),
-        deadline_s: float = 600.0,
-        stopped: Callable[[], bool] = lambda: False,
+        deadline_s: float = 600.0,  # how long to wait for a worker that cannot be reached, but has not ended
+        stopped: Callable[[], bool] = lambda: False,  # whether this worker has been told to end
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()

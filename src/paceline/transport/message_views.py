@@ -229,17 +229,13 @@ class MessageViews(MessageCollectives):
 
 
 class _Models:
-    """A mailbox that keeps the models that come, and hands on all other messages and events.
-
-    Attributes:
-        heard: of each worker, the newest model that has come.
-        first_due: of each worker: earlier rounds' models that have not come are lost.
-    """
+    """A mailbox that keeps the models that come, and hands on all other messages and events."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox = mailbox
         self.send, self.peers = mailbox.send, mailbox.peers
-        self.heard = [_Heard()] * num_workers
+        self.heard = [_Heard()] * num_workers  # of each worker, the newest model that has come
+        # Of each worker: earlier rounds' models that have not come are lost.
         self.first_due: list[float] = [0] * num_workers
         self._received: dict[tuple[int, int], Received] = {}  # by sender and round
 

@@ -70,9 +70,6 @@ class RoundMembers:
     A worker is gone if it says so, or if its connection has ended and its machine says that no process listens at its
     address. A silent worker is excluded after a deadline. It may be alive, so a view without it needs a `Quorum`.
 
-    Args:
-        num_workers: of the run; all are members at first.
-
     Attributes:
         proposed: the number that this worker has proposed last.
     """
@@ -80,7 +77,7 @@ class RoundMembers:
     def __init__(
         self,
         worker_id: int,
-        num_workers: int,
+        num_workers: int,  # of the run; all are members at first
         ends: Ends,
         incarnations: Sequence[int],
         deadline_s: float,

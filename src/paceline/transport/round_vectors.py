@@ -95,11 +95,7 @@ class RoundVectors:
         return mine
 
     def join(self, mine: list[torch.Tensor], messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
-        """The whole results, from this worker's pieces and the other members'.
-
-        Raises:
-            WorkerLostError: these cannot be read.
-        """
+        """The whole results, from all members' pieces; raises `WorkerLostError` if some cannot be read."""
         added = [torch.empty_like(part.vector) for part in self.parts if part.is_added]
         for one in self.members:
             slices = [result[self._slice_of(one, len(result))] for result in added]

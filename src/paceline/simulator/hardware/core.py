@@ -36,19 +36,14 @@ class OwnMemory:
 
 
 class SimulatedClock:
-    """Virtual time for a worker program; sums up the time slept.
-
-    Attributes:
-        now_s: returns the virtual seconds since the run began; one function for all workers' clocks.
-        waited_s: seconds slept; the caller reads it and resets it to 0.
-    """
+    """Virtual time for a worker program; sums up the time slept."""
 
     __slots__ = ("_scheduler", "now_s", "waited_s")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.now_s = scheduler.time_s
-        self.waited_s = 0.0
+        self.now_s = scheduler.time_s  # the virtual seconds since the run began; one function for all workers
+        self.waited_s = 0.0  # seconds slept; the caller reads it and resets it to 0
 
     def sleep_s(self, duration_s: float) -> None:
         self.waited_s += duration_s
@@ -57,12 +52,6 @@ class SimulatedClock:
 
 class Core:
     """One worker's share of the cluster.
-
-    Args:
-        seed: of the run; a worker's compute times depend only on it and the worker.
-        batch_size: samples of the batch that `cluster.compute_s` refers to; 0: this worker's first batch.
-        disturbances: the effects of faults on its computing; None: no faults.
-        overlaps: whether its messages travel while it computes: over a network, but not through its memory.
 
     Attributes:
         moved_s: seconds of memory traffic of `work` itself, not of a further program, outside `Replica.copy` and `apply`;
@@ -82,11 +71,11 @@ class Core:
         cluster: Cluster,
         *,
         worker_id: int,
-        seed: int,
+        seed: int,  # of the run; a worker's compute times depend only on it and the worker
         vector_bytes: int,
-        batch_size: int,
-        disturbances: Disturbances | None = None,
-        overlaps: bool = False,
+        batch_size: int,  # samples of the batch that `cluster.compute_s` refers to; 0: this worker's first batch
+        disturbances: Disturbances | None = None,  # the effects of faults on its computing; None: no faults
+        overlaps: bool = False,  # whether its messages travel while it computes: over a network, but not through its memory
     ) -> None:
         self.scheduler = scheduler
         self._memory = memory

@@ -68,18 +68,14 @@ class Cores:
     After a sleep or a wait, a program first computes more slowly.
 
     Costs: O(number of cores) for each computation and each slice.
-
-    Args:
-        slice_s: how long a program computes while others wait.
-        crowding: factor on compute time while all cores compute; with fewer of them, in proportion.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         number: int,
-        slice_s: float,
-        crowding: float = 1.0,
+        slice_s: float,  # how long a program computes while others wait
+        crowding: float = 1.0,  # factor on compute time while all cores compute; with fewer of them, in proportion
         cold: Cold | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -208,9 +204,6 @@ class SharedCore(Core):
 
     Moving vectors needs a core, like computing; `crowding` covers the memory bus as well. A vector that others write is in
     their caches when it is needed: a worker that computes on it in place, or updates it, reads it once more than alone.
-
-    Args:
-        fetched_vectors: 1 if others write the vector that is computed on, otherwise 0.
     """
 
     __slots__ = ("_cores", "_fetched_vectors")
@@ -218,7 +211,7 @@ class SharedCore(Core):
     def __init__(self, *, cores: Cores, fetched_vectors: float = 0.0, **named: Any) -> None:
         super().__init__(**named)
         self._cores = cores
-        self._fetched_vectors = fetched_vectors
+        self._fetched_vectors = fetched_vectors  # 1 if others write the vector that is computed on, otherwise 0
 
     def occupy(self, duration_s: float, share: float) -> None:
         self._cores.compute(duration_s + self._fetched_vectors * self.vector_bytes / self.cluster.core_bytes_per_s)
