@@ -31,6 +31,11 @@ from paceline.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"
 BATCH_SIZES = (512, 64, 16)
+ABOUT = (
+    "The ratios are of this machine. The control of the rows with two workers is two plain loops that share nothing. What"
+    " the cores need to hand the shared vector to each other decides how near `hogwild` and `leashed` come to it, and is not"
+    " measured here: machines of one kind differ. The raw runs are not in the repository."
+)
 STEPS_IN_TURN = 20  # of a loop under attach, and of the loop without
 STEPS_PER_S = {512: 240, 64: 1500, 16: 3200}  # roughly, to size runs in steps
 
@@ -391,6 +396,8 @@ def main() -> None:
     package = versions()
     head = [
         "# Shared-memory training against plain PyTorch (mnist-mlp, 134,794 parameters, float32)",
+        "",
+        ABOUT,
         "",
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}."
         f" Python {package['python']}, PyTorch {package['torch']}, Paceline {package['paceline']}.",

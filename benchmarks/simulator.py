@@ -136,6 +136,9 @@ def main() -> None:
     head = [
         "# Simulator: AD-PSGD on a ring, the default cluster",
         "",
+        "CPU times of one machine, beside their targets. What a plain Python loop takes there, which is the machine's limit,"
+        " is not measured beside them. The raw runs are not in the repository.",
+        "",
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}."
         f" Python {package['python']}, PyTorch {package['torch']}. Load average at the end: {os.getloadavg()[0]:.1f}.",
         f"Command: `python benchmarks/simulator.py --rounds {arguments.rounds} --pairs {arguments.pairs}`.",

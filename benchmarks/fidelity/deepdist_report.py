@@ -66,27 +66,37 @@ def until(targets: tuple[float, ...], curves: dict[str, list[Curve]]) -> list[st
 
 
 def verdicts(targets: tuple[float, ...], own: str, curves: dict[str, list[Curve]]) -> list[str]:
-    """What holds of `own` against the others: it is sooner where its slowest seed is sooner than the other's fastest."""
+    """What holds of `own` against the others: it is sooner where its slowest seed is sooner than the other's fastest.
+
+    A training that ended before it was at a loss is known to need more than it had by then, and nothing else.
+    """
     lines = []
     for what in ("time", "bytes"):
         for other in [name for name in curves if name != own]:
             cells = []
             for target in targets:
                 of = [[one.first(target, one.of(what)) for one in curves[name]] for name in (own, other)]
-                cells.append(f"{target:g}: {verdict(*of)}")
+                cells.append(f"{target:g}: {verdict(*of, [float(one.of(what)[-1]) for one in curves[other]])}")
             lines.append(f"- {own} against {other}, by {what} until a loss of {'; '.join(cells)}.")
     return lines
 
 
-def verdict(own: list[float], theirs: list[float]) -> str:
-    """In words."""
+def verdict(own: list[float], theirs: list[float], ended: list[float]) -> str:
+    """In words; `ended` is what each of the other's trainings had taken when it ended."""
     if np.isinf(max(own)):
         return "does not hold, it does not get there with every seed"
+    least = [end if np.isinf(one) else one for one, end in zip(theirs, ended, strict=True)]
+    if np.isinf(max(theirs)) and max(own) >= min(least):
+        return "cannot be told, the other was ended before it had taken as much"
     if np.isinf(min(theirs)):
-        return "holds, the other does not get there"
+        return "holds, the other is not there when it ends"
     times = median(theirs) / median(own)
     if max(own) < min(theirs):
-        return "holds, the other does not get there with every seed" if np.isinf(times) else f"holds, {times:.1f} times"
+        return (
+            "holds, the other is not there with every seed when it ends"
+            if np.isinf(times)
+            else f"holds, {times:.1f} times"
+        )
     if max(theirs) < min(own):
         return f"does not hold, the other takes {times:.2f} times as much"
     return "not told apart"

@@ -173,6 +173,9 @@ def main() -> None:
     head = [
         "# The Hogwild! paper's comparison, regenerated",
         "",
+        "Two threads are compared with one thread that races alone. The machine's limit stands beside them: what two threads"
+        " that share nothing gain at the same time. The raw runs are not in the repository.",
+        "",
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB. Python {used['python']}, "
         f"Numba {used['numba']}. Command: `python benchmarks/fidelity/sparse.py --rows {chosen.rows} --write`.",
         f"Two threads that share nothing made {np.median(controls):.2f}x of one (median of {len(controls)}); load average "
