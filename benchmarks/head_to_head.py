@@ -1,7 +1,7 @@
 """Ours and others', head to head: the same model, data, optimizer and batches, in four real processes of each system.
 
     python benchmarks/head_to_head.py --small                  # two of ours and PyTorch's DDP, under three minutes
-    python benchmarks/head_to_head.py --tune --repetitions 3   # everybody: hours on a busy machine, so it goes on where it was
+    python benchmarks/head_to_head.py --tune   # everybody, by the protocol (`protocol.py`): hours, so it goes on where it was
 
 Three scenes: all workers alike; one ten times as slow; one killed (`kill -9`) halfway. Measured: seconds to a test accuracy,
 from when all workers stand ready; final accuracy; goodput, which is useful samples per second against the same system's
@@ -17,27 +17,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
+import protocol
 from contest.course import Settings, save_data
 from contest.methods import METHODS
 from contest.picture import pictures
 from contest.results import TIMES_AGAIN, markdown
 from contest.runs import run
-from contest.tables import DISTURBED, SCENES, Record, of, shares_of_run, table
+from contest.tables import DISTURBED, SCENES, Record, of, rates_of, table
 
 from paceline.errors import UsageError
 from paceline.system.limits import available_memory
@@ -45,7 +42,8 @@ from paceline.tasks.load import load_task
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RATES = (0.1, 0.2, 0.4, 0.8)
+RATES = (0.2, 0.4, 0.8)  # where each search begins
+FIRST_SEED = 100  # of the runs that count: others than the search's
 MOST_STOLEN = 0.05  # of the cores' time, by the machine's host, in a run that counts
 FULL: dict[str, Any] = {"task": "mnist-mlp", "batch_size": 64, "epochs": 3, "step_s": 0.01}
 DIGITS: dict[str, Any] = {"task": "digits-mlp", "batch_size": 16, "epochs": 24, "step_s": 0.01}
@@ -73,34 +71,29 @@ def main() -> None:
         )
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run's processes are ended before this one
-    records = read(arguments.runs)
+    records = protocol.read(arguments.runs)
     refuse_mixture(arguments, records)
-    started_s = time.monotonic()
+    started_s, stamp = time.monotonic(), protocol.stamp(arguments.pythons)
     data = ROOT / "runs" / "head_to_head" / f"{arguments.common['task']}.pt"
     save_data(arguments.common["task"], data)
-    todo, again = deque(plan(arguments, records)), Counter[Wanted]()
-    while todo:
+    for wanted in plan(arguments, records):
         if arguments.limit is not None and time.monotonic() - started_s > arguments.limit:
-            print(f"{len(todo)} runs are left: the same command goes on.")
+            print("Some runs are left: the same command goes on.")
             break
-        wanted = todo.popleft()
-        if wanted.rate is not None and math.inf in shares_of_run(records, wanted.method, wanted.rate):
-            continue
         settings = settings_of(arguments, wanted, records, data)
         record = run(settings, target=arguments.target, pythons=arguments.pythons)
-        disturbed = not arguments.small and record["stolen_share"] > MOST_STOLEN
+        timed = wanted.scene != "tune" and not arguments.small  # a search counts samples
+        disturbed = timed and record["stolen_share"] > MOST_STOLEN
         record |= {
             "scene": wanted.scene + (DISTURBED if disturbed else ""),
             "quiet": arguments.quiet,
             "day": date.today().isoformat(),
+            **stamp,
         }
         records.append(record)
         with arguments.runs.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
         print(said(record), flush=True)
-        if disturbed and again[wanted] < TIMES_AGAIN:
-            again[wanted] += 1
-            todo.append(wanted)
     show(arguments, records)
 
 
@@ -112,7 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--small", action="store_true", help="three methods, small data, one slow worker; into runs/")
     parser.add_argument(
-        "--tune", action="store_true", help=f"first try the learning rates {RATES}, as often as --repetitions says"
+        "--tune", action="store_true", help=f"first search every method's learning rate, from {RATES}, by the protocol"
     )
     parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PYTHON", help="a peer's environment")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no run later than this")
@@ -144,7 +137,7 @@ def parse() -> argparse.Namespace:
     methods, scenes = (SMALL_METHODS, SMALL_SCENES) if arguments.small else (here, tuple(SCENES))
     arguments.methods = chosen(parser, arguments.methods, ";", methods, METHODS)
     arguments.scenes = chosen(parser, arguments.scenes, ",", scenes, SCENES)
-    arguments.repetitions = arguments.repetitions or (1 if arguments.small else 3)
+    arguments.repetitions = arguments.repetitions or (1 if arguments.small else protocol.RUNS)
     if arguments.runs is None:
         results = HERE / "results" / "head_to_head.jsonl"
         arguments.runs = ROOT / "runs" / "head_to_head" / "runs.jsonl" if arguments.small else results
@@ -165,19 +158,14 @@ def chosen(
     return names
 
 
-def read(path: Path) -> list[Record]:
-    """Runs that were finished earlier; a last line that was cut off does not count."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
 def refuse_mixture(arguments: argparse.Namespace, records: Iterable[Record]) -> None:
     """Ends the program where finished runs are of other settings than those asked for: a table would mix both."""
-    asked = {**arguments.common, "workers": arguments.workers, "target": arguments.target}
+    asked = {**arguments.common, "target": arguments.target, "protocol": protocol.VERSION}
     for one in records:
-        other = {key for key, value in asked.items() if one[key] != value and (key, one["scene"]) != ("step_s", "tune")}
+        own = {**asked, "workers": METHODS[one["method"]].workers or arguments.workers}
+        other = {key for key in own if one.get(key) != own[key] and (key, one["scene"]) != ("step_s", "tune")}
         if other:
-            what = ", ".join(f"{key} {one[key]} and not {asked[key]}" for key in sorted(other))
+            what = ", ".join(f"{key} {one.get(key)} and not {own[key]}" for key in sorted(other))
             print(
                 f"head_to_head.py: error: {arguments.runs} has runs with {what}. Name another file with --runs, or ask for"
                 " those settings; MNIST is found in the folder that PACELINE_DATA names.",
@@ -197,26 +185,22 @@ class Wanted:
 
 
 def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[Wanted]:
-    """What is missing, everybody in turn, in another order in each repetition."""
-    if arguments.tune:
-        for seed in range(arguments.repetitions):
-            for rate in RATES:
-                for method in arguments.methods:
-                    if not of(records, scene="tune", method=method, learning_rate=rate, seed=seed):
-                        yield Wanted("tune", method, seed, rate)
-    for seed in range(1, arguments.repetitions + 1):
-        for scene in arguments.scenes:
-            order = [arguments.methods[i] for i in np.random.default_rng(seed).permutation(len(arguments.methods))]
-            for name in order:
-                if not of(records, scene=scene, method=name, seed=seed):
-                    yield Wanted(scene, name, seed)
-
-
-def best_rate(records: list[Record], method: str, usual: float) -> float:
-    """Of the rates whose runs all reached the target, the one that took the fewest of its samples; `usual` without any."""
-    shares = {rate: shares_of_run(records, method, rate) for rate in RATES}
-    medians = {rate: median(found) for rate, found in shares.items() if found and math.isfinite(max(found))}
-    return min(medians, key=lambda rate: medians[rate], default=usual)
+    """What is missing, everybody in turn, in another order in each repetition; later runs follow from the growing records."""
+    searching = list(arguments.methods) if arguments.tune else []
+    while searching:
+        for method in tuple(searching):
+            trial = rates_of(records, method).next_trial(RATES)
+            if trial is None:
+                searching.remove(method)
+            else:
+                yield Wanted("tune", method, trial[1], trial[0])
+    for _ in range(1 + TIMES_AGAIN):  # runs that were disturbed are missing again
+        for seed in range(FIRST_SEED, FIRST_SEED + arguments.repetitions):
+            for scene in arguments.scenes:
+                order = [arguments.methods[i] for i in np.random.default_rng(seed).permutation(len(arguments.methods))]
+                for name in order:
+                    if not of(records, scene=scene, method=name, seed=seed):
+                        yield Wanted(scene, name, seed)
 
 
 def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Record], data: Path) -> Settings:
@@ -228,8 +212,8 @@ def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Rec
         method=wanted.method,
         spec=METHODS[wanted.method].spec,
         scene="none" if tuning else wanted.scene,
-        learning_rate=wanted.rate or best_rate(records, wanted.method, usual),
-        workers=arguments.workers,
+        learning_rate=wanted.rate or rates_of(records, wanted.method).used or usual,
+        workers=METHODS[wanted.method].workers or arguments.workers,
         seed=wanted.seed,
         folder="",
         data=str(data),
@@ -268,16 +252,7 @@ def show(arguments: argparse.Namespace, records: list[Record]) -> None:
         path.write_text(text)
         print(f"{'' if theme == 'dark' else chr(10)}Picture: {path.relative_to(ROOT)}")
     if not arguments.small:
-        (HERE / "results" / "head_to_head.md").write_text(markdown(records, arguments.target, versions(arguments)))
-
-
-def versions(arguments: argparse.Namespace) -> str:
-    """Those of the peers, as `, torchft 0.2.0`; asked in their environments."""
-    said = ""
-    for system, python in arguments.pythons.items():
-        ask = f"from importlib.metadata import version; print(version({system!r}))"
-        said += f", {system} {subprocess.run([python, '-c', ask], capture_output=True, text=True, check=True).stdout.strip()}"
-    return said
+        (HERE / "results" / "head_to_head.md").write_text(markdown(records))
 
 
 if __name__ == "__main__":

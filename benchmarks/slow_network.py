@@ -5,11 +5,11 @@
 Four network namespaces around a bridge, every link shaped in both directions by `tc ... tbf`; needs root, iproute2 and the
 CIFAR-10 images in the folder that PACELINE_DATA names. Bytes are read from the interfaces' counters.
 
-Parts: `tune` searches every method's learning rate, of the same few, on unshaped links: what a lockstep method reaches after
-so many updates does not depend on the network. A method that no rate brings to the target is tried for twice as many
-updates. `steps` times a step of every method on every link. `full` trains to the target on 100 Mbit/s, three times each, with
-those methods that the headline is about. Every finished run is a line of benchmarks/results/slow_network.jsonl; the same
-command goes on where it was. The page is benchmarks/results/slow_network.md.
+Parts, which follow the protocol (`protocol.py`): `tune` searches every method's learning rate on unshaped links, with the
+same updates and number of rates for all: what a lockstep method reaches after so many updates does not depend on the
+network. `steps` times a step of every method on every link. `full` trains to the target on 100 Mbit/s, five times each, the
+methods of the headline and both controls. Every finished run is a line of benchmarks/results/slow_network.jsonl; the same
+command goes on where it was, on a file without runs of another protocol. `pages.py` makes the page of it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from links.course import SNAPSHOT_EVERY, Settings
+import protocol
+from links.course import Settings
 from links.methods import METHODS
-from links.page import TUNED, TUNED_LONGER, best_rate, markdown, of, updates_needed
+from links.page import FULL_MBIT, TARGET, UPDATES, markdown, of, rates_of
 from links.runs import interpreter, run
 
 RESULTS = Path(__file__).with_name("results")
-RATES = (0.02, 0.05, 0.1)
-TARGET = 0.45
+RATES = (0.025, 0.05, 0.1)  # where each search begins
 LINKS_MBIT = (20.0, 100.0, 1000.0)
-FULL_MBIT, REPETITIONS = 100.0, 3
-MARGIN = 1.25  # of the updates that a full run makes, beyond those that the same method needed on unshaped links
+FULL_SEEDS = range(100, 100 + protocol.RUNS)  # others than the search's
 
 
 @dataclass(frozen=True)
@@ -45,33 +44,29 @@ class Wanted:
     method: str
     seed: int
     rate_mbit: float | None
-    learning_rate: float | None = None
-    updates: int | None = None
+    learning_rate: float
+    updates: int
 
 
 def main() -> None:
     """Makes the runs that are missing, and the page."""
     arguments = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # namespaces and workers go, too
-    records = read(arguments.runs)
+    records = protocol.read(arguments.runs)
+    stamp = protocol.stamp(arguments.pythons)
     started_s = time.monotonic()
-    for wanted in plan(arguments, records):
-        if made(records, wanted):
-            continue
+    for wanted in plan(arguments.only, arguments.methods, records):
         if time.monotonic() - started_s > arguments.limit:
             print("Some runs are left: the same command goes on.")
             break
-        settings = settings_of(wanted, records)
-        if settings is None:
-            print(f"{wanted.method}: no rate reached {TARGET:.0%} on unshaped links; not trained on slow ones.")
-            continue
-        record = {"part": wanted.part, "method": wanted.method, "target": TARGET, "quiet": arguments.quiet}
-        record |= run(settings, interpreter(METHODS[wanted.method].system, arguments.pythons), wanted.rate_mbit)
+        record = {"part": wanted.part, "method": wanted.method, "target": TARGET, "quiet": arguments.quiet, **stamp}
+        python = interpreter(METHODS[wanted.method].system, arguments.pythons)
+        record |= run(settings_of(wanted), python, wanted.rate_mbit)
         records.append(record)
         with arguments.runs.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
         print(said(record), flush=True)
-    (arguments.runs.with_suffix(".md")).write_text(markdown(records, TARGET))
+    (arguments.runs.with_suffix(".md")).write_text(markdown(records))
 
 
 def parse() -> argparse.Namespace:
@@ -96,60 +91,45 @@ def parse() -> argparse.Namespace:
     for part in arguments.only:
         if part not in ("tune", "steps", "full"):
             parser.error(f"there is no part '{part}'; known: tune, steps, full.")
+    if protocol.other_protocol(protocol.read(arguments.runs)):
+        parser.error(protocol.refusal(arguments.runs))
     return arguments
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Runs that were finished earlier; a last line that was cut off does not count."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def plan(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> Iterator[Wanted]:
-    """All runs, everybody in turn; how long a method is tuned follows from the records, which grow meanwhile."""
-    if "tune" in arguments.only:
-        for updates in (TUNED, TUNED_LONGER):
-            tried = [one for one in arguments.methods if updates == TUNED or best_rate(records, one) is None]
-            for learning_rate in RATES:
-                for method in tried:
-                    yield Wanted("tune", method, 0, None, learning_rate, updates)
-    if "steps" in arguments.only:
+def plan(parts: Sequence[str], methods: Sequence[str], records: list[dict[str, Any]]) -> Iterator[Wanted]:
+    """All runs that are missing, everybody in turn; later ones follow from the records, which grow meanwhile."""
+    if "tune" in parts:
+        searching = list(methods)
+        while searching:
+            for method in tuple(searching):
+                trial = rates_of(records, method).next_trial(RATES)
+                if trial is None:
+                    searching.remove(method)
+                else:
+                    yield Wanted("tune", method, trial[1], None, trial[0], UPDATES)
+    if "steps" in parts:
         for rate_mbit in reversed(LINKS_MBIT):  # the longest runs last
-            for method in arguments.methods:
+            for method in methods:
                 updates = METHODS[method].warm_up + METHODS[method].timed
-                yield Wanted("steps", method, 0, rate_mbit, RATES[0], updates)
-    if "full" in arguments.only:
-        for seed in range(1, REPETITIONS + 1):
-            for method in arguments.methods:
-                if METHODS[method].full:
-                    yield Wanted("full", method, seed, FULL_MBIT)
+                if not of(records, part="steps", method=method, rate_mbit=rate_mbit):
+                    yield Wanted("steps", method, 0, rate_mbit, RATES[0], updates)
+    for seed in FULL_SEEDS if "full" in parts else ():
+        for method in methods:
+            rate = rates_of(records, method).used
+            if METHODS[method].full and rate is not None and not of(records, part="full", method=method, seed=seed):
+                yield Wanted("full", method, seed, FULL_MBIT, rate, UPDATES)
 
 
-def made(records: list[dict[str, Any]], wanted: Wanted) -> bool:
-    """Whether a run is there already."""
-    same = of(records, part=wanted.part, method=wanted.method, seed=wanted.seed, rate_mbit=wanted.rate_mbit)
-    if wanted.updates is not None:
-        same = of(same, learning_rate=wanted.learning_rate, updates=wanted.updates)
-    return bool(same)
-
-
-def settings_of(wanted: Wanted, records: list[dict[str, Any]]) -> Settings | None:
-    """A run's settings; None where the method has never reached the target."""
+def settings_of(wanted: Wanted) -> Settings:
+    """A run's settings."""
     method = METHODS[wanted.method]
-    learning_rate, updates = wanted.learning_rate, wanted.updates
-    if updates is None:
-        learning_rate = best_rate(records, wanted.method)
-        needed = updates_needed(records, wanted.method)
-        if learning_rate is None or needed is None:
-            return None
-        updates = -(-int(needed * MARGIN) // SNAPSHOT_EVERY) * SNAPSHOT_EVERY
-    assert learning_rate is not None
     return Settings(
         program=method.program,
         spec=method.spec,
-        learning_rate=learning_rate,
-        updates=updates,
+        learning_rate=wanted.learning_rate,
+        updates=wanted.updates,
         seed=wanted.seed,
+        workers=method.workers,
         warm_up=method.warm_up,
     )
 

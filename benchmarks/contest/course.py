@@ -24,7 +24,8 @@ from paceline.tasks.load import load_task
 
 VARIABLE = "HEAD_TO_HEAD"  # a run's settings, for its workers
 STEP = struct.Struct("dd")  # when a step ended, and how many samples it used
-POLL_S, LOBBY_S = 0.005, 60.0
+POLL_S = 0.005
+SILENT_S = 300.0  # four processes that import PyTorch on a third of a busy machine took less than a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Settings:
         slow_factor: how many times that the last worker takes in the scene `slow`.
         snapshot_every_s: how often a worker writes its parameters down.
         seed: of the first parameters and the order of samples.
-        limit_s: after so many seconds a run is ended.
+        silent_s: a run is ended if no worker has made a step for so long.
     """
 
     method: str
@@ -63,7 +64,7 @@ class Settings:
     slow_factor: float = 10.0
     snapshot_every_s: float = 0.2
     seed: int = 0
-    limit_s: float = 200.0
+    silent_s: float = SILENT_S
 
     @classmethod
     def here(cls) -> Settings:
@@ -133,8 +134,9 @@ class Worker:
     def __init__(self, settings: Settings, worker_id: int) -> None:
         self.settings, self.worker_id = settings, worker_id
         last = worker_id == settings.workers - 1
-        self.step_s = settings.step_s * (settings.slow_factor if last and settings.scene == "slow" else 1.0)
-        self.dies_at = settings.epochs * settings.rounds_per_epoch // 2 if last and settings.scene == "killed" else None
+        scene = settings.scene if settings.workers > 1 else "none"  # one worker alone is a fast one that lives
+        self.step_s = settings.step_s * (settings.slow_factor if last and scene == "slow" else 1.0)
+        self.dies_at = settings.epochs * settings.rounds_per_epoch // 2 if last and scene == "killed" else None
         self.folder = Path(settings.folder)
         self.num_steps, self.next_snapshot_s = 0, 0.0
         self.diary = -1
@@ -144,7 +146,7 @@ class Worker:
         lobby = self.folder / "lobby"
         lobby.mkdir(exist_ok=True)
         (lobby / str(self.worker_id)).touch()
-        until_s = time.monotonic() + LOBBY_S
+        until_s = time.monotonic() + self.settings.silent_s
         while len(list(lobby.iterdir())) < self.settings.workers and time.monotonic() < until_s:
             time.sleep(POLL_S)
         path = self.folder / f"steps-{self.worker_id}-{os.getpid()}"

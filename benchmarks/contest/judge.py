@@ -113,7 +113,12 @@ def judge(settings: Settings, *, mean: bool, target: float, finished: bool, in_t
     start_s = max(one.began_s for one in first)
     wall_s = max(one.ended_s for one in found) - start_s
     said = json.loads((folder / "said.json").read_text()) if (folder / "said.json").exists() else {}
-    used = min(settings.planned_samples, sum(one.num_samples for one in found))
+    trained = sum(one.num_samples for one in found)
+    used = min(settings.planned_samples, trained)
+    if len(found) == settings.workers and trained >= settings.planned_samples:
+        finished = (
+            True  # a launcher can fail after the last step: on a busy machine Gloo aborts at times as it is shut down
+        )
     useful = used - said.get("dropped_gradients", 0) * settings.batch_size
     mark = folder / "killed"
     died = (settings.workers - 1, float(mark.read_text())) if mark.exists() else None

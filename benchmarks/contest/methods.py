@@ -23,6 +23,7 @@ class Method:
         system: whose it is.
         rate: learning rate on MNIST where none has been tuned.
         colour: which of the palette's, in pictures; None: the text's.
+        workers: how many, where not as many as all others have.
     """
 
     program: str
@@ -31,11 +32,14 @@ class Method:
     system: str
     colour: int | None
     rate: float = 0.4
+    workers: int | None = None
 
 
 #: The one method of ours that headlines compare, in every scene: the best of several would win by their number.
 LEADING = "ad-psgd"
 BY_SPEED = "all-reduce, shares by speed"
+#: The controls: a single worker, and workers whose models are averaged only for the evaluation.
+ALONE, SILENT = "one worker alone", "no communication"
 
 METHODS = {
     "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", colour=0),
@@ -55,6 +59,8 @@ METHODS = {
         colour=4,
         rate=0.1,
     ),
+    ALONE: Method(program=OURS, spec="sequential", mean=False, system="Paceline", colour=None, workers=1),
+    SILENT: Method(program=OURS, spec="local-sgd(period=1000000)", mean=True, system="Paceline", colour=None),
     "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", colour=1),
     "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", colour=7),
     "torchft DistributedDataParallel": Method(program=TORCHFT, spec="ddp", mean=False, system="torchft", colour=None),

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from statistics import median
 
-from contest.course import num_samples
-from contest.methods import BY_SPEED, LEADING, METHODS
-from contest.tables import DISTURBED, SCENES, Record, lead, of, shares_of_run, spread, table, times
-from paceline.system.machine import machine, versions
+import protocol
+from protocol import said
 
+from contest.course import num_samples
+from contest.methods import ALONE, BY_SPEED, LEADING, METHODS, SILENT
+from contest.tables import DISTURBED, SCENES, Record, lead, of, rates_of, table, times
+
+EARLIER = (  # before records named their machine
+    "AMD EPYC, 2 cores; Python 3.11.7, torch 2.13.0+cpu, torchft 0.2.0, hivemind 1.1.12"
+)
 TIMES_AGAIN = 3  # is a run made that was disturbed
 
 
-def markdown(records: Sequence[Record], target: float, peers: str) -> str:
-    """The whole page; `peers` are the versions of the systems that are neither ours nor PyTorch's."""
+def markdown(records: Sequence[Record]) -> str:
+    """The whole page."""
     runs = [one for one in records if one["scene"] in SCENES]
     if not runs:
         return ""
-    first, about, used = runs[0], machine(), versions()
+    first, target = runs[0], runs[0]["target"]
     counts = {len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS} - {0}
     number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    repetitions = "One run of each" if max(counts) == 1 else f"Medians of {number} runs"
+    repetitions = (
+        "One run of each" if max(counts) == 1 else f"Medians of {number} runs, those that did not arrive included"
+    )
     quiet = sum(bool(one["quiet"]) for one in runs)
     alone = f"{'All' if quiet == len(runs) else quiet} of the {len(runs)} runs were made while nothing else ran"
     beside = "" if quiet == len(runs) else ", the others beside an editor and short tests"
@@ -48,22 +54,22 @@ def markdown(records: Sequence[Record], target: float, peers: str) -> str:
         f" runs are not in the file. Paceline's methods have `restarts=1`; only `{BY_SPEED}` goes on by"
         " `pl.launch(resume=...)`. torchft's and hivemind's dead worker is replaced by the program that started it."
     )
-    missed = len(SCENES) * len(METHODS) * max(counts) - len(runs)
     tuned = " --tune" if of(records, scene="tune") else ""
+    hours = sum(one["took_s"] for one in records) / 3600
     made = (
-        f"{about['processor']}, {about['cores']} cores; Python {used['python']}, torch {used['torch']}{peers}."
-        f" {repetitions}, one system after the other, in brackets the lowest and the highest; a row without brackets is one"
-        f" run. {alone} on the machine{beside}. Its host gave {100 * worst:.1f} % of the cores' time to others at most; a run"
-        f" during which it gave more than a twentieth does not count and is made again, {TIMES_AGAIN} times at most"
-        f" ({missed or 'no'} runs are missing). hivemind averages after 64 steps of each peer, the others after 8 or fewer."
-        f" Made by `python benchmarks/head_to_head.py{tuned} --repetitions {max(counts)} --python torchft=... --python"
-        " hivemind=...`; the runs are in [head_to_head.jsonl](head_to_head.jsonl), and what `paceline advise` says of this"
-        " loop in [head_to_head_advice.md](head_to_head_advice.md)."
+        f"{protocol.made_on(runs, EARLIER)}. {repetitions}, one system after the other, in brackets the lowest and the"
+        f" highest; a row without brackets is one run. {alone} on the machine{beside}. Its host gave"
+        f" {100 * worst:.1f} % of the cores' time to others at most; a run during which it gave more than a twentieth does not"
+        f" count and is made again, {TIMES_AGAIN} times at most."
+        f" All runs took {hours:.1f} hours. Made by `python benchmarks/head_to_head.py{tuned} --python torchft=... --python"
+        " hivemind=...`, which can be interrupted; `python benchmarks/pages.py head_to_head` makes this page from the runs in"
+        " [head_to_head.jsonl](head_to_head.jsonl). What `paceline advise` says of this loop is in"
+        " [head_to_head_advice.md](head_to_head_advice.md)."
     )
     made += earlier(runs)
     text = ["# Head to head: ours and others' with one slow worker, and with one killed", ""]
-    for paragraph in (summary(runs, target), how, killed, made):
-        text += [textwrap.fill(paragraph, 125, break_on_hyphens=False, break_long_words=False), ""]
+    for paragraph in (summary(runs), lacks(records), how, killed, made):
+        text += [_wrapped(paragraph), ""]
     for scene, title in SCENES.items():
         if of(runs, scene=scene):
             text += [f"## {title.format(factor=first['slow_factor'])}", "", *table(runs, scene, target), ""]
@@ -97,35 +103,107 @@ def earlier(runs: Sequence[Record]) -> str:
     return f" Measured on an earlier day, not beside the other rows: {'; '.join(said)}." if said else ""
 
 
-def summary(records: Sequence[Record], target: float) -> str:
-    """What the documentation says: our leading method beside the fastest of the others, where both have run in a scene."""
+def summary(records: Sequence[Record]) -> str:
+    """What the documentation says: our leading method beside the fastest of the others and both controls, in each scene."""
     peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
-    said = []
+    lines = []
     for scene, title in SCENES.items():
         found = lead(records, scene)
         if found is None:
             continue
-        own_s, peer, peer_s = found
-        numbers = [len(of(records, scene=scene, method=name)) for name in (LEADING, peer)]
-        runs = "one run of each" if max(numbers) == 1 else f"medians of {numbers[0]} and {numbers[1]} runs"
         there = sum(bool(of(records, scene=scene, method=name)) for name in peers)
         others = f"{there} others" if there == len(peers) else f"{there} others measured so far, of {len(peers)}"
-        said.append(
-            f"{title.format(factor=records[0]['slow_factor'])}: `{LEADING}` reached {100 * target:g} % {_when(own_s)}; of"
-            f" the {others}, {peer} came first, {_when(peer_s)} ({runs})."
+        rows = {name: times(of(records, scene=scene, method=name)) for name in (LEADING, found[1], SILENT, ALONE)}
+        text = (
+            f"{title.format(factor=records[0]['slow_factor'])}, seconds to {100 * records[0]['target']:g} %: `{LEADING}`"
+            f" {said(rows[LEADING])}; {found[1]}, the first of the {others}, {said(rows[found[1]])}"
         )
-    return " ".join(said)
+        for control in (SILENT, ALONE):
+            text += f"; {control} {said(rows[control])}" if rows[control] else ""
+        lines.append(f"{text} ({', '.join(sorted({str(len(one)) for one in rows.values() if one}))} runs).")
+    missing = [name for name in (SILENT, ALONE) if not of(records, method=name)]
+    if lines and missing:
+        lines.append(
+            f"The controls ({', '.join(missing)}) were not run, so these figures do not show that communication is what helps."
+        )
+    return " ".join(lines)
 
 
-def _when(time_s: float) -> str:
-    return "never" if math.isinf(time_s) else f"after {time_s:.1f} s"
+def part_summary(records: Sequence[Record]) -> str:
+    """The summary as a part of the documentation."""
+    return _wrapped(summary([one for one in records if one["scene"] in SCENES]))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 125, break_on_hyphens=False, break_long_words=False)
+
+
+def lacks(records: Sequence[Record]) -> str:
+    """What the runs lack of what the protocol asks for; nothing where it was followed."""
+    runs, tune, found = [one for one in records if one["scene"] in SCENES], of(records, scene="tune"), []
+    rows = [of(runs, scene=scene, method=name) for scene in SCENES for name in METHODS]
+    least = min(len(row) for row in rows if row)
+    if least < protocol.RUNS:
+        found.append(f"{protocol.RUNS} runs of each row (there are {least})")
+    if tune:
+        highest = max(one["learning_rate"] for one in tune)
+        seeds = len({one["seed"] for one in tune})
+        if seeds < protocol.RUNS:
+            found.append(f"{protocol.RUNS} runs of each learning rate ({seeds} at most)")
+        edge = sorted({f"`{one['method']}`" for one in runs if one["learning_rate"] >= highest})
+        if edge:
+            tried = [one for one in records if one["learning_rate"] >= highest]
+            missed = sum(one.get("time_to_target_s") is None for one in tried)
+            found.append(
+                f"rates inside the grid ({', '.join(edge)} have runs at the highest, {highest:g}, at which {missed} of all"
+                f" {len(tried)} runs did not arrive)"
+            )
+    partly = [
+        f'`{name}` {sum(came)} of {len(came)} in "{title.format(factor=runs[0]["slow_factor"]).lower()}"'
+        for scene, title in SCENES.items()
+        for name in METHODS
+        if (came := [one["time_to_target_s"] is not None for one in of(runs, scene=scene, method=name)])
+        and not all(came)
+    ]
+    if partly:
+        found.append(f"runs that all arrive ({', '.join(partly)})")
+    found.append(
+        "the same averaging period for all (hivemind averages after 64 steps of each peer, the others after 8 or fewer)"
+    )
+    return f"The [protocol](../../docs/benchmark_protocol.md) asks for more than these runs have: {'; '.join(found)}."
+
+
+def short_summary(records: Sequence[Record]) -> str:
+    """README's figure: the scene with a slow worker."""
+    runs = of(records, scene="slow")
+    factor, target = runs[0]["slow_factor"], runs[0]["target"]
+    _, peer, _ = lead(records, "slow") or (0.0, "", 0.0)
+    ours = {name: times(of(runs, method=name)) for name, one in METHODS.items() if one.system == "Paceline"}
+    best = min(
+        (name for name, costs in ours.items() if costs and name not in (SILENT, ALONE)),
+        key=lambda name: median(ours[name]),
+    )
+    names = dict.fromkeys((LEADING, best, peer, SILENT, ALONE))
+    rows = {name: costs for name in names if (costs := times(of(runs, method=name)))}
+    text = "; ".join(f"`{name}` {said(costs)}" for name, costs in rows.items())
+    missing = [name for name in (SILENT, ALONE) if name not in rows]
+    absent = f" Not run as controls: {', '.join(missing)}." if missing else ""
+    words = (
+        f"MNIST, four processes on two cores, one of them {factor:g} times as slow: seconds to {100 * target:g} %, median and"
+        f" range of {min(map(len, rows.values()))} runs: {text}. `{peer}` was the fastest of PyTorch, torchft and"
+        f" hivemind.{absent}"
+    )
+    return _wrapped(words)
 
 
 def against_ideals(records: Sequence[Record]) -> list[str]:
     """Ours in every scene over their own undisturbed time, beside what perfect sharing of the work would take."""
     first = records[0]
     workers, factor = first["workers"], first["slow_factor"]
-    ideals = {"slow": workers / (workers - 1 + 1 / factor), "killed": workers / (workers - 0.5)}
+    ideals = {
+        scene: protocol.perfect_sharing([*[1.0] * (workers - 1), speed])
+        for scene, speed in {"slow": 1 / factor, "killed": 0.5}.items()
+    }
     lines = [
         "## Against perfect sharing",
         "",
@@ -165,10 +243,9 @@ def left_out(records: Sequence[Record]) -> list[str]:
     lines = []
     for one in records:
         if one["scene"].endswith(DISTURBED):
-            at_s = math.inf if one.get("time_to_target_s") is None else one["time_to_target_s"]
             lines.append(
                 f"- {one['method']}, {one['scene']}, {100 * one['stolen_share']:.0f} % of the cores' time given away:"
-                f" reached {100 * one['target']:g} % {_when(at_s)}."
+                f" {said(times([one]))} s to {100 * one['target']:g} %."
             )
     return ["## Runs that do not count", "", *lines, ""] if lines else []
 
@@ -181,18 +258,22 @@ def rates(records: Sequence[Record]) -> list[str]:
             "No rate was searched for: 0.4 for all but one. The asynchronous server, where every worker's gradient is an"
             " update by itself, has a quarter of that, lowered because at 0.4 it did not learn."
         ]
+    chosen = (
+        "the rate that took the smallest share of the samples to reach the target, in the median"
+        if protocol.other_protocol(records)
+        else "the largest rate whose runs all reach the target"
+    )
     lines = [
-        "Each method has the rate that, undisturbed and with 2 ms of sleep, took the smallest share of the samples to reach"
-        " the target, in the median. Rates at which a run missed the target are left out. Shares in %:",
+        f"Each method has {chosen}, undisturbed and with 2 ms of sleep. Shares of the samples in %, their median and range:",
         "",
         f"| method | {' | '.join(f'{rate:g}' for rate in tried)} | taken |",
         f"|---|{'---|' * (len(tried) + 1)}",
     ]
     for name in METHODS:
-        own = {rate: found for rate in tried if (found := shares_of_run(records, name, rate))}
+        own = rates_of(records, name).tried
         taken = {one["learning_rate"] for one in records if one["method"] == name and one["scene"] != "tune"}
         if own:
-            cells = [spread(own.get(rate, []), 0, 100) for rate in tried]
+            cells = [said(list(own.get(rate, {}).values()), 0, 100) for rate in tried]
             lines.append(
                 f"| {name} | {' | '.join(cells)} | {', '.join(f'{rate:g}' for rate in sorted(taken)) or '-'} |"
             )

@@ -1,4 +1,4 @@
-"""The head to head's tables: medians over the repetitions, with the lowest and the highest."""
+"""The head to head's tables: medians over the repetitions, with their interval."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
+
+import protocol
+from protocol import Rates, said
 
 from contest.methods import LEADING, METHODS
 
@@ -24,30 +27,18 @@ def of(records: Iterable[Record], **wanted: Any) -> list[Record]:
     return [one for one in records if all(one.get(key) == value for key, value in wanted.items())]
 
 
-def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """`median (lowest to highest)`; where some never came, how many did, and theirs."""
-
-    def text(value: float) -> str:
-        return f"{value * scale:,.{digits}f}" if math.isfinite(value) else "never"
-
-    if not values:
-        return "-"
-    came = [value for value in values if math.isfinite(value)]
-    if came and len(came) < len(values):
-        return f"{len(came)} of {len(values)} runs: {spread(came, digits, scale)}"
-    middle = median(values)
-    return text(middle) if len(values) == 1 else f"{text(middle)} ({text(min(values))} to {text(max(values))})"
-
-
 def times(records: Iterable[Record]) -> list[float]:
     """Seconds to the target; infinite where it was not reached."""
     return [math.inf if (value := one.get("time_to_target_s")) is None else value for one in records]
 
 
-def shares_of_run(records: Iterable[Record], method: str, rate: float) -> list[float]:
-    """What part of its samples each undisturbed run at a rate took to reach the target; infinite where it did not."""
-    tried = of(records, scene="tune", method=method, learning_rate=rate)
-    return [math.inf if (share := one.get("share_of_run")) is None else share for one in tried]
+def rates_of(records: Iterable[Record], method: str, runs: int = protocol.RUNS) -> Rates:
+    """What part of its samples each undisturbed run of a method took to reach the target, by rate and seed."""
+    tried: dict[float, dict[int, float]] = {}
+    for one in of(records, scene="tune", method=method):
+        share = one.get("share_of_run")
+        tried.setdefault(one["learning_rate"], {})[one["seed"]] = math.inf if share is None else share
+    return Rates(tried, runs)
 
 
 def goodputs(records: Iterable[Record], undisturbed: Sequence[Record]) -> list[float]:
@@ -79,12 +70,12 @@ def table(records: Sequence[Record], scene: str, target: float) -> list[str]:
     by_time: Callable[[str], float] = lambda name: median(times(of(ours, method=name)))  # noqa: E731
     for name in sorted(names, key=by_time):
         own, full = of(ours, method=name), of(records, scene="none", method=name)
-        cells = [name, METHODS[name].system, spread(times(own), 1)]
-        cells.append(spread([one["final_accuracy"] for one in own if one["finished"]], 1, 100))
+        cells = [name, METHODS[name].system, said(times(own), 1)]
+        cells.append(said([one["final_accuracy"] for one in own if one["finished"]], 1, 100))
         if disturbed:
-            cells += [spread(time_ratios(own, full), 2), spread(goodputs(own, full), 0, 100)]
+            cells += [said(time_ratios(own, full), 2), said(goodputs(own, full), 0, 100)]
         else:
-            cells.append(spread([one["goodput"] for one in own if one["finished"]], 0))
+            cells.append(said([one["goodput"] for one in own if one["finished"]], 0))
         if scene == "killed":
             cells.append(", ".join(sorted({one.get("after_kill") or "everything lost" for one in own})))
         rows.append(_line(cells))

@@ -370,7 +370,7 @@ def main() -> None:
     if arguments.part == "compare" and not found["measured"]:
         sys.exit("Nothing is measured yet: run `all`.")
     if arguments.part == "compare":
-        text = report(plan, found)
+        text = report(plan, found.parts)
         print(text)
         if arguments.write:
             (HERE / "foresight.md").write_text(text)

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from foresight_figures import mean, median, relative_error, shortfall, staleness_of, total_variation
+from foresight_notes import STALE, headline, notes
 
 from paceline.planner.system_model import SystemModel
-from paceline.system.machine import machine, versions
 
-__all__ = ["relative_error", "report", "shortfall", "total_variation"]
+__all__ = ["report"]
 
-NOTES = Path(__file__).with_name("foresight_notes.md")
-STALE = 0.005  # mean staleness, predicted or measured, from which there is a distribution to compare
-
-
-def relative_error(predicted: float, measured: float) -> float:
-    """Predicted over measured, minus 1."""
-    return predicted / measured - 1
-
-
-def total_variation(a: Sequence[float], b: Sequence[float]) -> float:
-    """The largest difference that two distributions make to any event: half the sum of |a_i - b_i|; 0 to 1.
-
-    Args:
-        a: counts or shares of 0, 1, 2, ...; some above 0.
-        b: the same, of any length.
-    """
-    longest = max(len(a), len(b))
-    first, second = (np.pad(np.asarray(one, float), (0, longest - len(one))) for one in (a, b))
-    return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
-
-
-def shortfall(predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[str, str, float]:
-    """What was advised, what was best, and by which share of the best the advised is slower; both maps are of speeds."""
-    advised, best = max(predicted, key=predicted.__getitem__), max(measured, key=measured.__getitem__)
-    return advised, best, 1 - measured[advised] / measured[best]
+MADE_ON = (
+    "Intel(R) Xeon(R) Processor, 2 cores; Python 3.11.7, torch 2.13.0+cpu"  # the calibration does not name its machine
+)
 
 
 def ernest_s(setting: Any, short_runs: Sequence[Any], measured: Mapping[str, list[dict[str, Any]]]) -> float:
@@ -69,19 +45,21 @@ def corrected_s(
     return foreseen["wall_s"] + statistics.fmean(longer_s) * foreseen["steps"] / setting.workers
 
 
-def report(plan: Any, found: Any) -> str:
-    """Tables in Markdown, of what is measured so far."""
-    predicted, measured = found["predicted"], found["measured"]
-    about, package = machine(), versions()
+def report(plan: Any, parts: Mapping[str, Any]) -> str:
+    """The page, of what is measured so far; `parts` are those of `foresight.json`."""
+    predicted, measured = parts["predicted"], parts["measured"]
     runs = [run for one in plan.all for run in measured.get(one.key, ())]
     paces_s = [pace_s for run in runs for pace_s in run["pace_s"]]
     lines = [
         "# What is foreseen, and what comes",
         "",
-        "Printed by `python benchmarks/fidelity/foresight.py compare --write`; calibration, predictions and measurements are"
-        " in `foresight.json`, the settings in `foresight.toml`.",
+        headline(plan, parts),
         "",
-        f"{about['processor']}, {about['cores']} cores; Python {package['python']}, torch {package['torch']}. Task"
+        "`python benchmarks/pages.py foresight` makes this page; calibration, predictions and measurements are in"
+        " `foresight.json`, the settings in `foresight.toml`. `python benchmarks/fidelity/foresight.py all` makes them, and"
+        " can be interrupted.",
+        "",
+        f"{parts.get('made_on', MADE_ON)}. Task"
         f" {plan.task}. Predictions are simulations of this machine as it was calibrated. Measured are medians of the"
         " runs that others left alone; the control, one process's step of batch 64 before and after each, took"
         f" {1e3 * min(paces_s):.2f} to {1e3 * max(paces_s):.2f} ms. The simulator has seen no runs with several"
@@ -90,11 +68,10 @@ def report(plan: Any, found: Any) -> str:
         "",
         *_settings(plan, predicted, measured),
         "",
-        *(_before(plan, found.parts["predicted_before"], measured) if "predicted_before" in found.parts else ()),
         *_choices(plan, predicted, measured),
+        "",
+        *notes(plan, parts),
     ]
-    if NOTES.exists():
-        lines += ["", NOTES.read_text().strip()]
     return "\n".join([*lines, ""])
 
 
@@ -116,7 +93,7 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
         if not runs:
             lines.append(f"{begin} not yet | | | | | |")
             continue
-        wall_s = _median(runs, "wall_s")
+        wall_s = median(runs, "wall_s")
         errors.append(abs(relative_error(foreseen["wall_s"], wall_s)))
         short = plan.short_runs(one)
         has_short = all(measured.get(run.key) for run in short)
@@ -128,10 +105,10 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
             for kept, error in zip(others.values(), found, strict=True):
                 kept.append(abs(error))
         staleness, distance = "-", "-"
-        real = _staleness(runs)
-        if max(_mean(foreseen["staleness"]), _mean(real)) > STALE:
+        real = staleness_of(runs)
+        if max(mean(foreseen["staleness"]), mean(real)) > STALE:
             distances.append(total_variation(foreseen["staleness"], real))
-            staleness = f"{_mean(foreseen['staleness']):.2f}, {_mean(real):.2f}"
+            staleness = f"{mean(foreseen['staleness']):.2f}, {mean(real):.2f}"
             distance = f"{distances[-1]:.2f}"
         lines.append(
             f"{begin} {wall_s:.2f} ({', '.join(format(run['wall_s'], '.2f') for run in runs)}) |"
@@ -158,18 +135,6 @@ def _settings(plan: Any, predicted: Any, measured: Any) -> list[str]:
     return lines
 
 
-def _before(plan: Any, predicted: Any, measured: Any) -> list[str]:
-    """How well what was predicted before the measurements foresaw them, where the simulator was changed since."""
-    there = [one for one in plan.settings if measured.get(one.key)]
-    errors = [abs(relative_error(predicted[one.key]["wall_s"], _median(measured[one.key], "wall_s"))) for one in there]
-    return [
-        "The simulator was changed after the measurements, and all was predicted again from the same calibration: these are"
-        " predictions in hindsight. Those made before the measurements had a median error of"
-        f" {statistics.median(errors):.1%}, the worst one {max(errors):.1%}.",
-        "",
-    ]
-
-
 def _choices(plan: Any, predicted: Any, measured: Any) -> list[str]:
     lines = ["## Which is fastest?", ""]
     for name, grid in plan.grids.items():
@@ -178,39 +143,20 @@ def _choices(plan: Any, predicted: Any, measured: Any) -> list[str]:
             continue
         names = {one.key: f"`{one.algorithm}` with {one.workers}" for one in there}
         foreseen = {one.key: predicted[one.key]["samples_per_s"] for one in there}
-        real = {one.key: _median(measured[one.key], "samples_per_s") for one in there}
+        real = {one.key: median(measured[one.key], "samples_per_s") for one in there}
         advised, best, lost = shortfall(foreseen, real)
         lines += [
             f"{name[0].upper()}{name[1:]} (batch {grid[0].batch_size}, sleep {grid[0].sleep_ms:g} ms; {len(there)} of"
             f" {len(grid)} measured): advised {names[advised]}, fastest {names[best]}; the advised is {lost:.1%} slower"
-            f" (bar {plan.bars['advice_shortfall']:.0%}). Ernest: from the rows with other numbers of workers.",
+            f" (bar {plan.bars['advice_shortfall']:.0%}).",
             "",
-            "| algorithm | workers | predicted samples/s | measured samples/s | error | Ernest |",
-            "|---|---|---|---|---|---|",
+            "| algorithm | workers | predicted samples/s | measured samples/s | error |",
+            "|---|---|---|---|---|",
         ]
         for one in there:
-            others = [other for other in there if other.algorithm == one.algorithm and other.workers != one.workers]
-            ernest = "-"
-            if len(others) > 1:
-                foreseen_s = ernest_s(one, others, measured)
-                ernest = f"{relative_error(one.epochs * 60_000 / foreseen_s, real[one.key]):+.1%}"
             lines.append(
                 f"| `{one.algorithm}` | {one.workers} | {foreseen[one.key]:,.0f} | {real[one.key]:,.0f} |"
-                f" {relative_error(foreseen[one.key], real[one.key]):+.1%} | {ernest} |"
+                f" {relative_error(foreseen[one.key], real[one.key]):+.1%} |"
             )
         lines.append("")
     return lines[:-1]
-
-
-def _median(runs: list[dict[str, Any]], name: str) -> float:
-    return statistics.median(run[name] for run in runs)
-
-
-def _staleness(runs: list[dict[str, Any]]) -> list[float]:
-    """Shares of 0, 1, 2, ... in all runs together."""
-    longest = max(len(run["staleness"]) for run in runs)
-    return np.sum([np.pad(run["staleness"], (0, longest - len(run["staleness"]))) for run in runs], axis=0).tolist()
-
-
-def _mean(counts: Sequence[float]) -> float:
-    return math.fsum(staleness * count for staleness, count in enumerate(counts)) / math.fsum(counts)

@@ -18,6 +18,9 @@ class Method:
         hidden: its average takes place beside steps: its step is compared to one without communication.
         every: steps from one average to the next. The first two averages are not in a step's time, as what the first one
             makes wait may be a step after the second; and whole periods are timed.
+        asynchronous: how often workers average depends on the links, so that updates to the target on unshaped links say
+            nothing about slow ones.
+        workers: how many.
     """
 
     system: str
@@ -26,6 +29,8 @@ class Method:
     full: bool = False
     hidden: bool = False
     every: int = 1
+    asynchronous: bool = False
+    workers: int = 4
 
     @property
     def warm_up(self) -> int:
@@ -46,8 +51,10 @@ def _torch(spec: str, *, full: bool = False) -> Method:
     return Method(system="PyTorch", program="ddp", spec=spec, full=full)
 
 
-#: A step without communication: what a method that hides its average is compared to.
-SILENT = "no communication"
+#: The controls: workers whose models are averaged only for the evaluation, and a single worker.
+SILENT, ALONE = "no communication", "one worker alone"
+#: The best setting of torchft's DiLoCo on CPUs: fragments and a delay as ours has; its quantisation needs a GPU.
+FRAGMENTS = "torchft DiLoCo in 4 fragments"
 
 METHODS = {
     "DistributedDataParallel": _torch("plain", full=True),
@@ -60,7 +67,16 @@ METHODS = {
         full=True,
         every=20,
     ),
-    SILENT: _ours("local-sgd(period=1000000)", every=20),
+    FRAGMENTS: Method(
+        system="torchft",
+        program="torchft",
+        spec=json.dumps({"period": 20, "fragments": 4, "delay": 4}),
+        full=True,
+        hidden=True,
+        every=20,
+    ),
+    SILENT: _ours("local-sgd(period=1000000)", full=True, every=20),
+    ALONE: Method(system="Paceline", program="paceline", spec="sequential", full=True, workers=1),
     "all-reduce": _ours("all-reduce"),
     "all-reduce, fp16": _ours("all-reduce(codec=fp16)"),
     "all-reduce, qsgd of 4 bits": _ours("all-reduce(codec=qsgd(bits=4))"),
@@ -75,5 +91,5 @@ METHODS = {
     "diloco in 4 fragments of 4 bits": _ours(
         "diloco(period=20,fragments=4,delay=4,codec=qsgd(bits=4))", full=True, hidden=True, every=20
     ),
-    "ad-psgd": _ours("ad-psgd", full=True, every=20),
+    "ad-psgd": Method(system="Paceline", program="paceline", spec="ad-psgd", full=True, every=20, asynchronous=True),
 }

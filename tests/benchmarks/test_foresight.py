@@ -1,15 +1,15 @@
 """The arithmetic by which predictions are compared with measurements."""
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
-_spec = importlib.util.spec_from_file_location("foresight_report", FIDELITY / "foresight_report.py")
-foresight_report = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(foresight_report)
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.syspath_prepend(str(FIDELITY))
+    foresight_report = importlib.import_module("foresight_report")
 
 
 def test_errors_are_of_what_was_measured():
@@ -65,3 +65,29 @@ def test_a_simulation_is_corrected_by_what_steps_of_short_runs_took_longer():
         "4/32": [{"wall_s": 2.3, "steps": 400}],
     }
     assert foresight_report.corrected_s(setting(3, 64), foreseen, short, measured) == pytest.approx(3.0 + 0.002 * 100)
+
+
+def plan_of(*settings):
+    return SimpleNamespace(
+        settings=settings,
+        grids={},
+        bars={"median_error": 0.1, "worst_error": 0.2, "staleness_distance": 0.1, "advice_shortfall": 0.05},
+    )
+
+
+def test_the_page_says_first_which_of_its_bars_are_missed():
+    one = setting(3, 256)
+    one.algorithm = "lockstep"
+    parts = {
+        "predicted": {one.key: {"wall_s": 7.29, "staleness": [1]}},
+        "measured": {one.key: [{"wall_s": 10.0, "staleness": [1]}]},
+    }
+    said = foresight_report.headline(plan_of(one), parts)
+    assert said.startswith("Wall time at worst is 27.1% off (`lockstep` with 3 workers), where 20% is asked: MISSED.")
+    assert "hindsight" not in said
+    parts["predicted_before"] = {one.key: {"wall_s": 10.0}}
+    assert "these are predictions in hindsight" in foresight_report.headline(plan_of(one), parts)
+    parts["predicted"][one.key]["wall_s"] = 10.5
+    assert "is 5.0% off (`lockstep` with 3 workers), where 20% is asked: met." in foresight_report.headline(
+        plan_of(one), parts
+    )

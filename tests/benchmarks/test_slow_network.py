@@ -1,5 +1,6 @@
 """Links with a rate, and the arithmetic of what was measured on them."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import slow_network
 from links import page
-from links.methods import METHODS, SILENT
+from links.methods import ALONE, METHODS, SILENT
 from links.network import BURST, Network
 
 sys.path.pop()  # it has modules that are called like folders of tests
@@ -75,10 +77,18 @@ def test_networks_that_cannot_be_made_leave_nothing(monkeypatch):
     assert namespaces() == before
 
 
-def record(method, *, rate=0.1, curve=(), part="tune", step_s=0.1):
+def record(method, *, rate=0.1, curve=(), part="tune", step_s=0.1, seed=0, updates=480):
     curve = [(step, step * step_s, accuracy) for step, accuracy in curve]
-    given = {"method": method, "learning_rate": rate, "curve": curve, "part": part, "step_s": step_s}
-    return {**given, "target": 0.5, "sent_bytes": 1e6, "updates": 100, "rate_mbit": 100.0, "quiet": True}
+    given = {"method": method, "learning_rate": rate, "curve": curve, "part": part, "step_s": step_s, "seed": seed}
+    return {
+        **given,
+        "target": 0.5,
+        "sent_bytes": 1e6,
+        "updates": updates,
+        "rate_mbit": 100.0,
+        "quiet": True,
+        "protocol": 1,
+    }
 
 
 def test_a_target_is_reached_when_it_first_is():
@@ -87,15 +97,41 @@ def test_a_target_is_reached_when_it_first_is():
     assert page.reached({"target": 0.5, "failed": "lost"}) is None
 
 
-def test_the_rate_with_the_fewest_updates_is_taken():
+def test_a_search_counts_updates_and_ignores_runs_that_were_too_short():
     records = [
-        record("all-reduce", rate=0.1, curve=[(10, 0.1), (20, 0.6)]),
+        record("all-reduce", rate=0.1, curve=[(10, 0.1), (20, 0.6)], updates=100),
         record("all-reduce", rate=0.2, curve=[(10, 0.6)]),
         record("all-reduce", rate=0.4, curve=[(10, 0.2)]),
+        record("all-reduce", rate=0.05, curve=[(10, 0.2)], updates=100),
         record("ad-psgd", rate=0.4, curve=[(10, 0.2)]),
     ]
-    assert (page.best_rate(records, "all-reduce"), page.updates_needed(records, "all-reduce")) == (0.2, 10)
-    assert (page.best_rate(records, "ad-psgd"), page.updates_needed(records, "ad-psgd")) == (None, None)
+    assert page.rates_of(records, "all-reduce").tried == {0.1: {0: 20}, 0.2: {0: 10}, 0.4: {0: math.inf}}
+    found = page.rates_of(records, "all-reduce", runs=1)
+    assert (found.used, found.best) == (0.2, 0.2)
+    assert page.updates_needed(records, "all-reduce") == 10
+    assert page.updates_needed(records, "ad-psgd") is None
+
+
+def test_the_plan_searches_rates_first_and_trains_at_the_largest_that_always_arrives():
+    records, made = [], []
+    for wanted in slow_network.plan(["tune", "full"], [SILENT, ALONE, "da-sgd, half as often"], records):
+        at = 20 if wanted.method == SILENT else 10
+        curve = [(at, 0.5 if wanted.learning_rate <= 0.2 else 0.1)]
+        made.append(wanted)
+        records.append(
+            record(wanted.method, rate=wanted.learning_rate, seed=wanted.seed, part=wanted.part, curve=curve)
+        )
+        records[-1]["rate_mbit"] = wanted.rate_mbit
+        assert wanted.updates == page.UPDATES
+        assert len(made) < 1000
+    full = [one for one in made if one.part == "full"]
+    assert {one.method for one in full} == {SILENT, ALONE}, "the other one is not trained on slow links"
+    assert all(one.learning_rate == 0.2 and one.rate_mbit == 100.0 for one in full)
+    seeds = {part: {one.seed for one in made if one.part == part} for part in ("tune", "full")}
+    assert len(seeds["full"]) == 5
+    assert not seeds["full"] & seeds["tune"], "a rate is not judged by the runs that chose it"
+    assert slow_network.settings_of(full[-1]).workers == METHODS[full[-1].method].workers
+    assert not list(slow_network.plan(["tune", "full"], [SILENT, ALONE], records)), "nothing is made twice"
 
 
 def test_a_step_that_counts_comes_after_two_averages_and_whole_periods_are_timed():
@@ -108,13 +144,45 @@ def test_a_step_that_counts_comes_after_two_averages_and_whole_periods_are_timed
     assert periods >= 4
 
 
-def test_the_headline_takes_medians_and_says_what_never_came():
-    def runs(method, *seconds):
-        return [record(method, part="full", step_s=one / 10, curve=[(10, 0.5)]) for one in seconds]
+def full(method, *seconds):
+    return [
+        record(method, part="full", step_s=one / 10, curve=[(10, 0.5 if math.isfinite(one) else 0.1)], seed=seed)
+        if math.isfinite(one) else record(method, part="full", curve=[(10, 0.1)], seed=seed, updates=180)
+        for seed, one in enumerate(seconds)
+    ]  # fmt: skip
 
-    records = [*runs("DistributedDataParallel", 100.0, 90.0, 300.0), *runs("da-sgd", 10.0, 20.0, 1.0)]
-    records += [*runs("torchft DiLoCo", 15.0), record("all-reduce", part="full", curve=[(10, 0.1)])]
-    said = page.summary(records, 0.5)
-    assert "took 100 s" in said
-    assert "da-sgd, 10 s: 10.0 and 1.50 times sooner" in said
-    assert any(line.startswith("| all-reduce | Paceline | never |") for line in page.full_table(records))
+
+def test_the_headline_names_no_communication_first_and_who_is_sooner():
+    never = math.inf
+    records = [
+        *full("DistributedDataParallel", 100.0, 90.0, never),
+        *full("da-sgd", 10.0, 20.0, 1.0),
+        *full("torchft DiLoCo", 15.0, 50.0, 60.0),
+        *full("all-reduce", never),
+        *full(SILENT, 21.0, 22.0, 23.0),
+    ]
+    said = page.summary(records)
+    assert said.startswith("On 100 Mbit/s, workers that never communicate reach 50 % after 22 (21 to 23) s (3 runs).")
+    ahead, _, behind = said.partition("All others are not, so that communication is not shown to help there:")
+    assert "in seconds: da-sgd 10.0 (1.0 to 20.0)." in ahead
+    assert "torchft DiLoCo 50.0 (15.0 to 60.0)" in behind, "it overlaps"
+    assert "DistributedDataParallel 100.0 (90.0 to never); 1 of 3 did not arrive" in behind
+    assert "Of the 3 runs of DistributedDataParallel, 1 ended at 180 updates before it was there" in behind
+    assert any(line.startswith("| all-reduce | Paceline | did not arrive |") for line in page.full_table(records))
+
+
+def test_without_full_runs_the_control_is_known_by_its_steps():
+    records = [
+        record(SILENT, curve=[(40, 0.5)]),
+        record(SILENT, part="steps", step_s=0.5),
+        *full("da-sgd", 30.0),
+    ]
+    for one in records:
+        one["protocol"] = None
+    assert page.summary(records).startswith(
+        "On 100 Mbit/s, workers that never communicate reach 50 % after 20 s (40 updates of 500 ms; no run of it"
+    )
+    lacks = page.lacks(records)
+    assert "full runs of the controls (no communication, one worker alone)" in lacks
+    assert "5 runs of each row (there are 1)" in lacks
+    assert "the lowest or highest tried of no communication" in lacks
