@@ -68,3 +68,14 @@ def test_no_measured_number_is_written_into_a_script(pages, name):
     assert len(before) == len(after) > 5
     stayed = [one for one, changed in zip(before, after, strict=True) if one == changed]
     assert not stayed, (name, stayed)
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/slow_network.md", "docs/which_algorithm.md", "docs/spark.md"])
+def test_seconds_and_ratios_in_the_documentation_are_those_of_a_measured_page(file):
+    """Outside of code; a whole number, such as "ten times" in figures, can be a setting and is left out."""
+    prose = re.sub(r"```.*?```", "", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
+    measured = " ".join(path.read_text(encoding="utf-8") for folder in ("results", "fidelity")
+                        for path in (BENCHMARKS / folder).glob("*.md"))  # fmt: skip
+    known = set(re.findall(r"\d+\.\d+", measured))
+    said = re.findall(r"(\d+\.\d+)(?= (?:to \d+\.\d+ )?(?:s|MB|times)\b)", prose)
+    assert [one for one in said if one not in known] == []
