@@ -158,9 +158,12 @@ def chosen(
     return names
 
 
-def refuse_mixture(arguments: argparse.Namespace, records: Iterable[Record]) -> None:
+def refuse_mixture(arguments: argparse.Namespace, records: list[Record]) -> None:
     """Ends the program where finished runs are of other settings than those asked for: a table would mix both."""
-    asked = {**arguments.common, "target": arguments.target, "protocol": protocol.VERSION}
+    asked = {**arguments.common, "target": arguments.target}
+    if protocol.other_protocol(records):
+        print(f"head_to_head.py: error: {protocol.refusal(arguments.runs)}", file=sys.stderr)
+        sys.exit(2)
     for one in records:
         own = {**asked, "workers": METHODS[one["method"]].workers or arguments.workers}
         other = {key for key in own if one.get(key) != own[key] and (key, one["scene"]) != ("step_s", "tune")}
@@ -252,7 +255,7 @@ def show(arguments: argparse.Namespace, records: list[Record]) -> None:
         path.write_text(text)
         print(f"{'' if theme == 'dark' else chr(10)}Picture: {path.relative_to(ROOT)}")
     if not arguments.small:
-        (HERE / "results" / "head_to_head.md").write_text(markdown(records))
+        arguments.runs.with_suffix(".md").write_text(markdown(records))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def markdown(records: Sequence[Record]) -> str:
     hours = sum(one["took_s"] for one in records) / 3600
     made = (
         f"{protocol.made_on(records, EARLIER)}. {quiet} of the {len(timed)} runs whose time counts were made while nothing"
-        f" else ran on the machine. All runs took {hours:.1f} hours. Made by `python benchmarks/slow_network.py --python"
-        " torchft=...`, which can be interrupted; `python benchmarks/pages.py slow_network` makes this page from the runs in"
-        " [slow_network.jsonl](slow_network.jsonl)."
+        f" else ran on the machine. In brackets are the lowest and the highest run. All runs took {hours:.1f} hours. Made by"
+        " `python benchmarks/slow_network.py --python torchft=...`, which can be interrupted; `python benchmarks/pages.py"
+        " slow_network` makes this page from the runs in [slow_network.jsonl](slow_network.jsonl)."
     )
     text = ["# Slow links: ours and others'", ""]
     for paragraph in (summary(records), lacks(records), how, made):
@@ -152,13 +152,13 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def _stopped(records: Sequence[Record]) -> str:
-    """Runs that were ended before they arrived, of methods whose other runs did arrive."""
+    """Runs that were ended before they arrived, with fewer updates than a search has."""
     lines = []
     for name, times in full_costs(records).items():
         ended = [one["updates"] for one in of(records, part="full", method=name) if reached(one) is None]
         steps = of(records, part="steps", method=name, rate_mbit=FULL_MBIT)
         needed = updates_needed(records, name)
-        if ended and len(ended) < len(times):
+        if ended and min(ended) < UPDATES:
             said = f"Of the {len(times)} runs of {name}, {len(ended)} ended at {ended[0]} updates before it was there"
             if steps and needed:
                 product = median(one["step_s"] for one in steps) * needed
