@@ -157,7 +157,7 @@ def _stopped(records: Sequence[Record]) -> str:
     for name, times in full_costs(records).items():
         ended = [one["updates"] for one in of(records, part="full", method=name) if reached(one) is None]
         steps = of(records, part="steps", method=name, rate_mbit=FULL_MBIT)
-        needed = updates_needed(records, name)
+        needed = None if METHODS[name].asynchronous else updates_needed(records, name)
         if ended and min(ended) < UPDATES:
             said = f"Of the {len(times)} runs of {name}, {len(ended)} ended at {ended[0]} updates before it was there"
             if steps and needed:
