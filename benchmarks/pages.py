@@ -77,6 +77,13 @@ def foresight(parts: Mapping[str, Any]) -> str:
     return report(Plan(), parts)
 
 
+def skewed_slow_workers(runs: list[dict[str, Any]]) -> str:
+    """The page on workers with data of their own."""
+    from skewed_slow_workers import markdown
+
+    return markdown(runs)
+
+
 def das(_: None) -> str:
     """The page on a paper's schedule."""
     from das import page
@@ -99,6 +106,7 @@ PAGES = {
         parts={("docs/slow_network.md", "slow_network"): lambda runs: "\n".join(links.short_table(runs))},
     ),
     "foresight": Page(page="benchmarks/fidelity/foresight.md", data=".json", make=foresight),
+    "skewed_slow_workers": Page(page="benchmarks/fidelity/skewed_slow_workers.md", make=skewed_slow_workers),
     "das": Page(page="benchmarks/fidelity/das.md", data=None, make=das),
 }
 
