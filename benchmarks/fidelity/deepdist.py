@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import torch
-from deepdist_report import Curve, losses_at, median, said, until, verdicts
+from deepdist_report import WHAT_HOLDS, Curve, losses_at, median, said, until, verdicts
 from page import show
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
@@ -366,12 +366,7 @@ def main() -> None:
     lines = [
         "# DeepDist and batch-then-update on Spark",
         "",
-        "DeepDist is sooner than one gradient over all rows per job at the losses that it reaches before the other is ended."
-        " Against one pass of each partition per job, then the mean, it depends on the problem: DeepDist is sooner at the low"
-        " losses of digits; the mean is sooner at the first losses of MNIST, and sends fewer bytes wherever both are told"
-        " apart. Where DeepDist took longer than the others were given, or sent more than they had by then, nothing can be"
-        " told. Updates at the end alone are the control without communication. Three seeds, and learning rates by one seed"
-        " each; the raw runs are not in the repository, so this page cannot be recomputed without new ones.",
+        WHAT_HOLDS,
         "",
         "Printed by `python benchmarks/fidelity/deepdist.py --write`, in some five minutes.",
         "",
@@ -385,9 +380,7 @@ def main() -> None:
         " parameters and gradients; what else Spark sends with each job, such as functions, is not counted, in favour of"
         " the two that start many. DeepDist's bytes are its total, spread evenly over its updates."
         f" `{AT_END}` is DeepDist without its point, updates that come as they are made: each partition sends one, at the end."
-        " The control, which must fail, goes up instead of down: its rate is the best one below zero. The others end after"
-        " 4 s: that they do not get to a loss says nothing of their bytes, nor of their time where DeepDist takes longer than"
-        " that.",
+        " The control, which must fail, goes up instead of down: its rate is the best one below zero. The others take 4 s.",
     ]
     load_before = os.getloadavg()[0]
     spark = session()
