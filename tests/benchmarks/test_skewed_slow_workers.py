@@ -41,6 +41,8 @@ def test_all_methods_run_at_their_best_rate_with_seeds_of_their_own(script):
     page = script.markdown(records)
     first = page.split("\n\n")[1]
     assert "`ringleader` and `rescaled` are more than a point ahead of plain `async` in every seed" in first
+    assert "more than a point behind lockstep in every seed: holds, 5 of 5" in first
+    assert "within a point of lockstep in every seed, or ahead: FAILS, 5 of 10" in first
     assert "`parameter-server(mode=ringleader)` is ahead of lockstep" in first
     assert "`parameter-server(mode=async(rate=rescaled))` is behind lockstep" in first
     assert "no communication, models averaged at the end (control) 10.2 (10.0 to 10.4)" in first
@@ -51,6 +53,7 @@ def test_all_methods_run_at_their_best_rate_with_seeds_of_their_own(script):
 def test_what_the_controls_destroy_is_told(script):
     level = dict.fromkeys(script.METHODS, 0.4) | {script.ALONE: 0.45}
     first = script.markdown(made(script, level)).split("\n\n")[1]
+    assert "more than a point behind lockstep in every seed: FAILS, 0 of 5" in first
     assert "`ringleader` and `rescaled` ARE NOT more than a point ahead of plain `async`" in first
     assert "is not told apart from lockstep" in first
     assert "One fast worker with the data of all is ahead of every method in every seed" in first
