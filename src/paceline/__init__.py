@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
     from paceline.run.launch import launch
+    from paceline.run.replay import RecordedRun
     from paceline.run.simulate import simulate
     from paceline.run.simulate_task import simulate_task
     from paceline.run.train import train
@@ -124,6 +125,7 @@ __all__ = [
     "PacelineError",
     "ParameterServer",
     "Plan",
+    "RecordedRun",
     "Rennala",
     "Ring",
     "Ringleader",
@@ -159,6 +161,7 @@ _ELSEWHERE = {
     "HybridParallel": "model_parallel.hybrid.layout",
     "PacelineError": "errors",
     "Plan": "model_parallel.graph.plan",
+    "RecordedRun": "run.replay",
     "RunData": "records.run_data",
     "Task": "tasks.base",
     "TensorParallel": "model_parallel.tensor.layout",

@@ -70,6 +70,9 @@ class AdaptiveRevision(Served):
     def server_rule(self) -> rule.AdaptiveRevision:
         return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
 
+    def unrecorded(self, num_workers: int) -> str:
+        return self._server().unrecorded(num_workers)
+
     def _server(self) -> ParameterServer:
         return ParameterServer(
             mode=Async(),

@@ -185,6 +185,14 @@ class Algorithm:
         """Whether a gradient can be applied in a later update than its own."""
         return False
 
+    def unrecorded(self, num_workers: int) -> str:
+        """What timing decides in a run and its records do not have, so that it cannot be replayed; "" if they have all."""
+        if num_workers == 1 or self.same_batches:
+            return ""
+        if not self.lockstep:
+            return "the order in which workers exchanged parameters"
+        return "the speeds that the sizes of batches followed" if self.by_speed else ""
+
     def delayed(self, delay: Delay) -> Algorithm:
         """The same algorithm, whose gradients wait before they are applied.
 

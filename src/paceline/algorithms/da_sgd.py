@@ -105,6 +105,9 @@ class DaSGD(Algorithm):
         """The factor on the learning rate."""
         return 1 / self.progress_factor(delay) if self.compensate else 1.0
 
+    def unrecorded(self, num_workers: int) -> str:
+        return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
+
     def caution(self, num_workers: int, delay: int | None = None) -> str:
         """A warning if merges drop most of the local steps and so lengthen the others; a lone worker merges nothing."""
         if self.delay != "auto":

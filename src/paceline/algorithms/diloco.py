@@ -96,6 +96,9 @@ class DiLoCo(Algorithm):
     def progress_factor(self, delay: int) -> float:
         return progress_of(self.period, delay, self.local_weight)
 
+    def unrecorded(self, num_workers: int) -> str:
+        return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
+
     def caution(self, num_workers: int, delay: int | None = None) -> str:
         """A warning if merges drop most of the local steps, also a lone worker's."""
         if self.delay != "auto":

@@ -101,6 +101,11 @@ class Downpour(Served):
     def server_rule(self) -> ApplyRule:
         return self.apply
 
+    def unrecorded(self, num_workers: int) -> str:
+        if num_workers > 1 and (self.overlap or self.fetch > 1 or self.push > 1):
+            return "when each worker pushed and fetched"
+        return self._plain_server().unrecorded(num_workers)
+
     @property
     def pushes_by(self) -> Codec:
         return self.codec

@@ -44,6 +44,9 @@ class Hogwild(Algorithm):
     def needs(self) -> Needs:
         return Needs("racing", staleness_counts=self.step_size.needs_counts)
 
+    def unrecorded(self, num_workers: int) -> str:
+        return "the order in which workers wrote single elements" if num_workers > 1 else ""
+
     def weighting(self, num_workers: int) -> str:
         return self.step_size.option
 

@@ -56,6 +56,11 @@ class Leashed(Algorithm):
     def needs(self) -> Needs:
         return Needs("slots", staleness_counts=self.step_size.needs_counts)
 
+    def unrecorded(self, num_workers: int) -> str:
+        if num_workers == 1:
+            return ""
+        return self.step_size.unrecorded if self.persistence is None else "the instants at which gradients were dropped"
+
     def weighting(self, num_workers: int) -> str:
         return self.step_size.option
 

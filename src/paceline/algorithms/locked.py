@@ -46,6 +46,9 @@ class Locked(Algorithm):
     def needs(self) -> Needs:
         return Needs("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
 
+    def unrecorded(self, num_workers: int) -> str:
+        return self.step_size.unrecorded if num_workers > 1 else ""
+
     def weighting(self, num_workers: int) -> str:
         return self.step_size.option
 

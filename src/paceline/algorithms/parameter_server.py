@@ -152,6 +152,15 @@ class ParameterServer(Served):
         except ValueError as error:
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
+    def unrecorded(self, num_workers: int) -> str:
+        if num_workers == 1:
+            return ""
+        if self.mode.follows_times:
+            return "the times that gradients' weights followed"
+        if self.lets_gradients_wait or self.mode.ends_with_update:
+            return "the order in which gradients waited"
+        return "the versions of each shard" if self.shards > 1 and not self.mode.together else ""
+
     def weighting(self, num_workers: int) -> str:
         """The option that weights gradients, if the servers apply the workers' own optimizer to them."""
         is_weighted = num_workers > 1 and self.mode.follows_times and not self.apply.overrides_optimizer

@@ -31,6 +31,11 @@ class StepSize:
         """The option as the user writes it; empty if all factors are 1."""
         return f"step_size={type(self).__name__.removesuffix('Step').lower()}"
 
+    @property
+    def unrecorded(self) -> str:
+        """As `Algorithm.unrecorded`, of the factors."""
+        return "the numbers of late updates that factors followed" if self.needs_counts else ""
+
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
         """The factor for a gradient of this staleness."""
         raise TypeError(f"{type(self).__name__} must define weight")

@@ -26,6 +26,7 @@ from paceline.cli.doctor import doctor
 from paceline.cli.key import key
 from paceline.cli.launch import LaunchCommand, launch
 from paceline.cli.place import place
+from paceline.cli.replay import replay
 from paceline.cli.simulate import simulate
 from paceline.cli.sparse import sparse
 from paceline.cli.study import study_app
@@ -83,6 +84,7 @@ app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": Fals
 )
 app.command(epilog=page_about("simulate"))(simulate)
 app.command(epilog=page_about("simulate"))(calibrate)
+app.command(epilog=page_about("replay"))(replay)
 app.command(epilog=page_about("security"))(key)
 app.command(epilog=page_about("which_algorithm"))(algorithms)
 app.command(epilog=page_about("start"))(doctor)

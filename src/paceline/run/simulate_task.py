@@ -22,6 +22,7 @@ from paceline.loop.task_replica import TaskReplica
 from paceline.memory.placement import placement_registry
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
+from paceline.ports.ports import Ports
 from paceline.ports.round_shares import RoundShares
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
@@ -108,6 +109,8 @@ class TaskSimulation:
         timing_only: bool = False,
         num_parameters: int | None = None,
         faults: Faults | None = None,
+        *,
+        evaluates: bool = True,
     ) -> None:
         cluster = cluster or Cluster(workers=config.workers)
         self.cluster = cluster
@@ -126,7 +129,7 @@ class TaskSimulation:
         if not self.declared:
             self.train_set, test_set = self.task.load(config.data)
             self.plan = self.config.plan(self.train_set)
-            if not timing_only:
+            if evaluates and not timing_only:
                 self.evaluator = task_evaluator(self.task, test_set, config.seed)
                 loss = initial_loss(self.task, self.evaluator, self.train_set)
         self.algorithm = self.config.delayed_algorithm(self.plan)
@@ -230,7 +233,7 @@ class TaskSimulation:
         random_states = RandomStates()
         is_plain = config.optimizer == "sgd" and not config.momentum
         declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
-        has_own = self.algorithm.lockstep and self.model is not None and any(True for _ in self.model.buffers())
+        has_own = self._own_buffers() and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), config.workers) if has_own else None
         if buffers is not None:
             self.record.before_evaluation = lambda: buffers.enter(machine.shared.model_ids()[0])
@@ -251,17 +254,7 @@ class TaskSimulation:
                 num_batches = cast(int, config.steps) - taken
                 batches: Any = DeclaredBatches(numbers, num_batches, self._batch_size, worker_id, shares)
             else:
-                claims = BatchClaims(
-                    self.plan,
-                    worker_id=worker_id,
-                    lockstep=self.algorithm.lockstep,
-                    counter=claim_batch,
-                    max_epochs=config.epochs,
-                    max_steps=config.steps,
-                    taken=taken,
-                    tracks=self.algorithm.survivors_continue,
-                    survivors=survivors_in(self.algorithm, ports),
-                )
+                claims = self._claims(self.plan, ports, claim_batch, taken)
                 shares, deal = claims.shares, claims.deal
                 if self.timing_only:
                     batches = BatchSizes(claims)
@@ -271,7 +264,7 @@ class TaskSimulation:
                 replica: BaseReplica = TimedReplica(batches=batches, **declared, **base)
             else:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
-                replica = SimulatedReplica(self.model, self.task.loss, config.make_optimizer, batches, **base)
+                replica = self._replica(self.model, self.task.loss, config.make_optimizer, batches, **base)
             replica.shares, replica.deal = shares, deal
 
             def work() -> None:
@@ -285,12 +278,35 @@ class TaskSimulation:
                     cast(Any, ports.views or ports.collectives).enter(given["group"])
                     claims.enter(given["deal"])
                     cast(TaskReplica, replica).enter(given)
-                self.algorithm.work(cast(Any, replica), ports)
+                self._work(cast(Any, replica), ports)
 
             machine.start(worker_id, work)
             return replica
 
         return make
+
+    def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> BatchClaims:
+        return BatchClaims(
+            plan,
+            worker_id=ports.worker_id,
+            lockstep=self.algorithm.lockstep,
+            counter=claim_batch,
+            max_epochs=self.config.epochs,
+            max_steps=self.config.steps,
+            taken=taken,
+            tracks=self.algorithm.survivors_continue,
+            survivors=survivors_in(self.algorithm, ports),
+        )
+
+    def _replica(self, *task: Any, **base: Any) -> SimulatedReplica:
+        return SimulatedReplica(*task, **base)
+
+    def _own_buffers(self) -> bool:
+        """Whether each worker keeps the model's buffers to itself."""
+        return self.algorithm.lockstep
+
+    def _work(self, replica: Any, ports: Ports[Any]) -> None:
+        self.algorithm.work(replica, ports)
 
     def run(self, interruption: Interruption | None = None) -> RunData:
         """Runs all programs; the caller's random state stays untouched."""

@@ -51,7 +51,6 @@ class SimulatedMachine:
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
-        scheduler: runs the programs.
         shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
         lost: workers that were killed, in that order.
@@ -81,15 +80,12 @@ class SimulatedMachine:
     ) -> None:
         programs = cluster.workers + (needs.server_programs if cluster.workers > 1 else 0)
         check_simulation(programs, needs.num_vectors(cluster.workers) * vector_bytes if x.numel() else 0)
-        self.cluster = cluster
-        self.needs = needs
+        self.cluster, self.needs = cluster, needs
         self.scheduler = scheduler or Scheduler(runs_torch=x.numel() > 0)
         self.staleness = SimulatedStalenessCounts()
         self.num_blocks = cluster.racing_blocks if needs.kind == "racing" else 1
-        self._x = x
-        self._vector_bytes = vector_bytes
-        self._batch_size = batch_size
-        self._seed = seed
+        self._x, self._vector_bytes = x, vector_bytes
+        self._batch_size, self._seed = batch_size, seed
         self._is_timing_only = not x.numel()
         self._codec_moves = cluster.codec_moves
         self._cores = Cores.of(cluster, self.scheduler) if cluster.cores else None
@@ -370,14 +366,19 @@ class SimulatedMachine:
     def _replace(self, worker_id: int) -> None:
         """Starts a dead worker's next incarnation once others know of its death and a process is up; the run waits for it."""
         self.scheduler.sleep(self.cluster.detection_s + self.cluster.restart_s)
-        assert self.restart is not None
-        self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
-        self._network.replace(worker_id, self._incarnations[worker_id])
+        incarnation = self._incarnations.get(worker_id, 0) + 1
+        self._network.replace(worker_id, incarnation)
         if self.needs.kind == "replicated" and self.newcomers is None:
             self.shared.come_back(worker_id)
         self._core_of[worker_id].moved_s = 0.0
-        self.restart(worker_id)
+        self.start_again(worker_id, incarnation)
         self._network.welcome(worker_id)
+
+    def start_again(self, worker_id: int, incarnation: int) -> None:
+        """Starts the program of a worker whose last one has ended."""
+        assert self.restart is not None
+        self._incarnations[worker_id] = incarnation
+        self.restart(worker_id)
 
     def base_arguments(self, ports: Ports[Any]) -> dict[str, Any]:
         """Arguments of a worker's `BaseReplica`, except its binding and its recorder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -32,6 +32,7 @@ class SimulatedShard:
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0}
         self.chosen: dict[str, int] | None = None
         self.core: Core | None = None  # takes an update's time; None: no charge here
+        self.on_update: Callable[[int], None] | None = None  # called with the version of each update
         self._update_vectors = update_vectors
 
     def writing(self, part: float = 1.0) -> AbstractContextManager[None]:
@@ -41,6 +42,8 @@ class SimulatedShard:
 
     def advance(self) -> int:
         self.version += 1
+        if self.on_update is not None:
+            self.on_update(self.version)
         return self.version
 
     def count(self, what: str, number: int = 1) -> None:

@@ -1,0 +1,203 @@
+"""Runs simulated workers in the order that a real run has recorded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.data.plan import BatchPlan
+from paceline.data.sources import END
+from paceline.errors import PacelineError
+from paceline.simulator.program import Program
+from paceline.simulator.replica import SimulatedReplica
+from paceline.simulator.scheduler import Scheduler
+
+_COMPARED: tuple[str, ...] = ("step", "batch", "samples", "read_version", "applied_version", "loss")
+
+
+class ReplayMismatchError(PacelineError):
+    """A replay differs from its run.
+
+    Attributes:
+        version: the update whose gradient or parameters differ; -1: the gradient was dropped.
+        worker_id: who computed it; None: the parameters differ although all steps are equal.
+    """
+
+    def __init__(self, message: str, version: int, worker_id: int | None = None) -> None:
+        super().__init__(message)
+        self.version, self.worker_id = version, worker_id
+
+
+def _mismatch(worker_id: int, recorded: dict[str, Any], replayed: dict[str, Any]) -> ReplayMismatchError:
+    version, step = recorded["applied_version"], recorded["step"]
+    differ = [name for name in recorded if not _equal(recorded[name], replayed[name])]
+    values = ", ".join(f"{name.replace('_', ' ')} {recorded[name]!r} then, {replayed[name]!r} now" for name in differ)
+    what = f"the gradient of update {version}, " if version > 0 else ""
+    return ReplayMismatchError(
+        f"The replay differs from the run at {what}step {step} of worker {worker_id}: {values}.", version, worker_id
+    )
+
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+class Turns:
+    """Lets reads and updates happen in the order of their versions.
+
+    Version v is read after update v and before update v + 1; reads of one version may happen in any order. A stage is 2 v
+    for what happens at version v, and 2 v - 1 for update v.
+    """
+
+    def __init__(self, scheduler: Scheduler, on_update: Callable[[int], None]) -> None:
+        self._scheduler, self._on_update = scheduler, on_update
+        self._pending: Counter[int] = Counter()  # stage -> what has not happened yet
+        self._stages: list[int] = []  # of these, the lowest last
+        self._waiting: list[tuple[int, Program]] = []
+
+    def expect(self, rows: np.ndarray, *, reads: slice, retries: bool) -> None:
+        """Adds what the steps of one worker's process will do.
+
+        Args:
+            rows: their records.
+            reads: the steps that read the parameters by themselves; others get them in the answer to the last push.
+            retries: whether failed updates read the parameters a second time, as with `leashed`.
+        """
+        applied = rows["applied_version"]
+        self._pending.update((2 * rows["read_version"][reads]).tolist())
+        self._pending.update((2 * rows["gradient_version"][applied < 0]).tolist())
+        if retries:
+            self._pending.update((2 * rows["gradient_version"][rows["failed_publishes"] > 0]).tolist())
+        self._pending |= Counter(dict.fromkeys((2 * applied[applied > 0] - 1).tolist(), 1))
+
+    def begin(self) -> None:
+        """Call it when all workers' steps are known."""
+        self._stages = sorted(self._pending, reverse=True)
+
+    def wait_for(self, stage: int) -> None:
+        """Waits until nothing that comes before this stage is left to happen."""
+        if self._stages and self._stages[-1] < stage:
+            self._waiting.append((stage, self._scheduler.current))
+            self._scheduler.wait(f"version {stage // 2}")
+
+    def happened(self, stage: int) -> None:
+        self._pending[stage] -= 1
+        while self._stages and self._pending[self._stages[-1]] <= 0:
+            self._stages.pop()
+        first = self._stages[-1] if self._stages else math.inf
+        for waiting in [one for one in self._waiting if one[0] <= first]:
+            self._waiting.remove(waiting)
+            self._scheduler.wake(waiting[1])
+
+    def updated(self, version: int) -> None:
+        """Update `version` has been made; it counts once if several workers say so."""
+        if self._pending[2 * version - 1] > 0:
+            self._on_update(version)
+            self.happened(2 * version - 1)
+
+
+class RecordedClaims:
+    """The batches that one process of a worker trained on, in its order."""
+
+    shares = deal = None
+
+    def __init__(self, plan: BatchPlan, rows: np.ndarray) -> None:
+        self.plan = plan
+        self._numbers = iter(rows["batch"].tolist())
+
+    def next(self) -> int:
+        return next(self._numbers, END)
+
+    def indices(self, number: int) -> torch.Tensor:
+        return self.plan.indices(number)
+
+
+class RecordedReplica(SimulatedReplica):
+    """A worker that repeats its recorded steps, and raises `ReplayMismatchError` at the first that differs.
+
+    Args:
+        rows: the records of the worker's process.
+        keeps: the update whose gradient is kept, if this worker computes one for it.
+        on_applied: called with the version of each update in which this worker has a part.
+
+    Attributes:
+        kept: that gradient (P,).
+    """
+
+    def __init__(
+        self, *task: Any, rows: np.ndarray, keeps: int | None, on_applied: Callable[[int], None], **base: Any
+    ) -> None:
+        super().__init__(*task, **base)
+        self._recorded, self._keeps, self._on_applied = rows, keeps, on_applied
+        self.kept: torch.Tensor | None = None
+
+    @property
+    def _row(self) -> Any:
+        return self._recorded[self.step - 1]
+
+    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+        if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
+            self.kept = self.g.clone()
+        super()._compute(ready, finish)
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        super()._record(applied_version, gradient_version, failed_publishes)
+        if self.step > len(self._recorded):
+            return
+        recorded: dict[str, Any] = {name: self._row[name].item() for name in _COMPARED}
+        samples = self.samples if applied_version else 0
+        values = (self.step, self.batch, samples, self._read_version, applied_version, self.loss)
+        replayed: dict[str, Any] = dict(zip(_COMPARED, values, strict=True))
+        if not all(_equal(recorded[name], replayed[name]) for name in _COMPARED):
+            raise _mismatch(self._core.worker_id, recorded, replayed)
+        self._on_applied(applied_version)
+
+
+class OrderedReplica(RecordedReplica):
+    """One whose reads and updates take their turns, where timing decided their order.
+
+    Args:
+        turns: of all workers.
+        reads: as for `Turns.expect`.
+    """
+
+    def __init__(self, *task: Any, turns: Turns, reads: slice, **base: Any) -> None:
+        super().__init__(*task, **base)
+        self._turns = turns
+        self._reads = set(range(len(self._recorded))[reads])
+
+    def steps(self) -> Iterator[int]:
+        for step in super().steps():
+            if step - 1 in self._reads:
+                self._turns.wait_for(2 * self._row["read_version"])
+            yield step
+
+    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+        super()._compute(ready, finish)
+        row = self._row
+        if self.step - 1 in self._reads:
+            self._turns.happened(2 * row["read_version"])
+        if self._is_late or row["applied_version"] < 0:
+            self._turns.wait_for(2 * row["gradient_version"])
+        else:
+            self._turns.wait_for(2 * row["applied_version"] - 1)
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether another worker publishes first, so that this one updates a second time."""
+        return self._row["failed_publishes"] > 0
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
+        super().apply(to, scale, of, weight)
+        if self._is_late:
+            self._turns.happened(2 * self._row["gradient_version"])
+            self._turns.wait_for(2 * self._row["applied_version"] - 1)
+
+    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
+        super().dropped(gradient_version, failed_publishes)
+        self._turns.happened(2 * self._row["gradient_version"])

@@ -1,0 +1,352 @@
+"""Repeats a recorded run of real workers in one process, with every gradient computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.algorithms import registry
+from paceline.data.plan import BatchPlan
+from paceline.errors import PacelineError, UsageError
+from paceline.ports.ports import Ports
+from paceline.records import checkpoint_contents, checkpoint_files
+from paceline.records.run_data import RunData
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.run.config import TrainConfig
+from paceline.run.recorded_order import OrderedReplica, RecordedClaims, RecordedReplica, ReplayMismatchError, Turns
+from paceline.run.simulate_task import TaskSimulation
+from paceline.simulator.program import DeadlockError, ProgramError
+from paceline.system.machine import versions
+
+_READ_BY_WORKERS = ("locked", "slots")  # kinds of parameters that each step reads; from servers, answers bring them
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run that was repeated, and whose every step and parameter was equal.
+
+    Attributes:
+        updates: of the run.
+        steps: of all workers.
+        checkpoint: the version of the checkpoint whose parameters the replay has; None: the run has none.
+        warnings: what differs between the run's machine and this one.
+    """
+
+    updates: int
+    steps: int
+    checkpoint: int | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a replayed run: the model after it, and the steps whose gradients it applied.
+
+    Attributes:
+        version: of the parameters after it.
+        model: with these parameters; its buffers are those of the worker that computed last.
+        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64), `read_version`,
+            `staleness`, `loss` and `gradient`, the flat vector (P,).
+    """
+
+    version: int
+    model: nn.Module = field(repr=False)
+    steps: list[dict[str, Any]]
+
+
+class RecordedRun:
+    """A run of `paceline train` that can be replayed, any number of times.
+
+    The order in which workers read and updated the parameters is all that timing decides, and the records have it. In a replay
+    the workers' own programs run in that order, one at a time, and each step is compared with its record.
+
+    Costs: a replay takes the time of all gradients, one after the other.
+
+    Args:
+        folder: the run's.
+        data: folder with data sets; None: the run's own.
+
+    Raises:
+        UsageError: the folder holds no run, or one that cannot be replayed; the message says why.
+    """
+
+    def __init__(self, folder: str | Path, data: Path | None = None) -> None:
+        self.folder = Path(folder)
+        run = RunData.load(self.folder)
+        if run.config.get("backend") not in ("processes", "threads") or "task" not in run.result:
+            raise UsageError(f"{folder} is not a finished run of paceline train: only these can be replayed.")
+        self._result = run.result
+        own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
+        here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
+        goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
+        if registry.build(own["algorithm"]).lockstep:
+            own |= {"epochs": None, "steps": max(map(len, run.records.values()), default=1)}
+        self.config = TrainConfig(**{**own, **here, **goals})
+        self.algorithm = self.config.built_algorithm
+        self.processes = {worker: _by_incarnation(rows) for worker, rows in run.records.items()}
+        applied = [rows["applied_version"] for rows in run.records.values()]
+        self.applied = np.sort(np.concatenate([*applied, np.zeros(0, np.int64)]))
+        self.updates = int(self.applied.max(initial=0))
+        self._check()
+
+    def _check(self) -> None:
+        if why := self._obstacle():
+            raise UsageError(f"{self.folder} cannot be replayed: {why}.")
+
+    def _obstacle(self) -> str:
+        config, result, records = self.config, self._result, self.processes
+        if why := self.algorithm.unrecorded(config.workers):
+            return f"with {config.algorithm}, its records do not have {why}"
+        unsupported = {
+            "optimizer state that workers share": config.optimizer_state == "shared",
+            "layouts": config.layout is not None,
+            "injected staleness": config.inject_staleness is not None,
+        }
+        for what in (one for one, is_there in unsupported.items() if is_there):
+            return f"replays do not support {what}"
+        if not self.updates:
+            return "it has no updates"
+        steps = [rows["step"] for processes in records.values() for rows in processes]
+        if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
+            return "it was resumed, or lacks records of steps"
+        keeps_order = self.algorithm.lockstep or self.algorithm.needs.kind == "served"
+        if keeps_order and (result["workers_lost"] or result["restarts"]):
+            return "a worker died, and the records do not have when the others learnt of it"
+        made = self.applied[self.applied > 0]
+        missing = np.setdiff1d(np.arange(1, self.updates + 1), made)
+        if len(missing) and not self.algorithm.lockstep:
+            return f"update {missing[0]} has no record, as after a worker or a server was killed"
+        return ""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What differs from the run's machine; other releases and processors can round otherwise."""
+        before, now = self._result.get("versions") or {}, versions()
+        differ = [name for name in sorted(before) if now.get(name, before[name]) != before[name]]
+        return tuple(f"{name} {before[name]} then, {now[name]} now" for name in differ)
+
+    def replay(self) -> Replay:
+        """Repeats the run.
+
+        Raises:
+            ReplayMismatchError: a step differs from its record, or the parameters from those of the checkpoint.
+        """
+        found = checkpoint_files.newest_or_none(self.folder / "checkpoint")
+        checkpoint = checkpoint_files.newest(self.folder / "checkpoint") if found is not None else None
+        saved = checkpoint_contents.load_parameters(checkpoint) if checkpoint is not None else None
+        simulation = TaskReplay(self, saved.version if saved is not None else None)
+        simulation.replay()
+        compared = simulation.compare_with(checkpoint) if checkpoint is not None else None
+        return Replay(self.updates, len(self.applied), compared, self.warnings())
+
+    def at(self, version: int) -> Update:
+        """Repeats the run up to an update.
+
+        Raises:
+            ReplayMismatchError: a step before it differs from its record.
+            UsageError: the run has no such update, or each worker has a model of its own.
+        """
+        if self.algorithm.gossip:
+            raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
+        if not 1 <= version <= self.updates:
+            raise UsageError(f"The run has updates 1 to {self.updates}, not {version}.")
+        simulation = TaskReplay(self, version, ends_there=True)
+        simulation.replay()
+        return simulation.update()
+
+    def first(
+        self, holds: Callable[[nn.Module], bool], *, told: Callable[[int, bool], None] | None = None
+    ) -> Update | None:
+        """The first update after which `holds(model)` is true, if it stays true; None: it is not after the last one.
+
+        Costs: log2 of the number of updates in replays, each up to another update.
+
+        Args:
+            holds: takes the model in training mode; must not change it.
+            told: called with each update that was tried and the answer.
+        """
+        low, high, found = 0, self.updates + 1, None
+        while high - low > 1:
+            middle = (low + high) // 2 if found is not None else self.updates
+            update = self.at(middle)
+            answer = bool(holds(update.model))
+            if told is not None:
+                told(middle, answer)
+            if answer:
+                found, high = update, middle
+            elif found is None:
+                return None
+            else:
+                low = middle
+        return found
+
+
+class TaskReplay(TaskSimulation):
+    """One repetition of a run.
+
+    Args:
+        run: what to repeat.
+        version: of the parameters to keep; None: none are.
+        ends_there: whether the replay ends with that version.
+
+    Attributes:
+        kept: these parameters (P,), once the replay has come to them.
+    """
+
+    def __init__(self, run: RecordedRun, version: int | None, *, ends_there: bool = False) -> None:
+        super().__init__(run.config, evaluates=False)
+        self._run, self._version, self._ends_there = run, version, ends_there
+        self.kept: torch.Tensor | None = None
+        self._replicas: dict[int, RecordedReplica] = {}
+        needs = self.algorithm.needs
+        self._reads = slice(None) if needs.kind in _READ_BY_WORKERS else slice(1)
+        self._turns: Turns | None = None
+        if not self.algorithm.lockstep and self.config.workers > 1:
+            self._turns = Turns(self.scheduler, self._updated)
+            for rows in chain.from_iterable(run.processes.values()):
+                self._turns.expect(rows, reads=self._reads, retries=needs.kind == "slots")
+            for shard in self._shards:
+                shard.on_update = self._shard_updated
+            self._turns.begin()
+
+    def replay(self) -> None:
+        """Runs all workers.
+
+        Raises:
+            ReplayMismatchError: a step differs from its record.
+        """
+        try:
+            self.run()
+        except DeadlockError as error:
+            raise UsageError(
+                f"{self._run.folder} cannot be replayed: its records contradict each other. {error}"
+            ) from error
+
+    def compare_with(self, checkpoint: Path) -> int | None:
+        """Compares the parameters with a checkpoint; returns its version, or None if the replay did not come to it."""
+        if self.algorithm.gossip:
+            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in self._run.processes}
+            now = self.machine.shared.workers
+            if any(one is None or one[0] != now[worker].version for worker, one in saved.items()):
+                return None
+            pairs = [(worker, now[worker].x, one[2]) for worker, one in saved.items() if one is not None]
+            version = checkpoint_contents.load_parameters(checkpoint).version
+        else:
+            parameters = checkpoint_contents.load_parameters(checkpoint)
+            if self.kept is None:
+                return None
+            pairs, version = [(None, self.kept, parameters.x)], parameters.version
+        for worker, mine, theirs in pairs:
+            if not torch.equal(mine, theirs):
+                count = int((mine != theirs).sum())
+                raise ReplayMismatchError(
+                    f"All steps are equal, but {count} of {len(theirs)} parameters differ from those of {checkpoint}, by at "
+                    f"most {float((mine - theirs).abs().max()):.3g}.",
+                    version,
+                    worker,
+                )
+        return version
+
+    def update(self) -> Update:
+        """The kept update."""
+        assert self.kept is not None
+        assert self.model is not None
+        assert self._version is not None
+        self.binding.bind(self.kept)
+        rows = {worker: np.concatenate(processes) for worker, processes in self._run.processes.items()}
+        steps = [
+            self._step(worker, row)
+            for worker, own in rows.items()
+            for row in own[own["applied_version"] == self._version]
+        ]
+        return Update(self._version, self.model, steps)
+
+    def _step(self, worker: int, row: np.void) -> dict[str, Any]:
+        assert self.plan is not None
+        return {
+            "worker": worker,
+            **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
+            "staleness": int(row["applied_version"] - row["read_version"]) - 1,
+            "samples": self.plan.indices(int(row["batch"])),
+            "gradient": self._replicas[worker].kept,
+        }
+
+    # Parts of the simulation
+
+    def _run_programs(self) -> None:
+        try:
+            self.scheduler.run()
+        except ProgramError as error:
+            raise error.cause if isinstance(error.cause, PacelineError) else error from None
+
+    def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
+        if self._turns is None:
+            return super()._claims(plan, ports, claim_batch, taken)
+        return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+
+    def _own_buffers(self) -> bool:
+        return True
+
+    def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
+        worker_id = base["core"].worker_id
+        base |= {
+            "rows": self._rows(worker_id, base["incarnation"]),
+            "keeps": self._version if self._ends_there else None,
+        }
+        if self._turns is None:
+            replica = RecordedReplica(*task, on_applied=partial(self._applied, worker_id), **base)
+        else:
+            ordered = {"turns": self._turns, "reads": self._reads, "on_applied": self._turns.updated}
+            replica = OrderedReplica(*task, **ordered, **base)
+        self._replicas[worker_id] = replica
+        return replica
+
+    def _work(self, replica: Any, ports: Ports[Any]) -> None:
+        worker_id, rows = ports.worker_id, self._rows(ports.worker_id, ports.incarnation)
+        if self._turns is not None and len(rows):
+            self._turns.wait_for(2 * rows["read_version"][0])  # it gets its first parameters as it joins servers
+        super()._work(replica, ports)
+        if ports.incarnation + 1 < len(self._run.processes[worker_id]):
+            self.machine.start_again(worker_id, ports.incarnation + 1)
+
+    def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
+        processes = self._run.processes.get(worker_id, [])
+        return processes[incarnation] if incarnation < len(processes) else np.empty(0, RECORD_DTYPE)
+
+    @property
+    def _shards(self) -> Sequence[Any]:
+        return self.machine.shared.shards if self.algorithm.needs.kind == "served" else ()
+
+    def _shard_updated(self, version: int) -> None:
+        if all(shard.version >= version for shard in self._shards):
+            assert self._turns is not None
+            self._turns.updated(version)
+
+    def _updated(self, version: int) -> None:
+        if version == self._version:
+            self._keep(self.machine.shared.snapshot)
+
+    def _applied(self, worker_id: int, version: int) -> None:
+        if version == self._version and self.kept is None:
+            shared = self.machine.shared
+            is_own = self.algorithm.needs.kind == "replicated"  # others may not have made this update yet
+            self._keep(partial(shared.model, worker_id) if is_own else shared.snapshot)
+
+    def _keep(self, copy: Callable[[torch.Tensor], int]) -> None:
+        self.kept = self.binding.zeros()
+        copy(self.kept)
+        if self._ends_there:
+            self.scheduler.cut()
+
+
+def _by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
+    """A worker's records by its process, the first one first."""
+    return [rows[rows["incarnation"] == one] for one in range(int(rows["incarnation"].max(initial=-1)) + 1)]

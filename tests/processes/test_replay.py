@@ -1,0 +1,94 @@
+"""Replays of runs in real processes: with dropout, and with a worker killed and replaced."""
+
+import pytest
+
+import paceline as pl
+
+TASK = '''
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+HERE = Path(__file__).parent
+CALLS = 12
+
+
+def datasets(folder):
+    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+    return data, data
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+
+
+class Dies:
+    """A loss in which the first process that comes to its 12th step is killed, once."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, output, target):
+        self.calls += 1
+        if output.requires_grad and self.calls == CALLS:
+            try:
+                (HERE / "killed").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(output, target)
+
+
+def named(loss):
+    return pl.Task(
+        name="signs", model=model, datasets=datasets, loss=loss, batch_size=8, learning_rate=0.05, epochs=3
+    )
+
+
+def steady():
+    return named(nn.functional.cross_entropy)
+
+
+def dying():
+    return named(Dies())
+'''
+
+
+@pytest.fixture
+def task(tmp_path):
+    path = tmp_path / "signs.py"
+    path.write_text(TASK)
+    return path
+
+
+def trained(folder, task, algorithm, **named):
+    pl.train(pl.TrainConfig(task=str(task), algorithm=algorithm, workers=3, momentum=0.9, **named), out=folder)
+    return folder
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce"])
+def test_dropout_of_each_process_is_repeated(tmp_path, task, algorithm):
+    folder = trained(tmp_path / "run", f"{task}:steady", algorithm)
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+@pytest.mark.parametrize("algorithm", ["locked", "leashed"])
+def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algorithm):
+    folder = trained(tmp_path / "run", f"{task}:dying", algorithm, restarts=1)
+    result = pl.RunData.load(folder).result
+    assert (result["workers_lost"], result["restarts"]) != ([], 0)
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+def test_a_death_in_rounds_is_refused(tmp_path, task):
+    folder = trained(tmp_path / "run", f"{task}:dying", "all-reduce")
+    with pytest.raises(pl.UsageError, match="a worker died"):
+        pl.RecordedRun(folder)

@@ -1,0 +1,313 @@
+"""Replays of recorded runs: equal bit for bit, or the step at which they differ."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+import paceline as pl
+from paceline.cli.app import app
+from paceline.run.replay import ReplayMismatchError
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+
+def datasets(folder):
+    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+    return data, data
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def task():
+    return pl.Task(name="signs", model=model, datasets=datasets, batch_size=8, learning_rate=0.05, epochs=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "signs.py"
+    path.write_text(TASK)
+    return f"{path}:task"
+
+
+def trained(folder, task, algorithm, **named):
+    named = {"workers": 3, "backend": "threads", "momentum": 0.9, **named}
+    pl.train(pl.TrainConfig(task=task, algorithm=algorithm, **named), out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory, task):
+    return trained(tmp_path_factory.mktemp("runs") / "locked", task, "locked")
+
+
+def rewrite(folder, change):
+    """A copy of the run beside it, with its events changed."""
+    run = pl.RunData.load(folder)
+    change(run.records)
+    other = folder.parent / "changed"
+    shutil.rmtree(other, ignore_errors=True)
+    run.save(other)
+    return other
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "locked",
+        "locked(kind=rwlock,step_size=inverse)",
+        "leashed",
+        "parameter-server(mode=async)",
+        "parameter-server(mode=bounded(clock_bound=1))",
+        "parameter-server(mode=sync(backups=1),shards=2)",
+        "parameter-server(mode=ringmaster(threshold=1))",
+        "adaptive-revision(revision_state=snapshot)",
+        "downpour",
+        "lockstep",
+        "all-reduce",
+        "local-sgd",
+        "da-sgd",
+        "diloco",
+        "d-psgd",
+    ],
+)
+def test_a_replay_is_equal_bit_for_bit(tmp_path, task, algorithm):
+    momentum = None if algorithm.startswith(("adaptive", "downpour")) else 0.9
+    recorded = pl.RecordedRun(trained(tmp_path / "run", task, algorithm, momentum=momentum))
+    replayed = recorded.replay()
+    assert replayed.steps == sum(map(len, pl.RunData.load(tmp_path / "run").records.values()))
+    assert replayed.checkpoint is not None
+    assert replayed.warnings == ()
+
+
+def test_retries_of_leashed_are_replayed(tmp_path, task):
+    """A simulation makes them without chance; its records are those of a real run."""
+    config = pl.TrainConfig(task=task, algorithm="leashed", workers=6, momentum=0.9)
+    run = pl.simulate_task(config, cluster=pl.Cluster(workers=6, core_bytes_per_s=1e6))
+    assert sum(int((rows["failed_publishes"] > 0).sum()) for rows in run.records.values()) > 10
+    run.config["backend"] = "processes"
+    run.save(tmp_path / "run")
+    assert pl.RecordedRun(tmp_path / "run").replay().checkpoint is None
+
+
+def test_two_updates_in_the_other_order_are_noticed(locked):
+    def swap(records):
+        places = [
+            (rows, int(place)) for rows in records.values() for place in np.flatnonzero(rows["applied_version"] == 9)
+        ]
+        others = [
+            (rows, int(place)) for rows in records.values() for place in np.flatnonzero(rows["applied_version"] == 10)
+        ]
+        for rows, place in places:
+            rows["applied_version"][place] = 10
+        for rows, place in others:
+            rows["applied_version"][place] = 9
+
+    with pytest.raises((ReplayMismatchError, pl.UsageError), match=r"differs from the run at|contradict each other"):
+        pl.RecordedRun(rewrite(locked, swap)).replay()
+
+
+def test_the_first_step_that_differs_is_named(locked):
+    def change(records):
+        rows = next(rows for rows in records.values() if (rows["applied_version"] == 12).any())
+        rows["loss"][rows["applied_version"] == 12] += 1e-7
+
+    with pytest.raises(
+        ReplayMismatchError, match=r"at the gradient of update 12, step \d+ of worker \d: loss"
+    ) as caught:
+        pl.RecordedRun(rewrite(locked, change)).replay()
+    assert caught.value.version == 12
+
+
+def test_parameters_that_differ_are_noticed(locked, monkeypatch):
+    from paceline.records import checkpoint_contents
+
+    load = checkpoint_contents.load_parameters
+
+    def changed(checkpoint):
+        parameters = load(checkpoint)
+        parameters.x[3] += 1e-6
+        return parameters
+
+    monkeypatch.setattr(checkpoint_contents, "load_parameters", changed)
+    with pytest.raises(ReplayMismatchError, match="All steps are equal, but 1 of"):
+        pl.RecordedRun(locked).replay()
+
+
+def test_an_update_is_that_of_its_record(locked):
+    recorded = pl.RecordedRun(locked)
+    update = recorded.at(20)
+    (step,) = update.steps
+    rows = pl.RunData.load(locked).records[step["worker"]]
+    (row,) = rows[rows["applied_version"] == 20]
+    assert (step["step"], step["batch"], step["loss"]) == (row["step"], row["batch"], row["loss"])
+    assert step["staleness"] == 19 - row["read_version"]
+    assert (
+        step["samples"].tolist()
+        == recorded.config.plan(TensorDataset(torch.zeros(240))).indices(int(row["batch"])).tolist()
+    )
+    before = torch.cat([one.detach().flatten().clone() for one in recorded.at(19).model.parameters()])
+    after = torch.cat([one.detach().flatten() for one in update.model.parameters()])
+    assert step["gradient"].norm() > 0
+    assert not torch.equal(before, after)
+
+
+def test_bisection_finds_the_first_update(locked):
+    recorded = pl.RecordedRun(locked)
+    norms = {}
+
+    def norm(model):
+        return float(torch.cat([one.detach().flatten() for one in model.parameters()]).norm())
+
+    versions = range(1, recorded.updates + 1)
+    for version in (30, 31):
+        norms[version] = norm(recorded.at(version).model)
+    tried = []
+    bound = norms[31]
+    update = recorded.first(lambda model: norm(model) >= bound, told=lambda version, answer: tried.append(version))
+    assert update is not None
+    assert norm(update.model) >= bound
+    assert update.version == 1 or norm(recorded.at(update.version - 1).model) < bound
+    assert len(tried) <= 1 + int(np.ceil(np.log2(len(versions))))
+    assert recorded.first(lambda model: False) is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        ("hogwild", "single elements"),
+        ("ad-psgd", "exchanged"),
+        ("leashed(persistence=2)", "dropped"),
+        ("locked(step_size=tail)", "numbers of late updates"),
+        ("parameter-server(mode=async,shards=2)", "versions of each shard"),
+        ("parameter-server(mode=rennala)", "waited"),
+        ("downpour(push=2)", "pushed and fetched"),
+        ("all-reduce(shares=auto)", "speeds"),
+        ("da-sgd(delay=auto)", "speeds"),
+        ("diloco(delay=auto)", "speeds"),
+    ],
+)
+def test_what_records_do_not_have_is_refused(locked, algorithm, why, tmp_path):
+    run = pl.RunData.load(locked)
+    run.config["algorithm"] = algorithm
+    run.save(tmp_path / "run")
+    with pytest.raises(pl.UsageError, match=rf"cannot be replayed: with {re.escape(algorithm.split('(')[0])}.*{why}"):
+        pl.RecordedRun(tmp_path / "run")
+
+
+def test_a_lone_worker_has_no_order_to_record(tmp_path, task):
+    folder = trained(tmp_path / "run", task, "hogwild", workers=1)
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("layout", "tensor(line=3)", "layouts"),
+        ("optimizer_state", "shared", "optimizer state"),
+        ("inject_staleness", 3, "injected staleness"),
+    ],
+)
+def test_what_replays_do_not_support_is_refused(locked, name, value, why, tmp_path):
+    run = pl.RunData.load(locked)
+    run.config[name] = value
+    run.save(tmp_path / "run")
+    with pytest.raises(pl.UsageError, match=f"replays do not support {why}"):
+        pl.RecordedRun(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda records: records.__setitem__(0, records[0][:-1]), "has no record"),
+        (lambda records: records[1]["step"].__iadd__(1), "resumed, or lacks"),
+        (lambda records: records.clear(), "no updates"),
+    ],
+)
+def test_missing_records_are_refused(locked, change, why):
+    with pytest.raises(pl.UsageError, match=why):
+        pl.RecordedRun(rewrite(locked, change))
+
+
+def test_other_runs_are_refused(tmp_path, task):
+    run = pl.simulate_task(pl.TrainConfig(task=task, algorithm="locked", workers=2, steps=3))
+    run.save(tmp_path / "simulated")
+    with pytest.raises(pl.UsageError, match="not a finished run of paceline train"):
+        pl.RecordedRun(tmp_path / "simulated")
+
+
+def test_a_target_ends_the_replay_where_it_ended_the_run(tmp_path, task):
+    for algorithm in ("locked", "all-reduce"):
+        folder = trained(tmp_path / algorithm, task, algorithm, epochs=50, target_loss=0.6)
+        assert pl.RunData.load(folder).result["outcome"] == "converged"
+        assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+def cli(*words):
+    return CliRunner().invoke(app, ["replay", *map(str, words)])
+
+
+def test_the_command_line_compares_and_shows_an_update(locked, tmp_path):
+    whole = json.loads(cli(locked, "--json").stdout)
+    assert whole["equal"]
+    assert whole["updates"] == whole["checkpoint"] == pl.RunData.load(locked).result["steps"]
+    saved = tmp_path / "update.pt"
+    shown = cli(locked, "--until", 20, "--save", saved)
+    assert "Update 20 of 60" in shown.stdout
+    content = torch.load(saved)
+    assert content["version"] == 20
+    assert f"gradient norm {content['steps'][0]['gradient'].norm():.4g}" in shown.stdout
+    refused = cli(locked, "--until", 20, "--save", tmp_path / "missing" / "update.pt")
+    assert refused.exit_code == 2
+    assert "make it first" in refused.stderr
+
+
+def test_the_command_line_bisects(locked, tmp_path):
+    check = tmp_path / "check.py"
+    check.write_text(
+        "def grown(model):\n    return model[0].weight.abs().sum() > 0\n\n\ndef never(model):\n    return False\n"
+    )
+    found = json.loads(cli(locked, "--bisect", f"{check}:grown", "--json").stdout)
+    assert found["version"] == 1
+    never = cli(locked, "--bisect", f"{check}:never")
+    assert never.exit_code == 2
+    assert "false after the run's last update" in never.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--until", 0), "updates 1 to 60"),
+        (("--until", 2, "--bisect", "a.py:f"), "not both"),
+        (("--save", "a.pt"), "--save needs an update"),
+        (("--bisect", "check"), "does not name a function"),
+    ],
+)
+def test_wrong_options_give_one_sentence(locked, words, why):
+    result = cli(locked, *words)
+    assert result.exit_code == 2
+    assert why in result.stderr
+
+
+def test_a_difference_is_reported_with_exit_code_1(locked):
+    def change(records):
+        records[0]["loss"][3] += 1e-7
+
+    result = cli(rewrite(locked, change), "--json")
+    assert result.exit_code == 1
+    assert not json.loads(result.stdout)["equal"]
+    assert "differs from the run at" in result.stderr
