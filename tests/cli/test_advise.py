@@ -33,7 +33,7 @@ def test_the_table_and_a_cluster_whose_step_says_how_fast_a_worker_is(tmp_path):
     code, out, error = layers("--cluster", str(tmp_path / "here.toml"))
     assert code == 0, error
     assert "4 workers with 8 samples each, 0.4 GFLOP/s" in out  # 6 x 8 x 8,832 operations in a millisecond
-    assert "Data parallelism is hidden by computation with 1 samples per worker or more" in out
+    assert "Computation hides data parallelism with 1 samples per worker or more" in out
     assert "hybrid" in out or "data" in out
 
 

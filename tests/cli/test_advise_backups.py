@@ -56,11 +56,11 @@ def test_the_table_names_the_best_the_rule_and_how_to_use_it(here):
     code, out, error = backups("--cluster", here("0.1", workers=4), "--slow", "0:10")
     assert code == 0, error
     assert "best 1" in out
-    assert "Steps to the target go as 1 + 411 / k (as published for Inception" in out
-    assert 'Best: --algorithm "parameter-server(mode=sync(backups=1))" --workers 4.' in out
+    assert "The number of steps is proportional to 1 + 411 / k (as published for Inception" in out
+    assert 'Best: --algorithm "parameter-server(mode=sync(backups=1))" --workers 4' in out
     code, out, _ = backups("--cluster", here(str(TRACE)), "--noise-scale", "500", "--batch-size", "32")
-    assert max(map(len, out.split("Last three")[0].splitlines()[1:])) <= 80
-    assert "go as 1 + 15.62 / k (from the noise scale)" in out
+    assert max(map(len, out.split("The last three")[0].splitlines()[1:])) <= 80
+    assert "proportional to 1 + 15.62 / k (from the noise scale)" in out
     assert "interval (s)" in out
     assert "\N{HORIZONTAL ELLIPSIS}" not in out
 

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterator
 from itertools import islice
 
-from rich.table import Table
-from rich.text import Text
+from rich import table
 
 from paceline.advice.answer import Advice, Prediction, Target
 from paceline.advice.words import (
@@ -20,8 +19,8 @@ from paceline.advice.words import (
     span_in,
     times_best,
 )
-from paceline.observe.document import Cell
-from paceline.observe.terminal import BEST, figures_table
+from paceline.observe.document import Cell, Table
+from paceline.observe.terminal import shown
 from paceline.observe.words import ABSENT, column_unit, number_text, percent_text, seconds_text, workers_text
 from paceline.planner.estimate import Estimate
 
@@ -67,8 +66,8 @@ def _measure(found: Estimate | None, target: Target) -> Cell:
     return Cell(measure_text(target, found.value), f"{low} to {high}")
 
 
-def ranking_table(advice: Advice) -> Table:
-    """One candidate per row, the best first; below a time its interval, and below a simulated value the modelled one."""
+def ranking_table(advice: Advice) -> table.Table:
+    """For the terminal: below a time its interval, and below a simulated value the modelled one."""
     target, ranked = advice.target, advice.ranked
     starred = any(one.extrapolation for one in ranked[:_SHOWN])
     heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}"]
@@ -77,32 +76,23 @@ def ranking_table(advice: Advice) -> Table:
         heads.insert(1, f"{short} at\n{seconds_text(target.deadline_s)}\n{INTERVAL}")
     else:
         heads += ["times\nbest", "samples\nneeded"]
-    table = figures_table("candidate", [*heads, "samples\n/s", "simulated\nmodelled", "stale-\nness"])
+    heads += ["samples\n/s", "simulated\nmodelled", "stale-\nness"]
     asked = ["time", "times best", "samples"] if target.deadline_s is None else ["at deadline", "time"]
+    rows = []
     for one, cells in islice(ranked_rows(advice, 1), _SHOWN):
         star = "*" if one.extrapolation else " " if starred else ""
-        table.add_row(
-            _name(one.candidate.algorithm),
-            f"{one.candidate.workers}{star}",
-            *(_lines(cells[name]) for name in asked),
+        name, bracket, arguments = one.candidate.algorithm.partition("(")
+        texts = [f"{name}\n{bracket}{arguments}".rstrip(), f"{one.candidate.workers}{star}"]
+        texts += [f"{cells[column].text}\n{cells[column].below}".rstrip() for column in asked]
+        texts += [
             cells["samples/s"].text,
             f"{cells['simulated'].text}\n{cells['modelled'].text}",
             cells["staleness"].text,
-            style=BEST if one is advice.best else None,
-        )
-    if len(ranked) > _SHOWN:
-        table.caption = f"and {len(ranked) - _SHOWN} more, in advice.json and in the report"
-    return table
-
-
-def _name(spec: str) -> Text:
-    """A spec with its arguments on a separate line."""
-    name, bracket, arguments = spec.partition("(")
-    return Text(name).append(f"\n{bracket}{arguments}" if bracket else "", style="not bold")
-
-
-def _lines(cell: Cell) -> Text:
-    return Text(cell.text).append(f"\n{cell.below}" if cell.below else "", style="dim not bold")
+        ]
+        rows.append([Cell(text, kind="best" if one is advice.best else "") for text in texts])
+    more = len(ranked) - _SHOWN
+    notes = [f"and {more} more, in advice.json and in the report"] if more > 0 else []
+    return shown(Table(rows, [Cell("candidate", kind="name"), *heads]), notes=notes)
 
 
 def fit_lines(advice: Advice) -> list[str]:

@@ -126,28 +126,35 @@ def _as_json(result: Balance) -> dict[str, Any]:
 
 
 def _show(result: Balance, about: dict[str, Any], source: str) -> None:
-    from rich import box
-    from rich.table import Column, Table
-
+    from paceline.observe.document import Cell, Table
+    from paceline.observe.terminal import shown
     from paceline.observe.words import seconds_text
 
-    columns = ("Weights", "Best", "Groups", "Sends", "Data parallel", "Visible")
-    table = Table(Column("Layer", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
-    for one in result.splits:
-        sizes = (f"{one.sent_bytes / 1e6:,.3f} MB", f"{one.data_bytes / 1e6:,.3f} MB")
-        visible = seconds_text(one.exposed_s) if one.exposed_s else "0"
-        table.add_row(one.layer.name, f"{one.layer.weights:,}", one.kind, str(one.groups), *sizes, visible)
+    heads = [
+        Cell("Layer", kind="name"),
+        "Weights",
+        Cell("Best", kind="name"),
+        "Groups",
+        "Sends",
+        "Data parallel",
+        "Visible",
+    ]
+    rows = [
+        [one.layer.name, f"{one.layer.weights:,}", one.kind, str(one.groups), f"{one.sent_bytes / 1e6:,.3f} MB",
+         f"{one.data_bytes / 1e6:,.3f} MB", seconds_text(one.exposed_s) if one.exposed_s else "0"]
+        for one in result.splits
+    ]  # fmt: skip
     console = out()
     workers, points = about["workers"], about["batch_size"]
     speeds = f"{about['flops_per_s'] / 1e9:,.1f} GFLOP/s ({source}), {about['bandwidth_bytes_per_s'] / 1e6:,.0f} MB/s"
     console.print(
         f"{workers} workers with {points} samples each, {speeds}; bytes of one worker in a step.", soft_wrap=True
     )
-    console.print(table)
+    console.print(shown(Table(rows, heads)))
     console.print(
-        f"Data parallelism is hidden by computation with {result.min_points} samples per worker or more: up to"
-        f" {result.max_nodes} workers at this batch of {workers * points}. Visible:"
-        " what computation does not hide of data parallelism's sending.",
+        f"Computation hides data parallelism with {result.min_points} samples per worker or more: up to"
+        f" {result.max_nodes} workers at this batch of {workers * points}. Visible: the communication of data parallelism"
+        " that computation does not hide.",
         soft_wrap=True,
     )
 

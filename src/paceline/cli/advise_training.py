@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import complain, err, print_json, results, say
+from paceline.cli.console import complain, print_json, results, say, stages
 from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
@@ -82,27 +81,29 @@ def training(
     )
     with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
         from paceline.advice.advise import advise
+        from paceline.advice.as_json import as_json as as_json_table
+        from paceline.advice.report import write_report
+        from paceline.advice.words import verdict
+        from paceline.records.run_data import write_json
 
         log = place / "prints.log"
-        with _progress(f"Advice on {program}, with {most} workers at most") as tell, _removed_if_refused(log):
-            found = advise(
-                program,
-                target=target,
-                max_workers=most,
-                circumstances=circumstances,
-                algorithms=specs,
-                budget_s=budget_s,
-                data=data,
-                seed=seed,
-                log=log,
-                writes_elsewhere=yes,
-                on_progress=tell,
-            )
-        page = _write(found, place)
+        say(f"Advice on {program}, with {most} workers at most")
+        try:
+            with stages() as tell:
+                found = advise(
+                    program, target=target, max_workers=most, circumstances=circumstances, algorithms=specs,
+                    budget_s=budget_s, data=data, seed=seed, log=log, writes_elsewhere=yes, on_progress=tell,
+                )  # fmt: skip
+        except UsageError:  # leaves nothing behind
+            log.unlink(missing_ok=True)
+            raise
+        page = write_report(found, place / "advice.html", command=options.write_command())
+        answer = as_json_table(found)
+        write_json(place / "advice.json", answer)
     _show(found, page, as_json=as_json)
+    if as_json:
+        print_json(answer, allow_nan=False)
     if found.best is None:
-        from paceline.advice.words import verdict
-
         complain(verdict(found))
         raise typer.Exit(1)
 
@@ -131,48 +132,6 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
 
 
-@contextlib.contextmanager
-def _removed_if_refused(file: Path) -> Iterator[None]:
-    """A refused command leaves nothing behind."""
-    try:
-        yield
-    except UsageError:
-        file.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal; elsewhere one line per stage. On stderr."""
-    say(title)
-    if err().is_terminal and not err().is_dumb_terminal:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        share, what = TextColumn("{task.percentage:.0f} %"), TextColumn("{task.description}", markup=False)
-        with Progress(BarColumn(), share, TimeElapsedColumn(), what, console=err(), transient=True) as bar:
-            task = bar.add_task("", total=1.0)
-            yield lambda what, share: bar.update(task, completed=share, description=what)
-        return
-    last = ""
-
-    def line(what: str, share: float) -> None:
-        nonlocal last
-        if what != last:
-            say(f"{100 * share:3.0f} %  {what}")
-        last = what
-
-    yield line
-
-
-def _write(advice: Advice, folder: Path) -> Path:
-    from paceline.advice.as_json import as_json
-    from paceline.advice.report import write_report
-    from paceline.records.run_data import write_json
-
-    write_json(folder / "advice.json", as_json(advice))
-    return write_report(advice, folder / "advice.html", command=options.write_command())
-
-
 def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from rich.text import Text
 
@@ -181,7 +140,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from paceline.observe.words import seconds_text
 
     console = results(as_json=as_json)
-    console.print(Text(f"{advice.program}: {asked(advice)}"))
+    console.print(f"{advice.program}: {asked(advice)}")
     console.print(ranking_table(advice))
     if advice.best is not None:
         console.print(Text(f"\n{verdict(advice)}", style="bold"))
@@ -190,26 +149,20 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     _list(console, "Not tried", advice.not_tried)
     _list(
         console,
-        "By how much the models missed what they had not seen (of loss and error rate: the part above its optimum)",
+        "Errors of the models on data left out (loss and error rate: above the optimum)",
         fit_lines(advice),
     )
-    console.print(Text(f"\nIt took {seconds_text(advice.took_s)}."))
+    console.print(f"\nIt took {seconds_text(advice.took_s)}.")
     if advice.command:
         console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)
     console.print(f"Report:   {page}", soft_wrap=True)
-    if as_json:
-        from paceline.advice.as_json import as_json as advice_as_json
-
-        print_json(advice_as_json(advice), allow_nan=False)
 
 
-def _list(console: Any, title: str, lines: Any) -> None:
+def _list(console: Any, title: str, lines: Sequence[str]) -> None:
     """Prints sentences as separate paragraphs, wrapped with an indent."""
     from rich.padding import Padding
-    from rich.text import Text
 
-    lines = list(lines)
     if title and lines:
-        console.print(Text(f"\n{title}:"))
+        console.print(f"\n{title}:")
     for line in lines:
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
+        console.print(Padding(line, (0, 0, 0, 2)))

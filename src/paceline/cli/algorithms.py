@@ -60,15 +60,10 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from paceline.observe.document import Cell, Table
+    from paceline.observe.terminal import shown
 
-    table = Table("Spec, with every default", "What it does", "Tolerates", box=box.SIMPLE_HEAD, show_lines=False)
-    for row in rows:
-        table.add_row(
-            Text(row["spec"], "bold", overflow="fold"),
-            Text(row["summary"]),
-            Text(", ".join(row["tolerates"]) or "nothing"),
-        )
-    return table
+    heads = [Cell(name, kind="name") for name in ("Spec, with every default", "What it does", "Tolerates")]
+    return shown(
+        Table([[row["spec"], row["summary"], ", ".join(row["tolerates"]) or "nothing"] for row in rows], heads)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -18,7 +17,6 @@ from paceline.errors import UsageError
 from paceline.specs.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 
 if TYPE_CHECKING:
-    from paceline.observe.gradient_times import GradientTimes
     from paceline.planner.backups import BackupOption, BackupPlan
     from paceline.planner.order_statistics import Law
     from paceline.simulator.compute import ComputeTime
@@ -30,7 +28,7 @@ _NEAR = 0.02  # other numbers of backups are named if they are this close to the
 _DRAWS = 2000
 _MEASURED_FOR_S = 2.0
 
-MaxBackups = Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")]
+_MaxBackups = Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")]
 
 
 def backups(
@@ -46,7 +44,7 @@ def backups(
     ] = None,
     batch_size: Annotated[int | None, _in_worth(help="Samples per gradient; default: the task's")] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Backups are machines besides the workers.")] = False,
-    max_backups: MaxBackups = None,
+    max_backups: _MaxBackups = None,
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
@@ -89,18 +87,15 @@ def backups(
     worth = PUBLISHED_HALF_EFFICIENT if noise_scale is None or points is None else noise_scale / points
     factors = [machines.factor(worker) for worker in range(machines.workers)]
     plan = plan_backups(law, factors, half_efficient=worth, max_backups=max_backups, rest_s=rest_s, spare=spare)
-    about = {
-        "workers": machines.workers,
-        "spare": spare,
-        "times": source,
-        "rest_s": rest_s,
-        "half_efficient_gradients": worth if math.isfinite(worth) else None,
-        "steps_rule": "1 / k" if math.isinf(worth) else f"1 + {worth:.4g} / k",
-    }
-    if as_json:
-        print_json(about | _as_json(plan), allow_nan=False)
-    else:
-        _show(plan, about, published=noise_scale is None)
+    if not as_json:
+        rest = f", and {rest_s:g} s of each step for the rest" if rest_s else ""
+        published = "as published for Inception; give --noise-scale for your own"
+        rule = f"{_rule(worth)} ({published if noise_scale is None else 'from the noise scale'})"
+        _show(plan, f"{machines.workers} workers; {source}{rest}.", rule, spare=spare)
+        return
+    about = {"workers": machines.workers, "spare": spare, "times": source, "rest_s": rest_s}
+    about |= {"half_efficient_gradients": worth if math.isfinite(worth) else None, "steps_rule": _rule(worth)}
+    print_json(about | _as_json(plan), allow_nan=False)
 
 
 def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
@@ -153,71 +148,52 @@ def _as_json(plan: BackupPlan) -> dict[str, Any]:
     }
 
 
-def _show(found: BackupPlan, about: dict[str, Any], *, published: bool) -> None:
+def _show(found: BackupPlan, source: str, rule: str, *, spare: bool = False) -> None:
+    """Prints a row for every number of backups, the best marked, and the spec of the best."""
+    from paceline.observe.document import Cell, Table
+    from paceline.observe.terminal import shown
     from paceline.observe.words import SECONDS_IN, column_unit, number_text, span_text, whole_percent_text
 
     unit = column_unit(row.step_s.value for row in found.rows)
     size_s = SECONDS_IN[unit]
-    spare = about["spare"]
-    columns: dict[str, Callable[[BackupOption], str]] = {
-        "ma-\nchines" if spare else "gra-\ndients": lambda row: str(row.machines if spare else row.gradients_per_step),
-        f"step\n({unit})": lambda row: number_text(row.step_s.value / size_s),
-    }
-    if found.sure is not None:
-        columns[f"90 %\ninterval ({unit})"] = lambda row: span_text(row.step_s.low / size_s, row.step_s.high / size_s)
-    columns |= {
-        f"90 % of the\nsteps ({unit})": lambda row: span_text(
-            row.steps_5_percent_s / size_s, row.steps_95_percent_s / size_s
-        ),
-        "gra-\ndients/s": lambda row: f"{row.throughput_relative:.3f}",
-        "steps": lambda row: f"{row.steps_relative:.3f}",
-        "machines\nx time" if spare else "time to\ntarget": lambda row: (
-            f"{row.machine_time_relative if spare else row.time_relative.value:.3f}"
-        ),
-    }
-    rest = f", and {about['rest_s']:g} s of each step for the rest" if about["rest_s"] else ""
-    rule = "as published for Inception; give --noise-scale for your own" if published else "from the noise scale"
-    notes = [f"Last three columns: relative to b = 0. Steps to the target go as {about['steps_rule']} ({rule})."]
-    if found.sure is not None:
-        share = whole_percent_text(found.sure)
-        notes.append(
-            f"Without one twentieth of the recorded times or another, the same b is best in {share} of the cases."
-        )
-    more = f" with {found.best.machines} workers" if spare else f" --workers {found.best.machines}"
-    near = "" if spare else _near_text(found)
-    _print(found, f"{about['workers']} workers; {about['times']}{rest}.", columns, notes, f"{more}.{near}")
-
-
-def _print(
-    found: BackupPlan, title: str, columns: Mapping[str, Callable[[BackupOption], str]], notes: Sequence[str], end: str
-) -> None:
-    """A row for every number of backups, the best marked, and the spec that has it."""
-    from rich.text import Text
-
-    from paceline.observe.terminal import BEST, figures_table
-
-    table = figures_table(None, ["back-\nups", *columns])
+    heads = ["back-\nups", "ma-\nchines" if spare else "gra-\ndients", f"step\n({unit})"]
+    heads += [f"90 %\ninterval ({unit})"] if found.sure is not None else []
+    total = "machines\nx time" if spare else "time to\ntarget"
+    heads += [f"90 % of the\nsteps ({unit})", "gra-\ndients/s", "steps", total]
+    rows = []
     for row in found.rows:
         best = row is found.best
-        number = f"{'best ' if best else ''}{row.backups}"
-        table.add_row(number, *(cell(row) for cell in columns.values()), style=BEST if best else None)
+        texts = [f"{'best ' if best else ''}{row.backups}", str(row.machines if spare else row.gradients_per_step)]
+        texts.append(number_text(row.step_s.value / size_s))
+        if found.sure is not None:
+            texts.append(span_text(row.step_s.low / size_s, row.step_s.high / size_s))
+        texts.append(span_text(row.steps_5_percent_s / size_s, row.steps_95_percent_s / size_s))
+        total = row.machine_time_relative if spare else row.time_relative.value
+        texts += [f"{one:.3f}" for one in (row.throughput_relative, row.steps_relative, total)]
+        rows.append([Cell(text, kind="best" if best else "") for text in texts])
+    notes = [f"The last three columns are relative to b = 0. The number of steps is proportional to {rule}."]
+    if found.sure is not None:
+        share = whole_percent_text(found.sure)
+        notes.append(f"The same b is best in {share} of the cases if a twentieth of the recorded times is left out.")
+    if not spare:
+        near = found.within(_NEAR)
+        notes.append(f"Within 2 % of the best: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ''}.")
     console = out()
-    console.print(Text(title), soft_wrap=True)
-    console.print(table)
+    console.print(source, soft_wrap=True)
+    console.print(shown(Table(rows, heads)))
     for note in notes:
-        console.print(Text(note, style="dim"), soft_wrap=True)
-    console.print(f'Best: --algorithm "{_spec_of(found.best)}"{end}', soft_wrap=True)
+        console.print(note, style="dim", soft_wrap=True)
+    machines = f" with {found.best.machines} workers" if spare else f" --workers {found.best.machines}"
+    console.print(f'Best: --algorithm "{_spec_of(found.best)}"{machines}', soft_wrap=True)
+
+
+def _rule(half_efficient: float) -> str:
+    return "1 / k" if math.isinf(half_efficient) else f"1 + {half_efficient:.4g} / k"
 
 
 def _spec_of(row: BackupOption) -> str:
     """The algorithm with this number of backups."""
     return f"parameter-server(mode=sync(backups={row.backups}))" if row.backups else "parameter-server"
-
-
-def _near_text(found: BackupPlan) -> str:
-    """Other numbers of backups that are nearly as good."""
-    near = found.within(_NEAR)
-    return f" Within 2 % of it: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ' alone'}."
 
 
 @plan.callback()
@@ -237,7 +213,7 @@ def backups_of_run(
             " published for Inception; small models on small data: tens; inf: steps fall as 1 / N for ever.",
         ),
     ] = 411.0,
-    max_backups: Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")] = None,
+    max_backups: _MaxBackups = None,
     as_json: options.Json = False,
 ) -> None:
     """How many backup workers a synchronous parameter server should have, from a run's times.
@@ -263,57 +239,15 @@ def backups_of_run(
         raise UsageError(f"{run} has no events: plan from a run that has trained.")
     if seen.num_workers < 2:
         raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with as many as you have.")
-    choice = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
+    found = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
+    source = f"{len(seen.times_s):,} steps of {run}" if seen.as_they_came else f"each worker's own times in {run}"
+    if not as_json:
+        _show(found, f"{seen.num_workers} workers; {source}.", _rule(half_efficient))
+        return
     # For what the run came to in its own steps, whose updates may have been of another number of gradients.
     for_one = seen.updates / steps_to_target(max(1.0, seen.gradients_per_update), half_efficient)
-    steps = {row.backups: for_one * steps_to_target(row.gradients_per_step, half_efficient) for row in choice.rows}
-    if as_json:
-        print_json(_run_as_json(run, seen, choice, steps))
-    else:
-        _show_run(seen, choice, steps)
-
-
-def _run_as_json(run: Path, seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> dict[str, Any]:
-    rows = [
-        {
-            "backups": row.backups,
-            "gradients_per_step": row.gradients_per_step,
-            "step_s": row.step_s.value,
-            "steps": steps[row.backups],
-            "total_s": row.step_s.value * steps[row.backups],
-            "total_relative": row.time_relative.value,
-            "discounted_speed_up": row.throughput_relative,
-        }
-        for row in choice.rows
-    ]
-    return {
-        "run": str(run),
-        "workers": seen.num_workers,
-        "steps_seen": len(seen.times_s) if seen.as_they_came else 0,
-        "as_they_came": seen.as_they_came,
-        "best": choice.best.backups,
-        "within_2_percent": choice.within(_NEAR),
-        "rows": rows,
-    }
-
-
-def _show_run(seen: GradientTimes, choice: BackupPlan, steps: dict[int, float]) -> None:
-    from paceline.observe.words import SECONDS_IN, column_unit, number_text
-
-    total_s = {row.backups: row.step_s.value * steps[row.backups] for row in choice.rows}
-    step_unit, total_unit = column_unit(row.step_s.value for row in choice.rows), column_unit(total_s.values())
-
-    def time_text(value_s: float, unit: str) -> str:
-        return number_text(value_s / SECONDS_IN[unit]) if math.isfinite(value_s) else "never"
-
-    columns: dict[str, Callable[[BackupOption], str]] = {
-        "gradients\nper step": lambda row: str(row.gradients_per_step),
-        f"step\n({step_unit})": lambda row: time_text(row.step_s.value, step_unit),
-        "steps": lambda row: f"{steps[row.backups]:,.0f}",
-        f"total\n({total_unit})": lambda row: time_text(total_s[row.backups], total_unit),
-        "to\nb = 0": lambda row: f"{row.time_relative.value:.3f}",
-    }
-    source = (
-        f"{len(seen.times_s):,} steps as they came" if seen.as_they_came else "each worker's own times, put together"
-    )
-    _print(choice, f"{seen.num_workers} workers; from {source}.", columns, (), f".{_near_text(choice)}")
+    answer = _as_json(found)
+    for row in answer["rows"]:
+        row["steps"] = for_one * steps_to_target(row["gradients_per_step"], half_efficient)
+        row["total_s"] = row["step_s"]["value"] * row["steps"]
+    print_json({"run": str(run), "workers": seen.num_workers, "as_they_came": seen.as_they_came} | answer)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import err, print_json, results, say
+from paceline.cli.console import print_json, results, stages
 from paceline.errors import UsageError
 from paceline.run.fork_server import fork_server_context
 from paceline.system.paths import check_new_file
@@ -67,7 +65,9 @@ def calibrate(
         if group.num_workers == 1:
             _alone(task, file, None, as_json, measure)
             return
-        with _progress(group.worker_id == 0) as progress:
+        with stages() as tell:
+            first = group.worker_id == 0  # which reports for all
+            progress = (lambda what: tell(f"Measuring {what}")) if first else (lambda _: None)
             measured = measure_together(group, task or "digits-mlp", **measure, on_progress=progress)
         if measured is not None:
             measured = replace(measured, names_hosts=hosts)
@@ -79,8 +79,8 @@ def calibrate(
 def _alone(task: str | None, file: Path, workers: int | None, as_json: bool, how: dict[str, Any]) -> None:
     from paceline.advice.calibration.machine import measure
 
-    with _progress(True) as progress:
-        measured = measure(task or "digits-mlp", **how, on_progress=progress)
+    with stages() as tell:
+        measured = measure(task or "digits-mlp", **how, on_progress=lambda what: tell(f"Measuring {what}"))
     _write(measured, measured.as_cluster(workers), task, file, as_json=as_json)
 
 
@@ -100,22 +100,6 @@ def _write(
     console.print(f"Use it:  paceline simulate --cluster {file} {how}", soft_wrap=True)
     if as_json:
         print_json(measured.as_json(cluster, file))
-
-
-@contextlib.contextmanager
-def _progress(told: bool) -> Iterator[Callable[[str], None]]:
-    """Reports the current measurement, if this process should."""
-    if not told:
-        yield lambda _: None
-        return
-    with err().status("Measuring", spinner="line") as status:
-
-        def progress(what: str) -> None:
-            status.update(f"Measuring {what}")
-            if not err().is_terminal:
-                say(f"Measuring {what}")
-
-        yield progress
 
 
 def _launched() -> bool:

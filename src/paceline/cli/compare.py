@@ -59,7 +59,8 @@ def compare(
     runs, not_written = {}, []
     words = options.task_word(configs[0].task), "compare"
     with options.out_folder(out, *words) as folder, run_folder(folder), noted() as interruption:
-        for name, config in _named(configs):
+        for number, config in enumerate(configs, start=1):
+            name = f"{number}-{config.algorithm.partition('(')[0]}-{config.workers}-workers"
             if interruption:
                 break
             try:
@@ -103,14 +104,6 @@ def _configurations(given: dict[str, Any], specs: list[str], counts: list[int], 
                 configs[config.algorithm, used, seed] = config
     options.check_specs(configs.values())
     return list(configs.values())
-
-
-def _named(configs: list[TrainConfig]) -> list[tuple[str, TrainConfig]]:
-    """Each run with its folder's name, such as `1-hogwild-2-workers`."""
-    return [
-        (f"{number}-{config.algorithm.partition('(')[0]}-{config.workers}-workers", config)
-        for number, config in enumerate(configs, start=1)
-    ]
 
 
 def _one(config: TrainConfig, folder: Path) -> tuple[RunData, NotWrittenError | None]:

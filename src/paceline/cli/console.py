@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import typer
@@ -64,6 +65,24 @@ def complain(message: str) -> None:
 def say(message: str) -> None:
     """Prints one line on stderr, unwrapped so that paths in it can be clicked."""
     err().print(message, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[..., None]]:
+    """Yields a function to report what is being done, and the share that is done: a status on a terminal, else lines."""
+    console, last = err(), ""
+    with console.status("") as status:
+
+        def tell(what: str, share: float | None = None) -> None:
+            nonlocal last
+            line = what if share is None else f"{100 * share:3.0f} %  {what}"
+            if console.is_terminal:
+                status.update(line)
+            elif what != last:
+                say(line)
+            last = what
+
+        yield tell
 
 
 def page_about(page: str) -> str:

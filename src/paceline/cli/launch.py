@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli import options
-from paceline.cli.console import err, say
+from paceline.cli.console import say
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.loop.slowness import checked_factors
 from paceline.run.fork_server import fork_server_context
@@ -179,8 +179,8 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
 
     fork_server_context()  # its server loads PyTorch while this process does
     from paceline.algorithms import registry
-    from paceline.cli.train import finished, show
-    from paceline.observe.progress import LiveTable
+    from paceline.cli.train import finished, live_table, show
+    from paceline.observe.words import workers_text
     from paceline.records.run_data import RunData
     from paceline.run.launch import launch as run_launch
     from paceline.specs.file_loop import load_loop
@@ -190,23 +190,15 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     loop = load_loop(reference)
     words = [loop.path.stem, *([algorithm.partition("(")[0]] if algorithm else [])]
     with options.out_folder(out or resume, "launch", *words) as folder:
-        title = f"{reference}: {algorithm or 'as attach says'}, {workers} worker{'s' * (workers > 1)}, into {folder}"
+        title = f"{reference}: {algorithm or 'as attach says'}, {workers_text(workers)}, into {folder}"
         try:
-            with LiveTable(title, console=err()) as live:
-                start = partial(
-                    run_launch,
-                    loop,
-                    **{name: given[name] for name in _PASSED_ON if name in given},
-                    out=folder,
-                    limit_s=limit_s,
-                    slow=slow,
-                    on_progress=live.update,
+            with live_table(title, folder, f"paceline launch {reference}") as live:
+                passed_on = {name: given[name] for name in _PASSED_ON if name in given}
+                run, not_written = finished(
+                    partial(
+                        run_launch, loop, out=folder, limit_s=limit_s, slow=slow, on_progress=live.update, **passed_on
+                    )
                 )
-                run, not_written = finished(start)
-        except KeyboardInterrupt:
-            if (folder / "checkpoint").is_dir():
-                say(f"Resume from the last checkpoint: paceline launch {reference} --resume {folder}")
-            raise
         except (UsageError, NotWrittenError):
             raise
         except PacelineError:

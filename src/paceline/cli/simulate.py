@@ -65,17 +65,12 @@ def simulate(
     word = config.algorithm.partition("(")[0]
     with options.out_folder(out, "simulated", options.task_word(config.task), word) as folder:
         say(f"{config.task}: {config.algorithm}, {config.workers} simulated workers, into {folder}")
-        start = partial(
-            simulate_task,
-            config,
-            cluster=simulated,
-            timing_only=timing_only,
-            num_parameters=parameters,
-            faults=faults,
-            out=folder,
-            command=options.write_command(),
-        )
-        run, not_written = finished(start)
+        run, not_written = finished(
+            partial(
+                simulate_task, config, cluster=simulated, timing_only=timing_only, num_parameters=parameters,
+                faults=faults, out=folder, command=options.write_command(),
+            )
+        )  # fmt: skip
     show(run, not_written, folder, as_json=as_json)
 
 

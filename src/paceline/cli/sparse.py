@@ -15,8 +15,8 @@ from paceline.system.paths import check_new_file
 
 sparse = verbs("Fit sparse linear models and ratings on all cores, and predict with them.", no_args_is_help=True)
 
+# Options that mean something for one kind of data only.
 _LINEAR, _RATINGS = {"loss", "penalty", "learning_rate", "discipline"}, {"rank"}
-"""Options that mean something for one kind of data only."""
 
 _LOSSES = {"logistic": "log_loss", "squared": "squared_error"}
 
@@ -135,11 +135,12 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    from rich import box
-    from rich.table import Table
+    from paceline.observe.document import Cell, Table
+    from paceline.observe.terminal import shown
 
-    table = Table("What", "Measured", box=box.SIMPLE_HEAD)
-    for name, value in result.items():
-        if value is not None:
-            table.add_row(name.replace("_", " "), f"{value:,.5g}" if isinstance(value, float) else str(value))
-    out().print(table)
+    rows = [
+        (name.replace("_", " "), f"{value:,.5g}" if isinstance(value, float) else str(value))
+        for name, value in result.items()
+        if value is not None
+    ]
+    out().print(shown(Table(rows, [Cell(one, kind="name") for one in ("What", "Measured")])))

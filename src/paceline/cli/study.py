@@ -72,7 +72,7 @@ def run(
     from paceline.study.runner import run_study
 
     try:
-        end = run_study(study, study_folder, on_progress=_Lines(f"{study.name}: into {study_folder}"))
+        end = run_study(study, study_folder, on_progress=_tell)
     except KeyboardInterrupt:
         say(f"Finished trials are kept in {study_folder}; the same command continues from there.")
         raise
@@ -109,9 +109,6 @@ def table(
 
 study_app.command()(report)
 study_app.command()(compare)
-
-
-# Meaning of the options
 
 
 def _table(given: dict[str, Any]) -> dict[str, Any]:
@@ -186,24 +183,13 @@ def _default_folder(study: Study, file: Path | None) -> Path:
     return Path("runs") / f"study-{options.task_word(study.task)}-{digest}"
 
 
-# Messages
+def _tell(progress: StudyProgress) -> None:
+    """Prints a line about the last finished trial."""
+    from paceline.observe.words import seconds_text
 
-
-class _Lines:
-    """Prints an occasional line about the last finished trial; before the first, the study's title."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-
-    def __call__(self, progress: StudyProgress) -> None:
-        from paceline.observe.words import seconds_text
-
-        if self._title:
-            say(self._title)
-            self._title = ""
-        left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
-        count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
-        say(f"{count}  {_levels_text(progress.trial)}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
+    left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
+    count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
+    say(f"{count}  {_levels_text(progress.trial)}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
 
 
 def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:

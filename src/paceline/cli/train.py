@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -20,7 +20,7 @@ from paceline.run.fork_server import fork_server_context
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from paceline.observe.progress import Progress
+    from paceline.observe.progress import LiveTable, Progress
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
 
@@ -80,34 +80,42 @@ def execute(
     config: TrainConfig, folder: Path, *, resume: Path | None = None, tensorboard: bool = False
 ) -> tuple[RunData, NotWrittenError | None]:
     """Trains into a folder, with live figures on stderr; returns the run, and its error if some files were not written."""
-    from paceline.observe.progress import LiveTable
+    from paceline.observe.words import workers_text
     from paceline.run.train import train as run_training
 
     command = options.write_command()
-    workers = f"{config.workers} worker{'s' if config.workers > 1 else ''}"
-    title = f"{config.task}: {config.algorithm}, {workers}, into {folder}"
+    title = f"{config.task}: {config.algorithm}, {workers_text(config.workers)}, into {folder}"
+    with live_table(title, folder, "paceline train") as live, contextlib.ExitStack() as opened:
+        shows, board = [live.update], None
+        if tensorboard:
+            from paceline.integrations.tensorboard import TensorBoard
+
+            board = opened.enter_context(TensorBoard(folder / "tensorboard"))
+            shows.append(board.update)
+
+        def told(progress: Progress) -> None:
+            for show_it in shows:
+                show_it(progress)
+
+        run, not_written = finished(
+            partial(run_training, config, out=folder, resume=resume, command=command, on_progress=told)
+        )
+        if board is not None:
+            board.end(run)
+        return run, not_written
+
+
+@contextlib.contextmanager
+def live_table(title: str, folder: Path, command: str) -> Iterator[LiveTable]:
+    """A live table on stderr; when interrupted, says how to resume the run by this command."""
+    from paceline.observe.progress import LiveTable
+
     try:
-        with contextlib.ExitStack() as opened:
-            live, board = opened.enter_context(LiveTable(title, console=err())), None
-            if tensorboard:
-                from paceline.integrations.tensorboard import TensorBoard
-
-                board = opened.enter_context(TensorBoard(folder / "tensorboard"))
-
-            def told(progress: Progress) -> None:
-                live.update(progress)
-                if board is not None:
-                    board.update(progress)
-
-            run, not_written = finished(
-                partial(run_training, config, out=folder, resume=resume, command=command, on_progress=told)
-            )
-            if board is not None:
-                board.end(run)
-            return run, not_written
+        with LiveTable(title, console=err()) as live:
+            yield live
     except KeyboardInterrupt:
         if (folder / "checkpoint").is_dir():
-            say(f"Resume from the last checkpoint: paceline train --resume {folder}")
+            say(f"Resume from the last checkpoint: {command} --resume {folder}")
         raise
 
 

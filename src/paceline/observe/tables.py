@@ -139,9 +139,8 @@ def comparison_table(results: _Results) -> table.Table:
     if len(workers) > 1:  # in a separate column
         pairs = zip(labels, results, strict=True)
         names = [label.replace(f" · {workers_text(result.get('workers', 0))}", "") for label, result in pairs]
-    heads = [Cell("method"), Cell("outcome", kind="name"), *(Cell(one.narrow) for one in columns)]
+    heads = [Cell("method", kind="name"), Cell("outcome", kind="name"), *(Cell(one.narrow) for one in columns)]
     rows = [list(row) for row in _rows(results, columns, list(map(Cell, names)), [_outcome(one) for one in results])]
-    made = shown(Table(rows, heads))
     notes = [
         f"{label}: {result['outcome_reason']}"
         for label, result in zip(labels, results, strict=True)
@@ -152,8 +151,7 @@ def comparison_table(results: _Results) -> table.Table:
         notes.append(f"{workers_text(number)} each.")
     if any(cell.kind == "best" for row in rows for cell in row):
         notes.append("Bold: more than 5 % better than the next.")
-    made.caption = Text("\n".join(notes)) if notes else None
-    return made
+    return shown(Table(rows, heads), notes=notes)
 
 
 def _deepest_fraction(results: _Results) -> str | None:

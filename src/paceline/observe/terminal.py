@@ -1,4 +1,4 @@
-"""Tables of figures for a terminal."""
+"""Tables for a terminal."""
 
 from __future__ import annotations
 
@@ -15,33 +15,19 @@ OUTCOMES = {"converged": "green", "stopped": "yellow", "diverged": "bold red", "
 _STYLES = {"best": BEST, "found": "bold"}
 
 
-def figures_table(name: str | None, figures: Sequence[str]) -> table.Table:
-    """A table that never cuts its cells, readable from 80 columns on.
-
-    Args:
-        name: heading of the column that names the rows, which wraps. None: there is no such column.
-        figures: headings of the columns of numbers.
-    """
+def shown(page: Table, title: str | None = None, notes: Sequence[str] = ()) -> table.Table:
+    """A page's table for the terminal, readable from 80 columns on: columns of names wrap, and no cell is cut."""
     made = table.Table(
         header_style="bold", caption_justify="left", caption_style="dim", box=SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
+        padding=(0, 1, 0, 0), show_edge=False, title_justify="left", title=title,
+        caption=Text("\n".join(notes)) if notes else None,
     )  # fmt: skip
-    if name is not None:
-        made.add_column(name, overflow="fold", min_width=12)
-    for heading in figures:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
-
-
-def shown(page: Table, title: str | None = None) -> table.Table:
-    """A page's table for the terminal; columns of names wrap."""
-    first, *others = page.heads[-1]
-    made = figures_table(first.text, ())
-    made.title = title
-    for head in others:
+    for head in page.heads[-1]:
         is_name = "name" in head.kind
-        text = "\n".join(filter(None, (head.text, head.below)))
-        made.add_column(text, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+        made.add_column(
+            Text("\n".join(filter(None, (head.text, head.below)))), justify="left" if is_name else "right",
+            no_wrap=not is_name, overflow="fold", min_width=12 if head is page.heads[-1][0] and is_name else None,
+        )  # fmt: skip
     for row in page.rows:
         made.add_row(*(Text(cell.text, _style(cell)) for cell in row))
     return made
