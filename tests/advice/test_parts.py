@@ -5,24 +5,26 @@ import importlib
 import math
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from advice.made_up import made_up
 from advice.planted import Law, Planted
 from forked import AGAINST_HANGS_S
 from paceline.advice.answer import Candidate, Prediction, Target
 from paceline.advice.candidates import DEFAULT, OMITTED, candidates
-from paceline.advice.convergence import Job, simulate
-from paceline.advice.machine import matched, with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.prediction import order, progress_error
 from paceline.advice.program import Observed, Shape, mean_rate, observed, steady_rates
+from paceline.advice.programs import TaskProgram, virtual_rate
 from paceline.advice.short_runs import ShortRuns, designed
-from paceline.advice.tasks import TaskProgram, virtual_rate
-from paceline.advice.words import no_time, not_asynchronous
+from paceline.advice.simulations import Job, matched, simulate, with_workers
+from paceline.advice.tables import ranking
+from paceline.advice.words import cautions
 from paceline.algorithms import registry
 from paceline.errors import PacelineError
 from paceline.planner.estimate import Estimate, LogSpread, half_width
@@ -216,7 +218,8 @@ def test_what_was_not_measured_differs_from_what_does_not_arrive():
     common = {"candidate": Candidate(algorithm="hogwild", workers=2), "time_s": None, "samples_per_s": speed}
     never = Prediction(**common, samples_to_target=None, simulated_s=(math.inf,), why_not="it ends before")
     unknown = Prediction(**common, samples_to_target=None, why_not="it was not simulated: the budget was spent")
-    assert [no_time(one) for one in (never, unknown)] == ["not reached", "not measured"]
+    rows = ranking(replace(made_up(), ranked=(never, unknown))).rows
+    assert [row[1].text for row in rows] == ["not reached", "not measured"]
 
 
 def predicted(algorithm, workers, seconds):
@@ -232,10 +235,9 @@ ASYNC, BACKUPS = "parameter-server(mode=async)", "parameter-server(mode=sync(bac
 @pytest.mark.parametrize(
     ("times_s", "said"),
     [
-        ({(BACKUPS, 4): 10.0, (ASYNC, 4): 30.0}, f"{ASYNC} with 4 workers, takes 30.0 s, {BACKUPS} with 4 workers 10.0 s."),
-        ({(BACKUPS, 4): 10.0, (ASYNC, 4): 10.5}, "though their intervals overlap."),
-        ({(BACKUPS, 4): 10.0, (ASYNC, 4): None}, f"ranks behind {BACKUPS} with 4 workers."),
-        ({("sequential", 1): 10.0, ("hogwild", 2): 20.0}, "takes 20.0 s, sequential with 1 worker 10.0 s."),
+        ({(BACKUPS, 4): 10.0, (ASYNC, 4): 30.0}, f"{BACKUPS} with 4 workers ranks before {ASYNC} with 4 workers."),
+        ({(BACKUPS, 4): 10.0, (ASYNC, 4): None}, f"{BACKUPS} with 4 workers ranks before {ASYNC} with 4 workers."),
+        ({("sequential", 1): 10.0, ("hogwild", 2): 20.0}, "sequential with 1 worker ranks before hogwild with 2 workers."),
         ({("ad-psgd", 4): 5.0, (BACKUPS, 4): 10.0, (ASYNC, 4): 30.0}, None),
         ({(BACKUPS, 4): 10.0, ("lockstep", 4): 30.0}, None),
         ({(ASYNC, 4): 10.0}, None),
@@ -244,9 +246,11 @@ ASYNC, BACKUPS = "parameter-server(mode=async)", "parameter-server(mode=sync(bac
 )  # fmt: skip
 def test_asynchronous_sgd_is_advised_against_where_waiting_is_no_slower(times_s, said):
     ranked = order([predicted(*one, seconds) for one, seconds in times_s.items()], Target(accuracy=0.9))
-    found = not_asynchronous(ranked)
-    assert bool(found) is (said is not None)
-    if said is not None:
-        (sentence,) = found
-        assert sentence.startswith("Do not use asynchronous SGD here: ")
-        assert sentence.endswith(said)
+    assert cautions(ranked) == ([f"Asynchronous SGD does not pay here: {said}"] if said is not None else [])
+
+
+def test_overlapping_intervals_are_a_close_call():
+    ranked = order([predicted(BACKUPS, 4, 10.0), predicted("lockstep", 4, 10.5)], Target(accuracy=0.9))
+    assert cautions(ranked) == [
+        f"A close call: the intervals of lockstep with 4 workers overlap with that of {BACKUPS} with 4 workers."
+    ]

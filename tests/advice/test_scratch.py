@@ -9,7 +9,7 @@ import torch
 
 from paceline.advice.advise import advise
 from paceline.advice.answer import Candidate, Target
-from paceline.advice.loops import LoopProgram
+from paceline.advice.programs import LoopProgram
 from paceline.advice.scratch import Confined, Scratch, WritesElsewhereError
 from paceline.errors import PacelineError, UsageError
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.study_report import compare, report
+from paceline.cli.study import compare, report
 from paceline.errors import UsageError
 
 from .made_up import make_table

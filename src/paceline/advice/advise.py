@@ -13,14 +13,14 @@ from paceline.advice.answer import Advice, Candidate, Circumstances, Fit, Predic
 from paceline.advice.campaign import Budget, Campaign
 from paceline.advice.candidates import ALONE, candidates
 from paceline.advice.failures import CHECKPOINT_EVERY_S, restarts, with_kills
-from paceline.advice.loops import LoopProgram, load_program
-from paceline.advice.machine import this_machine
 from paceline.advice.pool import Pool
 from paceline.advice.prediction import Predictor, convergence_models, order
 from paceline.advice.program import Program, Shape
+from paceline.advice.programs import LoopProgram, load_program
 from paceline.advice.scratch import Scratch, WritesElsewhereError
 from paceline.advice.short_runs import ShortRuns, designed
-from paceline.advice.words import close_calls, how_sure, name, not_asynchronous, nothing_arrives
+from paceline.advice.simulations import this_machine
+from paceline.advice.words import cautions, how_sure, name, nothing_arrives
 from paceline.errors import PacelineError, UsageError
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import LogSpread
@@ -325,10 +325,7 @@ class _Advising:
         if not arrives:
             return
         best, said = ranked[0], self.warnings
-        said += close_calls(ranked)
-        said += not_asynchronous(ranked)
-        if best.extrapolation:
-            said.append(f"The first is extrapolated: {best.extrapolation}.")
+        said += cautions(ranked)
         if seeds is None:
             said.append("No candidate was simulated to the target with two seeds: how much they differ is assumed.")
         gone = sum(not math.isfinite(time_s) for time_s in best.simulated_s)

@@ -11,11 +11,10 @@ import numpy as np
 
 from paceline.advice.answer import Candidate, Target
 from paceline.advice.candidates import ALONE
-from paceline.advice.convergence import Job, Simulated, simulate
-from paceline.advice.machine import with_workers
 from paceline.advice.pool import Pool
 from paceline.advice.program import Observed, Program, Shape
 from paceline.advice.short_runs import ShortRuns
+from paceline.advice.simulations import Job, Simulated, simulate, with_workers
 from paceline.simulator import Cluster
 
 _HOW_LONG = 1.5  # times the best time so far: how long others are simulated

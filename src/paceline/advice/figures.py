@@ -8,23 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from paceline.advice.answer import Advice, Candidate
-from paceline.advice.tables import ranking_unit
-from paceline.advice.words import INTERVAL, label, measure_name, seconds_in, span_in
-from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, method_colour, numbers, scatter, thin
+from paceline.advice.answer import Advice
+from paceline.advice.tables import EMPHASISED, colour_of, ranking_unit, seconds_in, span_in
+from paceline.advice.words import INTERVAL, label, measure_name
+from paceline.observe.drawing import Figure, add_rule, error_bars, log_axis, numbers, scatter, thin
 from paceline.observe.words import SECONDS_IN, capital, seconds_text
 
-_EMPHASISED = 6
 _WITH_BARS = 3  # more would hide each other on one line
 _MOST_ROWS = 24
 _MOST_POINTS = 200
 _ROW_PX = 42
-
-
-def colour_of(advice: Advice, candidate: Candidate) -> str | None:
-    """The colour of one of the best candidates; None for the others."""
-    best = [one.candidate for one in advice.ranked[:_EMPHASISED] if one.arrives]
-    return method_colour(best.index(candidate)) if candidate in best else None
 
 
 def advice_figures(advice: Advice) -> list[Figure]:
@@ -49,12 +42,6 @@ def _curves(advice: Advice) -> Figure | None:
     if target.deadline_s is not None:
         add_rule(layout, f"deadline {seconds_text(target.deadline_s)}", x=target.deadline_s)
     name = measure_name(target)
-    rows = [
-        [trace["meta"], trace["name"], x, y]
-        for trace in traces
-        if "meta" in trace
-        for x, y in zip(trace["x"], trace["y"], strict=True)
-    ]
     by_then = "" if target.deadline_s is None else ", and what is reached by the deadline"
     return Figure(
         "curves",
@@ -63,8 +50,7 @@ def _curves(advice: Advice) -> Figure | None:
         f"Bars: {INTERVAL}s of the first three: when the target is reached{by_then}.",
         traces,
         layout,
-        ["what", "candidate", "time (s)", name + (" (%)" if percent else "")],
-        rows,
+        columns={"what": "meta", "candidate": "name", "time (s)": "x", name + (" (%)" if percent else ""): "y"},
     )
 
 
@@ -156,7 +142,7 @@ def _y_axis(advice: Advice, traces: Sequence[dict[str, Any]], wanted: float | No
 
 def _x_axis(advice: Advice, traces: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
     """Up to the last time shown; logarithmic if the short runs would vanish at its beginning."""
-    times = [one.time_s for one in advice.ranked[:_EMPHASISED] if one.time_s is not None]
+    times = [one.time_s for one in advice.ranked[:EMPHASISED] if one.time_s is not None]
     ends = [min(one.high, 1.6 * one.value) for one in times]
     ends += [advice.target.deadline_s] if advice.target.deadline_s is not None else []
     seen = [value for trace in traces for value in trace["x"] if value is not None]
@@ -229,9 +215,9 @@ def _arrivals(advice: Advice) -> Figure | None:
     }  # fmt: skip
     cells = [
         [
-            names[row], *numbers([values[row], lows[row], highs[row]], 17),
+            names[row], *numbers([values[row], lows[row], highs[row]]),
             " ".join(f"{value / size_s:.6g}" for value in one.simulated_s),
-            None if one.modelled_s is None else numbers([one.modelled_s.value / size_s], 17)[0],
+            None if one.modelled_s is None else numbers([one.modelled_s.value / size_s])[0],
         ]
         for row, (one, _) in enumerate(shown)
     ]  # fmt: skip
@@ -243,8 +229,7 @@ def _arrivals(advice: Advice) -> Figure | None:
         f" themselves.{f' {cut} more candidates arrive later.' if cut else ''}",
         traces,
         layout,
-        ["candidate", f"time ({unit})", "low", "high", "simulated", "by the models alone"],
-        cells,
+        [["candidate", f"time ({unit})", "low", "high", "simulated", "by the models alone"], *cells],
         height_px=_ROW_PX * len(shown) + 16,
         legend=any(points.values()),
     )

@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline.advice.answer import Candidate, Prediction, Target
 from paceline.advice.campaign import Campaign
-from paceline.advice.convergence import fit
 from paceline.advice.program import Observed
 from paceline.advice.short_runs import Rate
+from paceline.advice.simulations import fit
 from paceline.observe.words import counted
 from paceline.planner.convergence_model import ConvergenceModel
 from paceline.planner.estimate import Estimate, LogSpread, half_width, within_factor

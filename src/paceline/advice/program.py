@@ -71,7 +71,7 @@ class Observed:
 
 
 class Program(Protocol):
-    """A training that advice can be given on; built-in tasks and users' loops are in `tasks.py` and `loops.py`."""
+    """A training that advice can be given on; built-in tasks and users' loops are in `programs.py`."""
 
     @property
     def name(self) -> str:

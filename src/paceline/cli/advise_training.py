@@ -135,8 +135,9 @@ def _specs(texts: list[str] | None) -> list[str] | None:
 def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from rich.text import Text
 
-    from paceline.advice.tables import fit_lines, ranking_table
+    from paceline.advice.tables import fits_table, ranking_table
     from paceline.advice.words import asked, remarks, verdict
+    from paceline.observe.terminal import shown
     from paceline.observe.words import seconds_text
 
     console = results(as_json=as_json)
@@ -147,11 +148,9 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
         _list(console, "", advice.reasons)
     _list(console, "Mind", [*advice.warnings, *remarks(advice.ranked)])
     _list(console, "Not tried", advice.not_tried)
-    _list(
-        console,
-        "Errors of the models on data left out (loss and error rate: above the optimum)",
-        fit_lines(advice),
-    )
+    if advice.fits:
+        console.print("\nErrors of the models on data left out (loss and error rate: above the optimum):")
+        console.print(shown(fits_table(advice)))
     console.print(f"\nIt took {seconds_text(advice.took_s)}.")
     if advice.command:
         console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)

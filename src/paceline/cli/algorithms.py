@@ -1,4 +1,4 @@
-"""`paceline algorithms`: the available algorithms."""
+"""`paceline algorithms` and `paceline cite`: the available algorithms, and their papers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+import paceline
 from paceline.cli.card import card
 from paceline.cli.console import out, print_json
 from paceline.errors import UsageError
+
+_SOFTWARE = """\
+@software{{paceline,
+  title = {{Paceline: parallel, asynchronous and distributed SGD for PyTorch}},
+  author = {{{{The Paceline authors}}}},
+  version = {{{version}}},
+  year = {{2026}},
+  note = {{Apache-2.0}},
+}}"""
 
 
 def algorithms(
@@ -64,6 +74,18 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from paceline.observe.terminal import shown
 
     heads = [Cell(name, kind="name") for name in ("Spec, with every default", "What it does", "Tolerates")]
-    return shown(
-        Table([[row["spec"], row["summary"], ", ".join(row["tolerates"]) or "nothing"] for row in rows], heads)
-    )
+    texts = [[row["spec"], row["summary"], ", ".join(row["tolerates"]) or "nothing"] for row in rows]
+    return shown(Table(texts, heads))
+
+
+def cite(
+    algorithms: Annotated[list[str] | None, typer.Argument(help="Name the papers of these, too.")] = None,
+) -> None:
+    """Print how to cite Paceline, as BibTeX, and the papers of the algorithms that are named.
+
+    Example: paceline cite leashed ad-psgd
+    """
+    papers = [card(name) for name in algorithms or ()]
+    print(_SOFTWARE.format(version=paceline.__version__))
+    for one in papers:
+        print(f"\n{one.name}: {one.parts['Reference']}")

@@ -16,10 +16,9 @@ import typer.core
 
 import paceline
 from paceline.cli.advise import advise
-from paceline.cli.algorithms import algorithms
+from paceline.cli.algorithms import algorithms, cite
 from paceline.cli.backups import plan
 from paceline.cli.calibrate import calibrate
-from paceline.cli.cite import cite
 from paceline.cli.compare import compare
 from paceline.cli.console import complain, page_about
 from paceline.cli.doctor import doctor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 import sys
 import time
@@ -244,19 +245,16 @@ def out_folder(out: Path | None, *words: str) -> Iterator[Path]:
 def _new_folder(*words: str) -> Path:
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words)
     stem = _RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    error: OSError | None = None
-    for number in range(1, _MOST_FOLDERS):
+    for number in itertools.count(1):
         path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         try:
             path.mkdir(parents=True)
             return path
-        except (FileExistsError, FileNotFoundError) as taken:  # or another command has just removed the parent
-            error = taken
-        except OSError as other:
-            error = other
-            break
-    assert error is not None
-    raise UsageError(str(files.not_written(stem, error)))
+        except OSError as error:
+            # Taken, or another command has just removed the parent.
+            if not isinstance(error, FileExistsError | FileNotFoundError) or number == _MOST_FOLDERS:
+                raise UsageError(str(files.not_written(stem, error))) from error
+    raise AssertionError
 
 
 def task_word(reference: str) -> str:

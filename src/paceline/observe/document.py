@@ -50,8 +50,8 @@ class Table:
         self.kind = kind
 
 
-def _cell(one: Cell | str) -> Cell:
-    return one if isinstance(one, Cell) else Cell(one)
+def _cell(one: Cell | str | float | None) -> Cell:
+    return one if isinstance(one, Cell) else Cell(one if isinstance(one, str) else number_text(one))
 
 
 def settings_table(rows: Iterable[tuple[str, Sequence[Any]]], heads: Sequence[str] = ()) -> Table:
@@ -119,7 +119,7 @@ def _environment() -> jinja2.Environment:
         "few": few,
         "seconds": seconds_text,
         "as_table": lambda rows, most: Table(rows[1 : most + 1], rows[0]),
-        "drawn": lambda figure: {name: value for name, value in asdict(figure).items() if name != "table"},
+        "drawn": asdict,
     }
     found.globals |= {
         "source": lambda name: Markup(loader.get_source(found, name)[0]),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,8 @@ class Figure:
         name: its id and the name of downloaded files.
         note: how to read it.
         layout: plotly layout without colours, fonts and margins, which the page sets.
-        columns: of the CSV file: headers.
-        rows: of the CSV file: its lines; alternatively
-        keys: each column's key in the traces, if they list the values.
-        table: the figure as a table for screen readers: headings, then rows of cells.
+        table: the figure as a table, which is also its CSV file: headings, then rows of texts and numbers.
+        columns: of the CSV file of a figure without a table: headings, and the keys of their values in the traces.
     """
 
     name: str
@@ -32,10 +30,8 @@ class Figure:
     note: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]] | None = None
-    keys: Sequence[str] = ()
-    table: Sequence[Sequence[str]] = ()
+    table: Sequence[Sequence[Any]] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
     height_px: int = 380
     legend: bool = True
 
@@ -91,9 +87,9 @@ class Panels:
             **looks,
         )  # fmt: skip
 
-    def figure(self, name: str, title: str, note: str, columns: Sequence[str], rows: Any = None, **more: Any) -> Figure:
+    def figure(self, name: str, title: str, note: str, **more: Any) -> Figure:
         """The figure of all panels; arguments as those of `Figure`."""
-        return Figure(name, title, note, self.traces, self.layout, columns, rows, height_px=self.height_px, **more)
+        return Figure(name, title, note, self.traces, self.layout, height_px=self.height_px, **more)
 
 
 def _number(panel: int) -> str:

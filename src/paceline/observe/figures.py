@@ -85,8 +85,7 @@ def _loss(
         + (" Diverged runs leave the figure at the top." if clipped else ""),
         traces,
         layout,
-        ["series", x_title, "training loss"],
-        keys=["name", "x", "y"],
+        columns={"series": "name", x_title: "x", "training loss": "y"},
         legend=len(series) > 1,
     )
 
@@ -127,7 +126,6 @@ def _accuracy(series: Sequence[Series]) -> Figure | None:
         "Each mark is one evaluation on the test data. The axis does not begin at zero.",
         traces,
         layout,
-        ["series", "time (s)", "test accuracy (%)"],
-        keys=["name", "x", "y"],
+        columns={"series": "name", "time (s)": "x", "test accuracy (%)": "y"},
         legend=len(series) > 1,
     )

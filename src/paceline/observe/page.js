@@ -78,11 +78,11 @@
       if (typeof cell === "string" && /^[=+\-@\t\r]/.test(cell)) text = "'" + text;  // no formulas in spreadsheets
       return /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
     };
-    const rows = [figure.columns];
-    if (figure.rows) rows.push(...figure.rows);
-    else for (const trace of figure.traces)
-      for (let at = 0; at < trace.x.length; at++)
-        rows.push(figure.keys.map((key) => (Array.isArray(trace[key]) ? trace[key][at] : trace[key])));
+    const rows = figure.table.length ? figure.table : [Object.keys(figure.columns)];
+    const keys = Object.values(figure.columns);
+    for (const trace of figure.table.length ? [] : figure.traces)
+      for (let at = 0; at < trace.x.length && keys.every((key) => key in trace); at++)
+        rows.push(keys.map((key) => (Array.isArray(trace[key]) ? trace[key][at] : trace[key])));
     return rows.map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
   };
 

@@ -54,7 +54,7 @@ def staleness(series: Sequence[Series]) -> Figure | None:
     return panels.figure(
         "staleness", "How stale the applied gradients were",
         "Staleness: how many updates were applied between a gradient's reading of the parameters and its own update.",
-        ["series", "staleness (updates)", "updates"], keys=["name", "x", "y"], legend=False,
+        columns={"series": "name", "staleness (updates)": "x", "updates": "y"}, legend=False,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def shares(series: Sequence[Series]) -> Figure | None:
     return panels.figure(
         "time-per-worker", "Where each worker's time went",
         "Sums over all steps of the run, dropped gradients included." + _cut_lanes(series),
-        ["series", "worker", "activity", "share (%)"], keys=["meta", "y", "name", "x"],
+        columns={"series": "meta", "worker": "y", "activity": "name", "share (%)": "x"},
     )  # fmt: skip
 
 
@@ -125,8 +125,10 @@ def lanes(series: Sequence[Series]) -> Figure | None:
     return panels.figure(
         "lanes", "Who waits for whom: one lane per worker",
         "The same duration of every run. Blank: not accounted for." + _cut_lanes(series),
-        ["series", "worker", "activity", f"start ({unit})", f"duration ({unit})", "step"],
-        keys=["meta", "y", "name", "base", "x", "customdata"],
+        columns={
+            "series": "meta", "worker": "y", "activity": "name", f"start ({unit})": "base", f"duration ({unit})": "x",
+            "step": "customdata",
+        },
     )  # fmt: skip
 
 
@@ -177,7 +179,7 @@ def sizes_of_batches(series: Sequence[Series]) -> Figure | None:
         "batch-sizes", "How large each worker's batch was",
         "Samples of a round, dealt out by the workers' measured speeds; short rounds at the ends of epochs are left out."
         + _cut_lanes(shown),
-        ["series", "worker", "time (s)", "samples"], keys=["meta", "name", "x", "y"],
+        columns={"series": "meta", "worker": "name", "time (s)": "x", "samples": "y"},
     )  # fmt: skip
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.observe.drawing import method_colour, numbers
+from paceline.observe.drawing import method_colour
 from paceline.observe.palette import METHODS
 from paceline.observe.words import ABSENT, number_text, span_text
 from paceline.study.statistics import SampleEstimate
@@ -111,13 +111,6 @@ class Facets:
 
     def panel_title(self, down: Any) -> str:
         return level_text(self.down, down) if self.down else ""
-
-    def data(self, measured: Mapping[str, np.ndarray]) -> tuple[list[str], list[list[Any]]]:
-        """A CSV file's headers and its rows, one for each trial: its name and its measurements."""
-        trials = self.trials
-        named = [map(str, trials.frame["trial"]), *trials.column_of.values(), map(str, trials.outcomes)]
-        rows = zip(*named, *(numbers(column, 17) for column in measured.values()), strict=True)
-        return ["trial", *map(factor_text, trials.column_of), "outcome", *measured], list(map(list, rows))
 
 
 def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:

@@ -47,7 +47,6 @@ def staleness_figure(facets: Facets) -> Figure | None:
         ranges[-1] = f"{firsts[-1]} or more"
     shown = [method for method in facets.trials.methods if any(cell.method == method for cell, _ in cells)]
     panels = Panels(shown, [_ROW_PX * sum(cell.method == method for cell, _ in cells) + 4 for method in shown])
-    data: list[list[Any]] = []
     table = [[*facets.head, "mean", "median", "95 %", "most"]]
     for index, method in enumerate(shown):
         names, shades, hovers = [], [], []
@@ -62,7 +61,6 @@ def staleness_figure(facets: Facets) -> Figure | None:
                 [f"{percent_text(one)} of updates at staleness {at}" for one, at in zip(share, ranges, strict=True)]
             )
             mean = sum(value * count for value, count in histogram.items()) / total
-            data += [[*cell.names, value, count] for value, count in sorted(histogram.items())]
             table.append([*cell.names, number_text(mean), *(str(quantile(histogram, q)) for q in (0.5, 0.95, 1.0))])
         panels.add(
             index, type="heatmap", name=method, x=[first + (width - 1) / 2 for first in firsts], y=names, z=shades,
@@ -80,7 +78,7 @@ def staleness_figure(facets: Facets) -> Figure | None:
         "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
         "stronger the colour, the more of the row's updates; the last column has all that are staler."
         + facets.rows_note + facets.pooled_note,
-        [*facets.head, "staleness", "updates"], rows=data, table=table, legend=False,
+        table=table, legend=False,
     )  # fmt: skip
 
 
@@ -105,12 +103,11 @@ def outcome_figure(trials: Trials) -> Figure | None:
         counts = [str((trials.outcomes[cell.rows] == one).sum()) for one in seen]
         return [*counts, f"{100 * good.low:.0f} to {100 * good.high:.0f} %"]
 
-    heads, *rows = facets.table([*seen, "share that ended well, 95 % interval"], texts)
     return panels.figure(
         "outcomes", "How the runs ended",
         "Each bar is divided as its runs were. Converged: reached the smallest target; stopped: a limit came first; diverged: "
         f"the loss grew or was no number; crashed: the run ended with an error.{facets.rows_note}" + facets.pooled_note,
-        heads, rows=rows, table=[heads, *rows],
+        table=facets.table([*seen, "share that ended well, 95 % interval"], texts),
     )  # fmt: skip
 
 
@@ -136,7 +133,7 @@ def waiting_figure(facets: Facets) -> Figure | None:
     return panels.figure(
         "waiting", "Waiting for locks, for others and for input",
         f"Medians over runs. Blank: not accounted for.{facets.rows_note}" + facets.pooled_note,
-        *facets.data({f"{kind} share": shares[kind] for kind in kinds}), table=table, legend=len(kinds) > 1,
+        table=table, legend=len(kinds) > 1,
     )  # fmt: skip
 
 

@@ -98,20 +98,13 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
     if steps == ["factor"] and ends.low <= 0:
         raise UsageError(f"a range with a factor must begin above 0, not at {ends.low}.")
     levels: list[Level] = []
-    while len(levels) < LEVELS.most:
-        number = len(levels)
-        level = ends.low + number * by if least == 0 else _power(ends.low, by, number)
-        if level > ends.high * (1 + 1e-9):
-            return tuple(levels)
+    level = ends.low
+    while level <= ends.high * (1 + 1e-9):
+        if len(levels) == LEVELS.most:
+            raise UsageError(f"this range has more than {LEVELS.most:,} levels; use larger steps.")
         levels.append(level if isinstance(level, int) else float(f"{level:.12g}"))
-    raise UsageError(f"this range has more than {LEVELS.most:,} levels; use larger steps.")
-
-
-def _power(first: float, factor: float, number: int) -> float:
-    try:
-        return first * factor**number
-    except OverflowError:
-        return math.inf
+        level = ends.low + len(levels) * by if least == 0 else level * by
+    return tuple(levels)
 
 
 @dataclass(frozen=True, kw_only=True)

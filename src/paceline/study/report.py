@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from paceline.errors import PacelineError, UsageError
 from paceline.observe.document import Table, settings_table, write_page
 from paceline.observe.drawing import Figure
@@ -106,32 +104,25 @@ def _figures(facets: Facets) -> list[Figure | None]:
 
 
 def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> Figure | None:
-    """Lanes of the first two trials of one pair that kept their events: the surest comparison's, with most workers."""
-    ordered = sorted(
-        (one for one in comparisons if one.factor == METHOD and not one.where),
-        key=lambda one: (one.base != trials.baseline, one.adjusted_p, -one.leading.centre),
-    )
-    pairs = [
-        (row, partner)
-        for one in ordered
-        for row, partner in zip(*trials.pairs(METHOD, one.base, one.other, {}), strict=True)
+    """Lanes of the first pair whose trials kept their events: the surest comparison's, with most workers."""
+    overall = [one for one in comparisons if one.factor == METHOD and not one.where]
+    overall.sort(key=lambda one: (one.base != trials.baseline, one.adjusted_p, -one.leading.centre))
+    pairs = [rows for one in overall for rows in zip(*trials.pairs(METHOD, one.base, one.other, {}), strict=True)] or [
+        (row,) for row in range(len(trials))
     ]
     workers = trials.values("factor.workers")
-
-    drawable = np.where(workers <= _MOST_LANE_WORKERS, workers, 0)
-    pairs.sort(key=lambda pair: -drawable[pair[0]])  # stable: the surest comparison first among equal workers
-    for rows in pairs or [(row,) for row in range(len(trials))]:
+    pairs.sort(key=lambda rows: -workers[rows[0]] if workers[rows[0]] <= _MOST_LANE_WORKERS else 0)
+    for rows in pairs:
         places = [folder / "trials" / str(trials.frame["trial"].iloc[row]) for row in rows]
         if not all(any(place.glob("events-*.jsonl")) for place in places):
             continue
         try:
-            series = [
-                Series(RunData.load(at), str(trials.method_of[row])) for at, row in zip(places, rows, strict=True)
-            ]
+            runs = [RunData.load(place) for place in places]
         except PacelineError:
             continue
-        settings = [level_text(name, trials.column_of[name][rows[0]]) for name in (*trials.others, "seed")]
-        if (figure := lanes(series)) is not None:
+        figure = lanes([Series(run, str(trials.method_of[row])) for run, row in zip(runs, rows, strict=True)])
+        if figure is not None:
+            settings = [level_text(name, trials.column_of[name][rows[0]]) for name in (*trials.others, "seed")]
             figure.note += f" The pair: {', '.join(settings)}."
             return figure
     return None

@@ -61,9 +61,14 @@ def box_figure(facets: Facets, measure: Measure) -> Figure | None:
     )
     if not up and np.isnan(values).any():
         note += " Dots at the top did not arrive. They count as later than all others."
+    heads = ["arrived", f"median, {measure.unit} (95 % interval)"]
+
+    def texts(cell: FacetCell) -> list[str]:
+        arrived = (~np.isnan(values[cell.rows])).sum()
+        return [f"{arrived} of {len(cell.rows)}", estimate_text(facets.trials.median(measure, cell.rows))]
+
     return panels.figure(
-        _NAMES[measure.kind], capital(measure.title), note, *facets.data({measure.title: values}),
-        table=_box_table(facets, measure, values), legend=len(methods) > 1,
+        _NAMES[measure.kind], capital(measure.title), note, table=facets.table(heads, texts), legend=len(methods) > 1,
     )  # fmt: skip
 
 
@@ -72,14 +77,6 @@ def _trial_text(facets: Facets, measure: Measure, values: np.ndarray, row: int) 
     arrived = not np.isnan(values[row])
     said = f"{number_text(values[row])} {measure.unit}" if arrived else f"not arrived: {facets.trials.outcomes[row]}"
     return f"{said}<br>{', '.join(levels).replace('_', ' ')}"
-
-
-def _box_table(facets: Facets, measure: Measure, values: np.ndarray) -> list[list[str]]:
-    def texts(cell: FacetCell) -> list[str]:
-        arrived = (~np.isnan(values[cell.rows])).sum()
-        return [f"{arrived} of {len(cell.rows)}", estimate_text(facets.trials.median(measure, cell.rows))]
-
-    return facets.table(["arrived", f"median, {measure.unit} (95 % interval)"], texts)
 
 
 def arrival_figure(facets: Facets) -> Figure | None:
@@ -92,7 +89,6 @@ def arrival_figure(facets: Facets) -> Figure | None:
     levels = [facets.across_levels[at] for at in thin(len(facets.across_levels), _MOST_CURVE_PANELS)]
     titles = [f"{facets.across_title} {level_name(level)}" if facets.across else "" for level in levels]
     panels = Panels(titles, [120] * len(levels))
-    data: list[list[Any]] = []
     table = [[*facets.head, "arrived", "half had arrived after, s (95 % interval)"]]
     finite = times.high[times.reached]
     logarithmic = finite.max() > 20 * finite.min()
@@ -108,8 +104,6 @@ def arrival_figure(facets: Facets) -> Figure | None:
                 line={"shape": "hv", "color": facets.colour(cell.method), "width": 2, "dash": facets.dash(cell.method)},
                 customdata=["", *band, ""], hovertemplate="%{y:.0f} % after %{x:.4~g} s<br>%{customdata}",
             )  # fmt: skip
-            points = np.stack([curve.at, curve.share, curve.low, curve.high], axis=1)
-            data += [[*cell.names, *numbers(point)] for point in points]
             table.append([*cell.names, f"{curve.arrived} of {curve.count}", estimate_text(curve.median)])
         panels.y(index, title={"text": "arrived (%)"}, range=[-3, 103], nticks=4)
     panels.x |= {"title": {"text": f"{measure.title} (s)"}}
@@ -119,7 +113,7 @@ def arrival_figure(facets: Facets) -> Figure | None:
         "Kaplan and Meier's estimate: further left and up is better. Runs that were stopped are censored then; diverged and "
         "crashed ones never arrive, so a curve may end below 100 %. Hovering shows 95 % intervals."
         + facets.pooled_note,
-        [*facets.head, "time (s)", "share", "low", "high"], data, table=table, legend=len(trials.methods) > 1,
+        table=table, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 
@@ -179,8 +173,7 @@ def efficiency_figure(facets: Facets) -> Figure | None:
         "Further left: better updates (statistical efficiency). Further down: faster ones (computational efficiency). On a "
         "dashed line time to the target is the same. Large marks are medians, small dots runs."
         + at_marks + facets.pooled_note,
-        runs + medians, layout, *facets.data({"updates": steps, "ms per update": per_step_ms}), table=table,
-        height_px=420, legend=len(trials.methods) > 1,
+        runs + medians, layout, table=table, height_px=420, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 
@@ -209,10 +202,9 @@ def speedup_figure(facets: Facets) -> Figure | None:
     times = trials.times(facets.measure)
     levels = facets.down_levels
     panels = Panels([facets.panel_title(level) for level in levels], [190] * len(levels))
-    head = [*facets.head, "times as fast"]
-    rows: list[list[Any]] = []
-    table = [[*head, "interval", "pairs"]]
+    table = [[*facets.head, "times as fast", "interval", "pairs"]]
     highest = max(1.0, max(more) / first if max(more) <= 8 * first else 1.0)
+    hidden = False  # whether a ratio is unknown
     for index, level in enumerate(levels):
         ends: list[float] = []
         for method in trials.methods:
@@ -228,8 +220,8 @@ def speedup_figure(facets: Facets) -> Figure | None:
                 low, high = (ratio.low, ratio.high) if sure else (math.nan, math.nan)
                 points.append((workers, value, low, high, f"{', '.join(said)}, {ratio.pairs} pairs"))
                 names = [method, str(workers), *([level_name(level)] if facets.down else [])]
-                rows.append([*names, *numbers([value, ratio.low, ratio.high]), ratio.pairs])
                 table.append([*names, *said, str(ratio.pairs)])
+                hidden = hidden or math.isnan(value)
             if len(points) == 1:
                 continue
             x, y, lows, highs, text = map(list, zip(*points, strict=True))
@@ -244,7 +236,7 @@ def speedup_figure(facets: Facets) -> Figure | None:
         reach = min(max(more) / first, top)
         panels.layout["shapes"].append(dashed(yref=axis_name(index), x0=first, x1=first * reach, y0=1, y1=reach))
         panels.y(index, title={"text": "times as fast"}, range=[0, top])
-    if not rows:
+    if len(table) == 1:
         return None
     panels.x |= {
         "title": {"text": "workers"}, "tickvals": [first, *more],
@@ -256,9 +248,8 @@ def speedup_figure(facets: Facets) -> Figure | None:
         "speed-up", "What more workers bring",
         f"How many times {what} the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
         "intervals. Dashed: in proportion to the workers."
-        + (" Missing marks: too many runs did not arrive." if any(row[-4] is None for row in rows) else "")
-        + facets.pooled_note,
-        [*head, "low", "high", "pairs"], rows, table=table, legend=len(trials.methods) > 1,
+        + (" Missing marks: too many runs did not arrive." if hidden else "") + facets.pooled_note,
+        table=table, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def _lanes(plan: Plan, what: str, events: Sequence[Event]) -> Figure:
                     "marker": {"color": [method_colour(e.place) for e in own], "line": {"width": 0.5, "color": "@text"}},
                 }
             )  # fmt: skip
-    rows = [[_lane(e), e.kind, e.name, e.microbatch, e.start_s, e.end_s, e.num_bytes] for e in events]
+    rows = [(_lane(e), e.kind, e.name, e.microbatch, e.start_s * 1e3, e.end_s * 1e3, e.num_bytes) for e in events]
     layout = {
         "barmode": "overlay", "xaxis": {"title": {"text": "ms from the step's beginning"}},
         "yaxis": {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True},
@@ -82,9 +82,8 @@ def _lanes(plan: Plan, what: str, events: Sequence[Event]) -> Figure:
         name=f"lanes-{what}", title=f"One step, {what}",
         note="A lane for each device and for each direction of each link in use; forward passes, then backward passes."
         + (" The step of median length of ten; a transfer ends when it is read." if what == "measured" else ""),
-        traces=traces, layout=layout, columns=("lane", "kind", "name", "microbatch", "start_s", "end_s", "bytes"), rows=rows,
-        table=[("lane", "what", "start", "end"),
-               *((_lane(e), f"{e.kind} {e.name}", f"{e.start_s * 1e3:.3f} ms", f"{e.end_s * 1e3:.3f} ms") for e in events)],
+        traces=traces, layout=layout,
+        table=[("lane", "kind", "name", "microbatch", "start (ms)", "end (ms)", "bytes"), *rows],
         height_px=120 + 44 * len(names),
     )  # fmt: skip
 
@@ -121,14 +120,12 @@ def _graph(plan: Plan) -> Figure:
              "line": {"width": 1, "color": "@text"}}  # fmt: skip
     plain = {"showgrid": False, "zeroline": False, "showticklabels": False}
     rows = [
-        [g.name, d, g.forward_s, g.backward_s, " ".join(g.nodes)]
+        (g.name, d, g.forward_s * 1e3, g.backward_s * 1e3, " ".join(g.nodes))
         for g, d in zip(problem.groups, device_of, strict=True)
     ]
     return Figure(
         name="graph", title="The graph, coloured by device", note="Each point is a group of operations; lines are tensors.",
         traces=[lines, *points], layout={"xaxis": plain, "yaxis": plain},
-        columns=("group", "device", "forward_s", "backward_s", "operations"), rows=rows,
-        table=[("group", "device", "both passes"),
-               *((g.name, str(d), f"{g.step_s * 1e3:.3f} ms") for g, d in zip(problem.groups, device_of, strict=True))],
+        table=[("group", "device", "forward (ms)", "backward (ms)", "operations"), *rows],
         height_px=140 + 60 * max(rank.values(), default=1),
     )  # fmt: skip
