@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.advice.answer import Circumstances, Target
-from paceline.advice.as_json import as_json
+from paceline.advice.answer import Circumstances, Target, as_json
 from paceline.advice.words import name, verdict
+from paceline.cli.advise_training import per_second, seconds
 from paceline.cli.app import app
-from paceline.cli.durations import per_second, seconds
 from paceline.errors import UsageError
 from paceline.observe.words import few
 from paceline.planner.estimate import Estimate

@@ -1,8 +1,6 @@
 """`paceline study run` and `table`."""
 
 import json
-import sys
-import types
 
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +17,7 @@ def command(monkeypatch, tmp_path):
         written.append(folder)
         return folder / "report.html"
 
-    monkeypatch.setitem(sys.modules, "paceline.study.report", types.SimpleNamespace(write_report=write_report))
+    monkeypatch.setattr("paceline.study.report.write_report", write_report)
     monkeypatch.chdir(tmp_path)
     from paceline.cli.app import app
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.study.findings import compare_everything, compare_levels
 from paceline.study.headline import headline, next_steps
-from paceline.study.report_tables import comparisons_table
+from paceline.study.report import comparisons_table
 from paceline.study.trials import METHOD, Trials
 
 from .made_up import make_table

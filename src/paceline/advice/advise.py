@@ -156,8 +156,10 @@ class _Advising:
             campaign = self._campaign(pool)
             campaign.screen(self.candidates, _SCREENED)
             campaign.longer(_SIMULATED)
-            if self.measures and campaign.leaders():
-                self._measure_again(campaign.leaders())
+            # Runs at other times tell how much the machine varies.
+            for candidate in 2 * campaign.leaders() if self.measures else ():
+                if self.budget.spent <= _MEASURED_AGAIN:
+                    self._run(candidate, self.seed + 1, again=" again")
             campaign.again(_SEEDS, _SIMULATED)
             self._say("Fitting models")
             models = convergence_models(campaign)
@@ -173,11 +175,6 @@ class _Advising:
             self._shape, why = found or (None, "")
             if why:
                 raise UsageError(why)
-
-    def _its_shape(self) -> Shape:
-        if self._shape is None:
-            self._shape = self.program.shape()
-        return self._shape
 
     def _say(self, what: str) -> None:
         self.on_progress(what, min(0.99, self.budget.spent))
@@ -218,13 +215,6 @@ class _Advising:
                 return
             self._run(candidate, self.seed)
 
-    def _measure_again(self, leaders: Sequence[Candidate]) -> None:
-        """Runs leaders twice more: runs at other times tell how much the machine varies."""
-        for candidate in [*leaders, *leaders]:
-            if self.budget.spent > _MEASURED_AGAIN:
-                return
-            self._run(candidate, self.seed + 1, again=" again")
-
     def _run(self, candidate: Candidate, seed: int, again: str = "") -> None:
         self._say(f"Running {name(candidate)}{again} for {self._for_s:.1f} s")
         self.trials.make(candidate, for_s=self._for_s, seed=seed)
@@ -249,7 +239,7 @@ class _Advising:
     # Simulations
 
     def _campaign(self, pool: Pool) -> Campaign:
-        shape = self._its_shape()
+        shape = self._shape or self.program.shape()
         if self.given is not None:
             cluster = self.given
         else:
@@ -283,13 +273,11 @@ class _Advising:
             )
             for algorithm, model in models.items()
         )
-        arrives = bool(ranked) and ranked[0].arrives
-        self._warn(ranked, predictor.seeds, arrives, restart_s)
-        said = (
-            (how_sure(ranked[0], predictor.progress, predictor.seeds),)
-            if arrives
-            else (nothing_arrives(ranked, self.target),)
-        )
+        if arrives := bool(ranked) and ranked[0].arrives:
+            said = how_sure(ranked[0], predictor.progress, predictor.seeds)
+            self._warn(ranked, predictor.seeds, restart_s)
+        else:
+            said = nothing_arrives(ranked, self.target)
         self.on_progress("Done", 1.0)
         return Advice(
             program=self.program.name,
@@ -298,7 +286,7 @@ class _Advising:
             ranked=ranked,
             measured=self.trials.measured(),
             fits=fits,
-            reasons=said,
+            reasons=(said,),
             not_tried=tuple(self._left_out(campaign)),
             warnings=tuple(self.warnings),
             command=self._command(ranked[0]) if arrives else "",
@@ -312,18 +300,13 @@ class _Advising:
         return self.program.command(
             best.candidate,
             self.target,
-            slow={
-                worker: factor
-                for worker, factor in self.circumstances.slow.items()  # those of a cluster's file are slow by themselves
-                if worker < best.candidate.workers
-            },
+            # The slow workers of a cluster's file are slow by themselves.
+            slow={one: factor for one, factor in self.circumstances.slow.items() if one < best.candidate.workers},
             restarts=restarts(best, self.circumstances.kills_per_s),
             samples=most,
         )
 
-    def _warn(self, ranked: Sequence[Prediction], seeds: LogSpread | None, arrives: bool, restart_s: float) -> None:
-        if not arrives:
-            return
+    def _warn(self, ranked: Sequence[Prediction], seeds: LogSpread | None, restart_s: float) -> None:
         best, said = ranked[0], self.warnings
         said += cautions(ranked)
         if seeds is None:

@@ -209,13 +209,6 @@ def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction
     return tuple(sorted(predictions, key=key))
 
 
-def _value_at(run: Observed, target: Target, time_s: float) -> float | None:
-    """The best loss or accuracy until then; None: the run had ended before, without having reached the target."""
-    if run.wall_s < 0.999 * time_s and run.reached_s is None:
-        return None
-    return target.best(value for at_s, _, value in run.curve if at_s <= time_s)
-
-
 def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
     """An accuracy is known where it is evaluated, in the simulation and in reality: two uniform errors of a step each."""
     shares = [0.0]
@@ -262,10 +255,13 @@ def _extrapolated(modelled: Estimate, runs: Sequence[Observed]) -> tuple[Estimat
 def _at_deadline(
     runs: Sequence[Observed], target: Target, then_s: float, half: float, modelled: Estimate | None
 ) -> Estimate | None:
-    at, early, late = (
-        [value for run in runs if (value := _value_at(run, target, then_s * factor)) is not None]
-        for factor in (1.0, math.exp(-half), math.exp(half))
-    )
+    def values_at(time_s: float) -> list[float]:
+        """The best losses or accuracies until then, of runs that had not ended before without the target."""
+        lasted = [run for run in runs if run.wall_s >= 0.999 * time_s or run.reached_s is not None]
+        bests = [target.best(value for at_s, _, value in run.curve if at_s <= time_s) for run in lasted]
+        return [one for one in bests if one is not None]
+
+    at, early, late = (values_at(then_s * factor) for factor in (1.0, math.exp(-half), math.exp(half)))
     if not at:
         return modelled
     if any(run.outcome in ("crashed", "diverged") for run in runs):

@@ -139,7 +139,7 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
     records = {worker: rows for worker, rows in run.records.items() if len(rows)}
     rows = np.concatenate(list(records.values())) if records else None
     above = target.accuracy is not None
-    curve = _accuracies(run) if above else _losses(run, gossip=gossip)
+    curve = _curve(run, above=above, gossip=gossip)
     wanted = target.accuracy if above else target.loss
     hits = [one for one in curve if wanted is not None and ((one[2] >= wanted) if above else (one[2] <= wanted))]
     wall_s, samples = float(run.result.get("wall_s") or 0.0), int(run.result.get("samples") or 0)
@@ -161,13 +161,11 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
     )
 
 
-def _accuracies(run: RunData) -> list[tuple[float, float, float]]:
-    rows = [one for one in run.evaluations if one.get("test_accuracy") is not None]
-    return sorted((float(one["elapsed_s"]), float(one["samples"]), float(one["test_accuracy"])) for one in rows)
-
-
-def _losses(run: RunData, *, gossip: bool) -> list[tuple[float, float, float]]:
-    """The running loss once its window is full: what a target loss is judged by."""
+def _curve(run: RunData, *, above: bool, gossip: bool) -> list[tuple[float, float, float]]:
+    """Seconds, samples and accuracy, or the running loss once its window is full: what a target loss is judged by."""
+    if above:
+        rows = [one for one in run.evaluations if one.get("test_accuracy") is not None]
+        return sorted((float(one["elapsed_s"]), float(one["samples"]), float(one["test_accuracy"])) for one in rows)
     curve = loss_curve(run.records, gossip=gossip)
     columns = (curve.time_s, curve.samples, curve.average)
     return list(zip(*(column[WINDOW - 1 :].tolist() for column in columns), strict=True))

@@ -11,7 +11,7 @@ from paceline.advice.answer import Advice, Candidate, Prediction
 from paceline.advice.words import INTERVAL, measure_name, measure_text, remark
 from paceline.observe.document import Cell, Table
 from paceline.observe.drawing import method_colour
-from paceline.observe.terminal import shown
+from paceline.observe.terminal import terminal_table
 from paceline.observe.words import (
     ABSENT,
     SECONDS_IN,
@@ -121,7 +121,7 @@ def ranking_table(advice: Advice) -> table.Table:
         rows.append([Cell(text.rstrip(), kind="best" if one is advice.best else "") for text in texts])
     more = len(ranked) - _SHOWN
     notes = [f"and {more} more, in advice.json and in the report"] if more > 0 else []
-    return shown(Table(rows, [Cell("candidate", kind="name"), *heads]), notes=notes)
+    return terminal_table(Table(rows, [Cell("candidate", kind="name"), *heads]), notes=notes)
 
 
 def fits_table(advice: Advice) -> Table:

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from paceline.planner.layout_choice import LayoutChoice
 
 
+_MOST_LAYOUTS = 5  # in the table
+
+
 def layers(
     task: options.Task = None,
-    workers: Annotated[int | None, typer.Option(help="Nodes, one worker each; default: the cluster's, or 16")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of nodes (workers); default: the cluster's, or 16")
+    ] = None,
     batch_size: options.BatchSize = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="TOML or JSON file: a step's time, with this task and batch; bandwidth.")
+        Path | None, typer.Option(help="Cluster file (TOML or JSON) with bandwidth and the time of a step.")
     ] = None,
     flops_per_s: Annotated[
-        float | None, typer.Option("--flops-per-s", help="Of a worker; default: the cluster's, or measured here")
+        float | None, typer.Option("--flops-per-s", help="Speed of a worker; default: the cluster's, or measured here")
     ] = None,
-    overlap: Annotated[float, typer.Option(help="Share of sending gradients and receiving weights at once.")] = 1.0,
+    overlap: Annotated[float, typer.Option(help="Share of communication that overlaps in both directions.")] = 1.0,
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
@@ -127,7 +132,7 @@ def _as_json(result: Balance) -> dict[str, Any]:
 
 def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     from paceline.observe.document import Cell, Table
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
     from paceline.observe.words import seconds_text
 
     heads = [
@@ -150,7 +155,7 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     console.print(
         f"{workers} workers with {points} samples each, {speeds}; bytes of one worker in a step.", soft_wrap=True
     )
-    console.print(shown(Table(rows, heads)))
+    console.print(terminal_table(Table(rows, heads)))
     console.print(
         f"Computation hides data parallelism with {result.min_points} samples per worker or more: up to"
         f" {result.max_nodes} workers at this batch of {workers * points}. Visible: the communication of data parallelism"
@@ -176,17 +181,19 @@ def _layout_json(choice: LayoutChoice) -> dict[str, Any]:
 
 
 def _show_layouts(choices: list[LayoutChoice]) -> None:
-    from paceline.observe.words import seconds_text, whole_percent_text
+    from paceline.observe.document import Cell, Table
+    from paceline.observe.terminal import terminal_table
+    from paceline.observe.words import seconds_text
 
-    console = out()
-    best, *others = choices
+    heads = [Cell("Layout", kind="name"), "Step", "Sends", "Waits", Cell("Layers that are cut", kind="name")]
+    rows = []
+    for one in choices[:_MOST_LAYOUTS]:
+        cuts = ", ".join(f"{layer.name} {layer.how}" for layer in one.layers if layer.how != "whole")
+        sends = f"{one.sent_bytes / 1e6:,.3f} MB"
+        rows.append(
+            [_spec(one), seconds_text(one.time_s), sends, seconds_text(one.exposed_s), cuts if one.cut else "none"]
+        )
+    best = choices[0]
     named = f'--layout "{_spec(best)}"' if best.cut else "no layout: all layers data-parallel"
-    figures = f"sends {best.sent_bytes / 1e6:,.3f} MB, of which {seconds_text(best.exposed_s)} are waited for"
-    console.print(f"Fastest: {named}; a worker {figures}, in a step of {seconds_text(best.time_s)}.", soft_wrap=True)
-    for one in best.layers if best.cut else ():
-        if one.how != "whole":
-            sends = f"{one.sent_bytes / 1e6:,.3f} MB, {seconds_text(one.exposed_s)} waited for"
-            console.print(f"  {one.name}: cut {one.how}, sends {sends}", soft_wrap=True)
-    if others:
-        gap = whole_percent_text(others[0].time_s / best.time_s - 1) if best.time_s else "0 %"
-        console.print(f"Next: {_spec(others[0])}, {gap} slower.", soft_wrap=True)
+    out().print(f"Fastest: {named}", soft_wrap=True)
+    out().print(terminal_table(Table(rows, heads)))

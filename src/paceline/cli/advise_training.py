@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +12,9 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import complain, print_json, results, say, stages
-from paceline.cli.durations import per_second, seconds
 from paceline.cli.simulate import described
-from paceline.errors import UsageError
-from paceline.specs.bounds import PLANNED_WORKERS, SEED, check_workers
+from paceline.errors import UsageError, shown
+from paceline.specs.bounds import DEATHS_PER_S, PLANNED_WORKERS, SECONDS_ABOVE_0, SEED, check_workers
 from paceline.system.folder_lock import run_folder
 from paceline.system.machine import num_cores
 
@@ -24,28 +25,31 @@ _in_target, _in_what = options.panel("What to reach"), options.panel("What to ch
 _in_happens, _in_run = options.panel("What will happen"), options.panel("The advice")
 _MOST_SEEDS = 10**7  # runs and simulations count up from the first
 _KINDS = ("layers", "backups")
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?) ?([a-z]*)")
 
 
 def training(
     program: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="Your training, or a built-in task", show_default=False)
+        str,
+        typer.Argument(metavar="FILE.py:FUNCTION", help="Training function, or a built-in task", show_default=False),
     ],
-    target_loss: Annotated[float | None, _in_target(help="Mean training loss.")] = None,
-    target_accuracy: Annotated[float | None, _in_target(help="Or test accuracy, from 0 to 1.")] = None,
-    deadline: Annotated[str | None, _in_target(help="Rather the best by then: 90, 90s, 5m, 2h.")] = None,
-    algorithm: Annotated[list[str] | None, _in_what(help="Specs, comma-separated; default: all that fit")] = None,
-    max_workers: Annotated[int | None, _in_what(help="At most; default: the cluster's, or as many as cores")] = None,
+    target_loss: Annotated[float | None, _in_target(help="Training loss to reach.")] = None,
+    target_accuracy: Annotated[float | None, _in_target(help="Test accuracy to reach, from 0 to 1.")] = None,
+    deadline: Annotated[str | None, _in_target(help="Rank by what is reached by then: 90, 90s, 5m, 2h.")] = None,
+    algorithm: Annotated[list[str] | None, _in_what(help="Comma-separated specs; default: all that fit")] = None,
+    max_workers: Annotated[int | None, _in_what(help="Maximum; default: the cluster's, or the number of cores")] = None,
     cluster: Annotated[
-        Path | None, _in_happens(help="On these machines, TOML or JSON; default: this one, measured.")
+        Path | None, _in_happens(help="Cluster file (TOML or JSON); default: this machine, measured.")
     ] = None,
     slow: Annotated[list[str] | None, _in_happens(help=options.SLOW)] = None,
-    kill_rate: Annotated[str | None, _in_happens(help="Of each worker: 1/h, 2/d, 0.5/min.")] = None,
-    budget: Annotated[str, _in_run(help="How long to measure and simulate: 90s, 5m.")] = "5m",
-    seed: Annotated[int, _in_run(help="Of runs and simulations.")] = 0,
+    kill_rate: Annotated[str | None, _in_happens(help="Kills per worker: 1/h, 2/d, 0.5/min.")] = None,
+    budget: Annotated[str, _in_run(help="Time to measure and simulate: 90s, 5m.")] = "5m",
+    seed: Annotated[int, _in_run(help="Random seed of runs and simulations.")] = 0,
     data: Annotated[Path | None, _in_run(help="Folder of data sets; default $PACELINE_DATA")] = None,
     folder: Annotated[Path | None, _in_run("--out", help="Folder for the report; default runs/advice-...")] = None,
-    yes: Annotated[bool, _in_run("--yes", help="Let the loop write at absolute paths, too.")] = False,
-    as_json: Annotated[bool, _in_run("--json", help="As JSON, in stdout's last line.")] = False,
+    yes: Annotated[bool, _in_run("--yes", help="Allow the loop to write to absolute paths.")] = False,
+    as_json: Annotated[bool, _in_run("--json", help="Print JSON as the last line of stdout.")] = False,
 ) -> None:
     """Which algorithm, and how many workers, reach a target soonest.
 
@@ -81,7 +85,7 @@ def training(
     )
     with options.out_folder(folder, "advice", options.task_word(program)) as place, run_folder(place):
         from paceline.advice.advise import advise
-        from paceline.advice.as_json import as_json as as_json_table
+        from paceline.advice.answer import as_json as as_plain
         from paceline.advice.report import write_report
         from paceline.advice.words import verdict
         from paceline.records.run_data import write_json
@@ -98,7 +102,7 @@ def training(
             log.unlink(missing_ok=True)
             raise
         page = write_report(found, place / "advice.html", command=options.write_command())
-        answer = as_json_table(found)
+        answer = as_plain(found)
         write_json(place / "advice.json", answer)
     _show(found, page, as_json=as_json)
     if as_json:
@@ -106,6 +110,40 @@ def training(
     if found.best is None:
         complain(verdict(found))
         raise typer.Exit(1)
+
+
+def seconds(text: str, option: str) -> float:
+    """The seconds of `90`, `90s`, `5m`, `5min`, `2h` or `1d`.
+
+    Raises:
+        UsageError: it is none of these, or not above 0; the message names the option.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    unit_s = _UNITS_S.get(match[2] or "s") if match else None
+    value_s = float(match[1]) * unit_s if match and unit_s else 0.0
+    if not 0 < value_s < math.inf:
+        raise UsageError(f"{option} must be a duration above 0, such as 90, 90s, 5m or 2h, not {shown(text)}.")
+    SECONDS_ABOVE_0.check(f"{option} {text}, in seconds,", value_s)
+    return value_s
+
+
+def per_second(text: str, option: str) -> float:
+    """The rate of `1/h`, `2/d`, `0.5/min` or `0.1/s`, per second; 0 is never.
+
+    Raises:
+        UsageError: it is none of these; the message names the option.
+    """
+    count, slash, unit = (part.strip() for part in text.lower().partition("/"))
+    try:
+        value = float(count) if slash or count == "0" else math.nan
+    except ValueError:
+        value = math.nan
+    unit_s = _UNITS_S.get(unit, math.nan) if slash else 1.0
+    rate = value / unit_s
+    if not 0 <= rate < math.inf:
+        raise UsageError(f"{option} must be a rate, such as 1/h, 2/d or 0.5/min, not {shown(text)}.")
+    DEATHS_PER_S.check(f"{option} {text}, per second,", rate)
+    return rate
 
 
 def _check_program(program: str) -> None:
@@ -137,7 +175,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
 
     from paceline.advice.tables import fits_table, ranking_table
     from paceline.advice.words import asked, remarks, verdict
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
     from paceline.observe.words import seconds_text
 
     console = results(as_json=as_json)
@@ -150,7 +188,7 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     _list(console, "Not tried", advice.not_tried)
     if advice.fits:
         console.print("\nErrors of the models on data left out (loss and error rate: above the optimum):")
-        console.print(shown(fits_table(advice)))
+        console.print(terminal_table(fits_table(advice)))
     console.print(f"\nIt took {seconds_text(advice.took_s)}.")
     if advice.command:
         console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)

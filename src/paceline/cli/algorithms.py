@@ -24,9 +24,11 @@ _SOFTWARE = """\
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Print this one's card.")] = None,
-    tolerates: Annotated[str | None, typer.Option(help="Only those that continue after this, such as kill.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Algorithm whose card is printed.")] = None,
+    tolerates: Annotated[
+        str | None, typer.Option(help="List only algorithms that tolerate this fault, such as kill.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of JSON objects.")] = False,
 ) -> None:
     """List every algorithm: its spec with all defaults, what it does, and which faults it tolerates.
 
@@ -71,15 +73,15 @@ def _rows() -> list[dict[str, Any]]:
 
 def _table(rows: list[dict[str, Any]]) -> Any:
     from paceline.observe.document import Cell, Table
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
 
     heads = [Cell(name, kind="name") for name in ("Spec, with every default", "What it does", "Tolerates")]
     texts = [[row["spec"], row["summary"], ", ".join(row["tolerates"]) or "nothing"] for row in rows]
-    return shown(Table(texts, heads))
+    return terminal_table(Table(texts, heads))
 
 
 def cite(
-    algorithms: Annotated[list[str] | None, typer.Argument(help="Name the papers of these, too.")] = None,
+    algorithms: Annotated[list[str] | None, typer.Argument(help="Algorithms whose papers are printed, too.")] = None,
 ) -> None:
     """Print how to cite Paceline, as BibTeX, and the papers of the algorithms that are named.
 

@@ -103,7 +103,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback(epilog=page_about("index"))
 def _about(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Parallel and asynchronous SGD for PyTorch: choose how the workers agree, from figures.
 

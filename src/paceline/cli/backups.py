@@ -28,22 +28,20 @@ _NEAR = 0.02  # other numbers of backups are named if they are this close to the
 _DRAWS = 2000
 _MEASURED_FOR_S = 2.0
 
-_MaxBackups = Annotated[int | None, typer.Option(help="Most to consider; default: a quarter of the workers")]
+_MaxBackups = Annotated[int | None, typer.Option(help="Maximum to consider; default: a quarter of the workers")]
 
 
 def backups(
-    cluster: Annotated[Path | None, _in_times(help="TOML or JSON file: its compute times.")] = None,
-    task: Annotated[str | None, _in_times(help="Or a task, whose steps are measured here.")] = None,
+    cluster: Annotated[Path | None, _in_times(help="Cluster file (TOML or JSON) with compute times.")] = None,
+    task: Annotated[str | None, _in_times(help="Task whose steps are measured here instead.")] = None,
     workers: Annotated[
-        int | None, _in_times(help="How many, backups among them; default: the cluster's, or 16")
+        int | None, _in_times(help="Number of workers with backups; default: the cluster's, or 16")
     ] = None,
     slow: Annotated[list[str] | None, _in_times(help=options.SLOW)] = None,
-    rest_s: Annotated[float, _in_times("--rest-s", help="Of each step besides: messages, update.")] = 0.0,
-    noise_scale: Annotated[
-        float | None, _in_worth(help="Samples at which noise and gradient are equal; inf: all count.")
-    ] = None,
+    rest_s: Annotated[float, _in_times("--rest-s", help="Rest of each step: messages, update.")] = 0.0,
+    noise_scale: Annotated[float | None, _in_worth(help="Gradient noise scale in samples.")] = None,
     batch_size: Annotated[int | None, _in_worth(help="Samples per gradient; default: the task's")] = None,
-    spare: Annotated[bool, typer.Option("--spare", help="Backups are machines besides the workers.")] = False,
+    spare: Annotated[bool, typer.Option("--spare", help="Backups are additional machines.")] = False,
     max_backups: _MaxBackups = None,
     data: options.Data = None,
     as_json: options.Json = False,
@@ -151,7 +149,7 @@ def _as_json(plan: BackupPlan) -> dict[str, Any]:
 def _show(found: BackupPlan, source: str, rule: str, *, spare: bool = False) -> None:
     """Prints a row for every number of backups, the best marked, and the spec of the best."""
     from paceline.observe.document import Cell, Table
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
     from paceline.observe.words import SECONDS_IN, column_unit, number_text, span_text, whole_percent_text
 
     unit = column_unit(row.step_s.value for row in found.rows)
@@ -180,7 +178,7 @@ def _show(found: BackupPlan, source: str, rule: str, *, spare: bool = False) -> 
         notes.append(f"Within 2 % of the best: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ''}.")
     console = out()
     console.print(source, soft_wrap=True)
-    console.print(shown(Table(rows, heads)))
+    console.print(terminal_table(Table(rows, heads)))
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
     machines = f" with {found.best.machines} workers" if spare else f" --workers {found.best.machines}"

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 def calibrate(
     task: options.Task = None,
     batch_size: options.BatchSize = None,
-    workers: Annotated[int | None, typer.Option(help="To be simulated; default: as many as cores")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="In seconds, less exactly.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of simulated workers; default: the number of cores")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure for seconds only, less exactly.")] = False,
     data: options.Data = None,
-    file: Annotated[Path, options.in_run("--out", help="The cluster file, TOML or JSON.")] = Path("cluster.toml"),
-    hosts: Annotated[bool, options.in_run("--hosts", help="Under a launcher: name the machines in it.")] = False,
-    force: Annotated[bool, options.in_run("--force", help="Replace that file if it exists.")] = False,
+    file: Annotated[Path, options.in_run("--out", help="Cluster file to write, TOML or JSON.")] = Path("cluster.toml"),
+    hosts: Annotated[bool, options.in_run("--hosts", help="Under a launcher: write host names into the file.")] = False,
+    force: Annotated[bool, options.in_run("--force", help="Replace an existing file.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, and write a cluster file that `simulate` reads: steps, memory, messages.

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     "layout",
     "inject_staleness",
     "staleness_ramp_epochs",
-    algorithm=Annotated[list[str] | None, typer.Option(help="Comma-separated; default hogwild,leashed,locked")],
-    workers=Annotated[list[str] | None, typer.Option(help="Comma-separated or repeated; default 2")],
+    algorithm=Annotated[list[str] | None, typer.Option(help="Comma-separated specs; default hogwild,leashed,locked")],
+    workers=Annotated[list[str] | None, typer.Option(help="Comma-separated numbers; default 2")],
 )
 def compare(
     given: dict[str, Any],
     *,
-    repeats: Annotated[int, typer.Option(help="Runs of each, with seeds S, S+1, ...")] = 1,
+    repeats: Annotated[int, typer.Option(help="Runs per configuration, with seeds S, S+1, ...")] = 1,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:

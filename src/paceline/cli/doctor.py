@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import platform
@@ -38,7 +39,7 @@ class Check:
     remedy: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of JSON objects.")] = False) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print a list of JSON objects.")] = False) -> None:
     """Check this machine: cores, memory, versions, atomic operations, starting workers, packages to work with.
 
     Exits with 1 if something that Paceline needs does not work. Example: paceline doctor
@@ -72,8 +73,8 @@ def examine() -> list[Check]:
         "NUMA nodes": _nodes,
         "memory": _memory,
         "python": _python,
-        "torch": _torch,
-        "numba": _numba,
+        "torch": lambda: f"{importlib.import_module('torch').__version__}.",
+        "numba": lambda: f"{importlib.import_module('numba').__version__}, llvmlite {metadata.version('llvmlite')}.",
         "paceline": lambda: f"{paceline.__version__}.",
         "shared memory": _shared_memory,
         "loader processes": _loader_processes,
@@ -84,10 +85,7 @@ def examine() -> list[Check]:
         "CUDA": _cuda,
     }
     checks = [_checked(name, examination) for name, examination in examinations.items()]
-    return [
-        *checks,
-        *(Check(name, True, *found) for name, found in integrations().items()),
-    ]  # missing ones are no failure
+    return checks + [Check(name, True, *found) for name, found in integrations().items()]  # a missing one is no failure
 
 
 def _checked(name: str, examination: Callable[[], _Found]) -> Check:
@@ -142,18 +140,6 @@ def _python() -> _Found:
     if platform.python_version_tuple()[:2] not in (("3", "11"), ("3", "12"), ("3", "13")):
         raise _FailsError(finding, "Install Python 3.11, 3.12 or 3.13.")
     return finding
-
-
-def _torch() -> _Found:
-    import torch
-
-    return f"{torch.__version__}."
-
-
-def _numba() -> _Found:
-    import numba
-
-    return f"{numba.__version__}, llvmlite {metadata.version('llvmlite')}."
 
 
 def _shared_memory() -> _Found:

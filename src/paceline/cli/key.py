@@ -11,7 +11,7 @@ from paceline.cli.console import say
 from paceline.system.paths import check_new_file
 
 
-def key(file: Annotated[Path, typer.Argument(help="File to make; only its owner may read it.")]) -> None:
+def key(file: Annotated[Path, typer.Argument(help="Key file to create, readable by its owner only.")]) -> None:
     """Make a key file, to be copied to every machine of a run: it encrypts, and keeps strangers out.
 
     Example: paceline key run.key

@@ -39,46 +39,44 @@ def launch(
     command: Annotated[
         list[str],
         typer.Argument(
-            help="A training function of a file; or a script and its arguments, after --",
+            help="Training function in a file; or, after --, a script and its arguments",
             metavar="FILE.py:FUNCTION | -- SCRIPT.py ...",
         ),
     ],
-    workers: Annotated[int | None, typer.Option(help="How many start on this machine; 2")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of workers on this machine; default 2")] = None,
     target_loss: Annotated[float | None, _in_function(help="Stop at this training loss.")] = None,
-    target_accuracy: Annotated[float | None, _in_function(help="Or at this accuracy, by attach's evaluate.")] = None,
-    limit: Annotated[float | None, _in_function(help="Stop after so many seconds.")] = None,
+    target_accuracy: Annotated[float | None, _in_function(help="Stop at this accuracy (`evaluate` of attach).")] = None,
+    limit: Annotated[float | None, _in_function(help="Stop after this many seconds.")] = None,
     slow: Annotated[list[str] | None, _in_function(help=options.SLOW)] = None,
-    seed: Annotated[int | None, _in_function(help="Of the order, and the algorithm.")] = None,
+    seed: Annotated[int | None, _in_function(help="Random seed of sample order and algorithm.")] = None,
     resume: Annotated[
-        Path | None, _in_function(help="Go on with this run of the same function, as configured there.")
+        Path | None, _in_function(help="Resume this run of the same function with its configuration.")
     ] = None,
     join: Annotated[
         str | None,
         _in_together(
             metavar="HOST:PORT",
-            help="Where all workers meet: an address of one machine, the same everywhere. Default: this machine alone.",
+            help="Address on one machine where all workers meet. Default: this machine only.",
         ),
     ] = None,
     of: Annotated[
         int | None,
-        _in_together(
-            help="Workers on all machines; training starts when they are there. Default: as the first machine to come says."
-        ),
+        _in_together(help="Number of workers on all machines. Default: what the first machine says."),
     ] = None,
     key: Annotated[
         Path | None,
-        _in_together(help="Key file that encrypts, made by `paceline key`; needed off loopback; default $PACELINE_KEY"),
+        _in_together(help="Key file from `paceline key`, required off loopback; default $PACELINE_KEY"),
     ] = None,
     deadline: Annotated[
         int | None,
-        _in_together(
-            help="Seconds to wait for workers that have not arrived; 600. A silent one is waited for 40 s at most."
-        ),
+        _in_together(help="Seconds to wait for missing workers; default 600. Waits 40 s for a silent one."),
     ] = None,
-    algorithm: Annotated[str | None, options.in_run(help="Spec; default: what attach names, else all-reduce")] = None,
-    restarts: Annotated[int, options.in_run(help="Dead workers of this machine to replace.")] = 0,
+    algorithm: Annotated[
+        str | None, options.in_run(help="Spec; default: the algorithm of attach, else all-reduce")
+    ] = None,
+    restarts: Annotated[int, options.in_run(help="Number of dead workers to replace.")] = 0,
     min_workers: Annotated[
-        int | None, options.in_run(help="With fewer left, the others wait for replacements; default: 1.")
+        int | None, options.in_run(help="Wait for replacements if fewer workers are left; default 1.")
     ] = None,
     out: options.Out = None,
     as_json: options.Json = False,

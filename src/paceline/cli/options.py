@@ -40,7 +40,7 @@ class _OptimizerState(StrEnum):
 
 _RUNS = Path("runs")
 _MOST_FOLDERS = 10_000  # that commands create in one second
-SLOW = "WORKER:FACTOR on its compute time; again for more."
+SLOW = "WORKER:FACTOR of its compute time; repeatable."
 
 
 def panel(name: str) -> Callable[..., Any]:
@@ -83,13 +83,13 @@ def slow_factors(texts: Iterable[str] | None) -> dict[int, float]:
     return pairs("--slow", texts, "WORKER:FACTOR, as 0:100")
 
 
-Task = Annotated[str | None, typer.Option(help="Built-in task, or path/to/file.py:function; default digits-mlp")]
-Epochs = Annotated[float | None, in_length(help="Passes over the data, all workers together.")]
-Steps = Annotated[int | None, in_length(help="Instead: gradients per worker.")]
+Task = Annotated[str | None, typer.Option(help="Built-in task or path/to/file.py:function; default digits-mlp")]
+Epochs = Annotated[float | None, in_length(help="Passes of all workers over the data.")]
+Steps = Annotated[int | None, in_length(help="Gradients per worker, instead of epochs.")]
 BatchSize = Annotated[int | None, in_sgd(help="Samples per gradient; default: the task's")]
 Data = Annotated[Path | None, in_run(help="Folder of data sets; default $PACELINE_DATA")]
 Out = Annotated[Path | None, in_run(help="Folder for results; default runs/<task>-...")]
-Json = Annotated[bool, in_run("--json", help="Result as JSON, in stdout's last line.")]
+Json = Annotated[bool, in_run("--json", help="Print JSON as the last line of stdout.")]
 
 
 def _option(kind: Any, help: str, option: Callable[..., Any] = typer.Option) -> Any:
@@ -100,25 +100,25 @@ def _option(kind: Any, help: str, option: Callable[..., Any] = typer.Option) -> 
 _CONFIG = {
     "task": Task,
     "algorithm": _option(str, "Spec such as leashed(persistence=1); default all-reduce"),
-    "workers": _option(int, "How many; default 2"),
-    "layout": _option(str, "Cuts the model, such as hybrid(groups=2); default: whole"),
+    "workers": _option(int, "Number of workers; default 2"),
+    "layout": _option(str, "How to shard the model, such as hybrid(groups=2)"),
     "epochs": Epochs,
     "steps": Steps,
     "target_loss": _option(float, "Stop at this training loss.", in_length),
-    "target_accuracy": _option(float, "Or at this test accuracy.", in_length),
+    "target_accuracy": _option(float, "Stop at this test accuracy.", in_length),
     "batch_size": BatchSize,
-    "learning_rate": _option(float, "Step size; default: algorithm's, else task's", in_sgd),
-    "momentum": _option(float, "For optimizers with one.", in_sgd),
+    "learning_rate": _option(float, "Default: the algorithm's, else the task's", in_sgd),
+    "momentum": _option(float, "Momentum, if the optimizer has one.", in_sgd),
     "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", in_sgd),
-    "optimizer_state": _option(_OptimizerState, "One state per worker, or one for all.", in_sgd),
+    "optimizer_state": _option(_OptimizerState, "Optimizer state per worker, or shared.", in_sgd),
     "inject_staleness": _option(str, "Delay in updates: 20, random(highest=40)", in_sgd),
-    "staleness_ramp_epochs": _option(float, "Epochs in which that delay grows from 0.", in_sgd),
+    "staleness_ramp_epochs": _option(float, "Epochs over which the delay grows from 0.", in_sgd),
     "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", in_run),
     "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", in_run),
-    "backend": _option(_Backend, "Where workers run; default processes", in_run),
-    "restarts": _option(int, "Dead workers to replace; default 0", in_run),
-    "min_workers": _option(int, "With fewer, wait for replacements; default 1", in_run),
-    "seed": _option(int, "Of parameters, order, algorithm; default 0", in_run),
+    "backend": _option(_Backend, "Workers as processes (default) or threads", in_run),
+    "restarts": _option(int, "Number of dead workers to replace; default 0", in_run),
+    "min_workers": _option(int, "Wait for replacements below this; default 1", in_run),
+    "seed": _option(int, "Seed of parameters, order, algorithm; default 0", in_run),
     "data": Data,
 }
 

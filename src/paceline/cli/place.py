@@ -29,29 +29,28 @@ def place(
         str,
         typer.Argument(
             metavar="FILE.py:FUNCTION",
-            help="Returns a model and an example batch, or a model (see --shape); or a placed run's folder, for its plan.",
+            help="Function that returns a model (see --shape), or a model and an example batch; or a placed run's folder.",
         ),
     ],
-    devices: Annotated[int, typer.Option(help="Workers, one device each.")] = 2,
-    slow: Annotated[list[str] | None, typer.Option(help="DEVICE:FACTOR on its compute time; again for more.")] = None,
+    devices: Annotated[int, typer.Option(help="Number of workers, one device each.")] = 2,
+    slow: Annotated[list[str] | None, typer.Option(help="DEVICE:FACTOR of its compute time; repeatable.")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Of the example, as 32x3x64x64, where the function has none.")
+        str | None, typer.Option(help="Shape of the example, such as 32x3x64x64, if the function returns none.")
     ] = None,
     throughput: Annotated[
-        int | None, typer.Option(metavar="MICROBATCHES", help="Plan for so many in flight, not for one step's latency.")
+        int | None,
+        typer.Option(metavar="MICROBATCHES", help="Optimize throughput with this many in flight, not latency."),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Of each device, as 500MB.")] = None,
-    pin: Annotated[list[str] | None, typer.Option(help="MODULE:DEVICE, a number or a kind; again for more.")] = None,
-    placer: Annotated[str | None, typer.Option(help="Take this placer's; default: the best in simulation.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each device, such as 500MB.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="MODULE:DEVICE, a number or a kind; repeatable.")] = None,
+    placer: Annotated[str | None, typer.Option(help="Placer; default: the best in simulation.")] = None,
     wire: Annotated[str | None, typer.Option(help="Send float32 as bfloat16 or bfloat16-truncated.")] = None,
     cluster: Annotated[Path | None, typer.Option(help="Cluster file, for latency and bandwidth.")] = None,
-    force: Annotated[bool, typer.Option(help="Plan although the cost model is more than 25 % off.")] = False,
+    force: Annotated[bool, typer.Option(help="Plan even if the cost model is more than 25 % off.")] = False,
     plan: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for paceline.Plan.load.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page: graph, lanes; of a run, measured ones, too.")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the step for ui.perfetto.dev.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, in stdout's last line.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page with the graph and the timeline.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON as the last line of stdout.")] = False,
 ) -> None:
     """Which of several workers runs which part of a model: measured, simulated, explained.
 

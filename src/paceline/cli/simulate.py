@@ -27,17 +27,17 @@ _in_cluster = options.panel("The cluster")
     "optimizer_state",
     "backend",
     "min_workers",
-    workers=Annotated[int | None, typer.Option(help="How many; default: the cluster's, or 2")],
+    workers=Annotated[int | None, typer.Option(help="Number of workers; default: the cluster's, or 2")],
 )
 def simulate(
     given: dict[str, Any],
     *,
-    cluster: Annotated[Path | None, _in_cluster(help="TOML or JSON file: speeds, workers.")] = None,
+    cluster: Annotated[Path | None, _in_cluster(help="Cluster file, TOML or JSON.")] = None,
     slow: Annotated[list[str] | None, _in_cluster(help=options.SLOW)] = None,
-    slow_link: Annotated[list[str] | None, _in_cluster(help="A-B:FACTOR on the time of messages between two.")] = None,
-    kill: Annotated[list[str] | None, _in_cluster(help="WORKER:STEP at which it dies; again for more.")] = None,
-    timing_only: Annotated[bool, _in_cluster("--timing-only", help="No gradients, only times.")] = False,
-    parameters: Annotated[int | None, _in_cluster(help="For timing only: so many, not the task's.")] = None,
+    slow_link: Annotated[list[str] | None, _in_cluster(help="A-B:FACTOR of message times; repeatable.")] = None,
+    kill: Annotated[list[str] | None, _in_cluster(help="WORKER:STEP at which it dies; repeatable.")] = None,
+    timing_only: Annotated[bool, _in_cluster("--timing-only", help="Simulate times only, no gradients.")] = False,
+    parameters: Annotated[int | None, _in_cluster(help="Number of parameters for --timing-only.")] = None,
     out: options.Out = None,
     as_json: options.Json = False,
 ) -> None:

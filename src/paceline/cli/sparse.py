@@ -28,28 +28,28 @@ def fit(
     context: typer.Context,
     data: Data,
     loss: Annotated[
-        str, typer.Option(help="logistic, hinge, squared-hinge, perceptron, ...; of numbers: squared, huber, ...")
+        str, typer.Option(help="logistic, hinge, squared-hinge, perceptron, ...; for regression: squared, huber, ...")
     ] = "logistic",
     penalty: Annotated[str, typer.Option(help="l2, l1, elasticnet or none")] = "l2",
     alpha: Annotated[float | None, typer.Option(help="Weight of the penalty; default 1e-4, ratings 1.0")] = None,
     learning_rate: Annotated[
         str, typer.Option(help="optimal, constant, invscaling, adaptive, decay, adagrad")
     ] = "optimal",
-    eta0: Annotated[float | None, typer.Option(help="First step; default 0.01, ratings 0.05")] = None,
-    passes: Annotated[int, typer.Option(help="Over the data, at most.")] = 20,
-    tol: Annotated[float | None, typer.Option(help="Stop when 5 passes gain less; default: all passes")] = None,
-    rank: Annotated[int, typer.Option(help="Of the factors, for ratings.")] = 10,
-    n_jobs: Annotated[int, typer.Option(help="Threads; -1 is all cores.")] = -1,
-    seed: Annotated[int, typer.Option(help="Of the order of examples.")] = 0,
+    eta0: Annotated[float | None, typer.Option(help="Initial learning rate; default 0.01, ratings 0.05")] = None,
+    passes: Annotated[int, typer.Option(help="Maximum passes over the data.")] = 20,
+    tol: Annotated[float | None, typer.Option(help="Stop if 5 passes improve by less; default: never")] = None,
+    rank: Annotated[int, typer.Option(help="Rank of the factors, for ratings.")] = 10,
+    n_jobs: Annotated[int, typer.Option(help="Number of threads; -1: all cores.")] = -1,
+    seed: Annotated[int, typer.Option(help="Random seed of the order of examples.")] = 0,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Same bits for any --n-jobs; no speed-up.")
+        bool, typer.Option("--deterministic", help="Identical results for any --n-jobs, without speed-up.")
     ] = False,
     discipline: Annotated[
         str, typer.Option(help="How threads share the weights: copies, or shared as in the paper")
     ] = "copies",
-    test: Annotated[Path | None, typer.Option(help="Data to measure on, in place of the data itself.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Where to write the model, as .npz")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON, in stdout's last line.")] = False,
+    test: Annotated[Path | None, typer.Option(help="Test data; default: the training data.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model file to write (.npz)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON as the last line of stdout.")] = False,
 ) -> None:
     """Fit a model, and report loss, speed, sparsity, and whether threads paid.
 
@@ -99,13 +99,15 @@ def fit(
 
 @sparse.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="What `paceline sparse fit --model` wrote")],
+    model: Annotated[Path, typer.Argument(help="Model file from `paceline sparse fit --model`")],
     data: Data,
     write: Annotated[
-        Path | None, typer.Option("--out", help="File for one prediction per line; default stdout")
+        Path | None, typer.Option("--out", help="Output file, one prediction per line; default stdout")
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Of the classes, for logistic loss.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Measures as JSON, in stdout's last line.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Print class probabilities (logistic loss).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print measures as JSON on the last line of stdout.")] = False,
 ) -> None:
     """Predict with a model, one line per example.
 
@@ -136,11 +138,11 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print_json(result)
         return
     from paceline.observe.document import Cell, Table
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
 
     rows = [
         (name.replace("_", " "), f"{value:,.5g}" if isinstance(value, float) else str(value))
         for name, value in result.items()
         if value is not None
     ]
-    out().print(shown(Table(rows, [Cell(one, kind="name") for one in ("What", "Measured")])))
+    out().print(terminal_table(Table(rows, [Cell(one, kind="name") for one in ("What", "Measured")])))

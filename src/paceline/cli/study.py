@@ -24,39 +24,35 @@ study_app = verbs("Design, run and read studies: many runs, one table, one repor
 _in_factors, _in_run = options.panel("Factors, comma-separated"), options.panel("The study")
 _SHOWN_TRIALS = 40
 _Folder = Annotated[Path, typer.Argument(help="Folder of a study, finished or not", show_default=False)]
-_Baseline = Annotated[
-    str | None, typer.Option(help="What others are compared with; default: the study's, else the first")
-]
+_Baseline = Annotated[str | None, typer.Option(help="Baseline level; default: the study's, else the first")]
 
 
 @study_app.command()
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(help="Study file, TOML or Python; options replace what it says")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="Study file, TOML or Python; options override it")] = None,
     task: options.Task = None,
-    algorithm: Annotated[str | None, _in_factors(help="Specs, as hogwild,leashed(persistence=1)")] = None,
-    workers: Annotated[str | None, _in_factors(help="Numbers, as 1,2,4")] = None,
+    algorithm: Annotated[str | None, _in_factors(help="Specs, such as hogwild,leashed(persistence=1)")] = None,
+    workers: Annotated[str | None, _in_factors(help="Numbers, such as 1,2,4")] = None,
     batch_size: Annotated[str | None, _in_factors(help="Samples per gradient")] = None,
-    learning_rate: Annotated[str | None, _in_factors(help="Step sizes")] = None,
+    learning_rate: Annotated[str | None, _in_factors(help="Learning rates")] = None,
     backoff: Annotated[str | None, _in_factors(help="none, constant, linear(cap=8), exponential")] = None,
     factor: Annotated[
-        list[str] | None, _in_factors(help="Any other, as algorithm.persistence=0,1,none; again for more")
+        list[str] | None, _in_factors(help="Any other, such as algorithm.persistence=0,1; repeatable")
     ] = None,
-    seeds: Annotated[int | None, _in_factors(help="Repetitions of each; default 3")] = None,
+    seeds: Annotated[int | None, _in_factors(help="Repetitions of each combination; default 3")] = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    seconds: Annotated[float | None, options.in_length(help="Of training, at most.")] = None,
+    seconds: Annotated[float | None, options.in_length(help="Maximum training time of a trial.")] = None,
     targets: Annotated[
-        str | None, options.in_length(help="Percent of the initial loss; a trial ends at the least.")
+        str | None, options.in_length(help="Percent of the initial loss; a trial ends at the smallest.")
     ] = None,
     backend: Annotated[str | None, _in_run(help="processes, threads or simulator")] = None,
-    cluster: Annotated[Path | None, _in_run(help="For the simulator: cluster file.")] = None,
-    timing_only: Annotated[bool, _in_run("--timing-only", help="There: no gradients, only times.")] = False,
-    parameters: Annotated[int | None, _in_run(help="For timing only: so many.")] = None,
+    cluster: Annotated[Path | None, _in_run(help="Cluster file for the simulator.")] = None,
+    timing_only: Annotated[bool, _in_run("--timing-only", help="Simulate times only, no gradients.")] = False,
+    parameters: Annotated[int | None, _in_run(help="Number of parameters for --timing-only.")] = None,
     data: options.Data = None,
     folder: Annotated[Path | None, _in_run("--out", help="Folder; default runs/<name>")] = None,
-    dry_run: Annotated[bool, _in_run("--dry-run", help="Only say which trials, and how long.")] = False,
+    dry_run: Annotated[bool, _in_run("--dry-run", help="Print the trials and their estimated time only.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a study: every combination of its factors with every seed, each once, in an order fair to all.
@@ -90,13 +86,13 @@ def run(
 @study_app.command()
 def table(
     folder: _Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON, in stdout's last line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON on the last line of stdout.")] = False,
 ) -> None:
     """Write a study's table again, table.parquet and table.csv, and show the medians of each combination.
 
     Example: paceline study table runs/first
     """
-    from paceline.study.report_tables import medians_table
+    from paceline.study.report import medians_table
     from paceline.study.study_file import read_study
     from paceline.study.table import write_tables
 
@@ -128,10 +124,10 @@ def report(folder: _Folder, baseline: _Baseline = None) -> None:
 def compare(
     folder: _Folder,
     baseline: _Baseline = None,
-    by: Annotated[str | None, typer.Option(help="The factor whose levels are compared; default algorithm")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="Only trials with FACTOR=LEVEL; repeat for more")] = None,
+    by: Annotated[str | None, typer.Option(help="Factor whose levels are compared; default algorithm")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only trials with FACTOR=LEVEL; repeatable")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Percent of the initial loss; default: what half of all reached")
+        str | None, typer.Option(help="Percent of the initial loss; default: reached by half of all")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -139,10 +135,9 @@ def compare(
 
     Example: paceline study compare runs/memory --baseline hogwild --where workers=4
     """
-    from paceline.observe.terminal import shown
+    from paceline.observe.terminal import terminal_table
     from paceline.study.findings import compare_levels
-    from paceline.study.report import read_study_file, trials_of
-    from paceline.study.report_tables import comparisons_table
+    from paceline.study.report import comparisons_table, read_study_file, trials_of
     from paceline.study.table import load_table
 
     trials = trials_of(load_table(folder), read_study_file(folder), by=by, baseline=baseline)
@@ -158,7 +153,7 @@ def compare(
         print_json([_record(one) for one in found])
         return
     title = f"Ratios of {measure.title}, {trials.baseline} as baseline; findings are bold"
-    out().print(shown(comparisons_table(found), title))
+    out().print(terminal_table(comparisons_table(found), title))
     if not any(one.found for one in found):
         out().print("No interval excludes 1 and holds among all that are compared here, or there are too few pairs.")
 
@@ -184,14 +179,9 @@ def _table(given: dict[str, Any]) -> dict[str, Any]:
     if given["targets"] is not None:
         changed["targets"] = [_level(word) for word in given["targets"].split(",")]
         table.pop("target", None)
-    for name in ("task", "seeds", "backend", "parameters"):
-        if given[name] is not None:
-            changed[name] = given[name]
-    if given["timing_only"]:
-        changed["timing_only"] = True
-    for name in ("cluster", "data"):
-        if given[name] is not None:
-            changed[name] = str(given[name])
+    for name in ("task", "seeds", "backend", "parameters", "timing_only", "cluster", "data"):
+        if given[name] is not None and given[name] is not False:
+            changed[name] = str(given[name]) if isinstance(given[name], Path) else given[name]
     return {"name": file.stem if file is not None else "study", **table, **changed}
 
 
@@ -305,19 +295,12 @@ def _where(given: list[str], trials: Trials) -> dict[str, Any]:
     for text in given:
         factor, equals, level = text.partition("=")
         known = trials.levels(factor) if factor in trials.column_of else []
-        match = next((one for one in known if str(one) == level or _is_number(one, level)), None)
+        match = next((one for one in known if str(one) == level or one == _level(level)), None)
         if not equals or match is None:
             levels = f" levels {', '.join(map(str, known))}" if known else f" factors {', '.join(trials.column_of)}"
             raise UsageError(f"--where takes FACTOR=LEVEL, not '{text}'; the study has the{levels}.")
         held[factor] = match
     return held
-
-
-def _is_number(known: Any, text: str) -> bool:
-    try:
-        return not isinstance(known, bool | str) and float(text) == known
-    except ValueError:
-        return False
 
 
 def _record(one: Comparison) -> dict[str, Any]:

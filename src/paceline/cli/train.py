@@ -33,8 +33,10 @@ def train(
     *,
     slow: Annotated[list[str] | None, options.in_run(help=options.SLOW)] = None,
     out: options.Out = None,
-    tensorboard: Annotated[bool, options.in_run("--tensorboard", help="Curves, into tensorboard/ of --out.")] = False,
-    resume: Annotated[Path | None, options.in_run(help="Go on with this run, as configured there.")] = None,
+    tensorboard: Annotated[
+        bool, options.in_run("--tensorboard", help="Write curves to tensorboard/ in --out.")
+    ] = False,
+    resume: Annotated[Path | None, options.in_run(help="Resume this run with its configuration.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train one task with one algorithm; write trace, report and result.

@@ -90,9 +90,9 @@ class LiveTable:
         self._console = console if console is not None else Console(stderr=True, highlight=False)
         self._now_s = now_s
         self._live: Live | None = None
-        self._last_line_s: float | None = None
-        self._last: Progress | None = None
-        self._last_was_shown = True
+        self._epoch: int | None = None
+        self._line_s = -math.inf  # when the last line was printed
+        self._unprinted: Progress | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -106,25 +106,20 @@ class LiveTable:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
-        elif self._last is not None and not self._last_was_shown:
-            self._line(plain_line(self._last))
+        elif self._unprinted is not None:
+            self._line(plain_line(self._unprinted))
 
     def update(self, progress: Progress) -> None:
         """Show `progress`. Costs a few hundred microseconds; call it a few times a second."""
-        previous, self._last = self._last, progress
         if self._live is not None:
             if progress.message:
                 self._console.print(Text(f"{seconds_text(progress.elapsed_s)}  {progress.message}"))
             self._live.update(render(progress, self._title))
             return
-        now_s = self._now_s()
-        is_due = self._last_line_s is None or now_s - self._last_line_s >= _SECONDS_BETWEEN_LINES
-        is_new_epoch = previous is not None and previous.epoch != progress.epoch
-        self._last_was_shown = is_due or is_new_epoch or bool(progress.message)
-        if self._last_was_shown:
+        self._unprinted, now_s = progress, self._now_s()
+        if progress.message or progress.epoch != self._epoch or now_s - self._line_s >= _SECONDS_BETWEEN_LINES:
             self._line(plain_line(progress))
-            self._last_line_s = now_s
+            self._epoch, self._line_s, self._unprinted = progress.epoch, now_s, None
 
     def _line(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from paceline.observe.compare import clearly_best, evaluated_notes, failed, figure, run_labels, target_text
 from paceline.observe.document import Cell, Table, markup
-from paceline.observe.terminal import OUTCOMES, shown
+from paceline.observe.terminal import OUTCOMES, terminal_table
 from paceline.observe.words import ABSENT, number_text, workers_text
 from paceline.records.summary import FRACTIONS
 
@@ -151,7 +151,7 @@ def comparison_table(results: _Results) -> table.Table:
         notes.append(f"{workers_text(number)} each.")
     if any(cell.kind == "best" for row in rows for cell in row):
         notes.append("Bold: more than 5 % better than the next.")
-    return shown(Table(rows, heads), notes=notes)
+    return terminal_table(Table(rows, heads), notes=notes)
 
 
 def _deepest_fraction(results: _Results) -> str | None:

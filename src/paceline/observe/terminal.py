@@ -8,14 +8,14 @@ from rich import table
 from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
-from paceline.observe.document import Cell, Table
+from paceline.observe.document import Table
 
 BEST = "bold green"
 OUTCOMES = {"converged": "green", "stopped": "yellow", "diverged": "bold red", "crashed": "bold red"}
 _STYLES = {"best": BEST, "found": "bold"}
 
 
-def shown(page: Table, title: str | None = None, notes: Sequence[str] = ()) -> table.Table:
+def terminal_table(page: Table, title: str | None = None, notes: Sequence[str] = ()) -> table.Table:
     """A page's table for the terminal, readable from 80 columns on: columns of names wrap, and no cell is cut."""
     made = table.Table(
         header_style="bold", caption_justify="left", caption_style="dim", box=SIMPLE_HEAD, pad_edge=False,
@@ -29,11 +29,6 @@ def shown(page: Table, title: str | None = None, notes: Sequence[str] = ()) -> t
             no_wrap=not is_name, overflow="fold", min_width=12 if head is page.heads[-1][0] and is_name else None,
         )  # fmt: skip
     for row in page.rows:
-        made.add_row(*(Text(cell.text, _style(cell)) for cell in row))
+        styles = (OUTCOMES.get(cell.text) or _STYLES.get(cell.kind.removeprefix("name ")) for cell in row)
+        made.add_row(*(Text(cell.text, style or "") for cell, style in zip(row, styles, strict=True)))
     return made
-
-
-def _style(cell: Cell) -> str:
-    if cell.kind.startswith("outcome"):
-        return OUTCOMES.get(cell.text, "")
-    return _STYLES.get(cell.kind.removeprefix("name "), "")

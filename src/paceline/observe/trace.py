@@ -30,7 +30,9 @@ def write_trace(run: RunData, path: str | Path) -> Path:
     """
     shown = sorted(run.records.items())[:_MOST_WORKERS]
     most_steps = min(_MOST_STEPS, _MOST_STEPS_IN_ALL // max(1, len(shown)))
-    events = [_metadata("process_name", 0, _process_name(run)), _metadata("process_sort_index", 0, 0)]
+    said = {**run.config, **run.result}
+    name = f"{said.get('algorithm', 'run')} · {said.get('task', 'task unknown')} · {len(run.records)} workers"
+    events = [_metadata("process_name", 0, name), _metadata("process_sort_index", 0, 0)]
     omitted: dict[str, str] = {}
     for worker_id, records in shown:
         ordered = records[np.argsort(records["started_s"], kind="stable")]
@@ -44,7 +46,9 @@ def write_trace(run: RunData, path: str | Path) -> Path:
         events.extend({"tid": worker_id + 1, **event} for event in (*_slices(kept), *_dropped(kept)))
         events.extend(_counters(worker_id, kept))
         if run.result.get("batch_sizes"):
-            events.extend(_batch_sizes(worker_id, kept))
+            sizes = kept[np.flatnonzero(np.diff(kept["samples"], prepend=-1))]
+            name = f"batch size, worker {worker_id} (samples)"
+            events.extend(_counter(name, sizes["started_s"], samples=sizes["samples"]))
     other: dict[str, Any] = {
         "what": "Paceline run",
         "placement": "A step's record knows how long it waited and applied, not when: waiting is drawn right after the "
@@ -59,11 +63,6 @@ def write_trace(run: RunData, path: str | Path) -> Path:
     trace = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": [{"pid": 1, **event} for event in events]}
     write_text(path, json.dumps(trace) + "\n")
     return Path(path)
-
-
-def _process_name(run: RunData) -> str:
-    said = {**run.config, **run.result}
-    return f"{said.get('algorithm', 'run')} · {said.get('task', 'task unknown')} · {len(run.records)} workers"
 
 
 def _shorten(ordered: np.ndarray, max_steps: int) -> tuple[np.ndarray, str]:
@@ -109,11 +108,6 @@ def _dropped(records: np.ndarray) -> Iterator[dict[str, Any]]:
     for time, (step, failed) in zip(_us(rows["ended_s"]), rows[["step", "failed_publishes"]].tolist(), strict=True):
         arguments = {"step": step, "failed_publishes": failed}
         yield {"ph": "i", "name": "gradient dropped", "cat": "step", "s": "t", "ts": time, "args": arguments}
-
-
-def _batch_sizes(worker_id: int, records: np.ndarray) -> Iterator[dict[str, Any]]:
-    rows = records[np.flatnonzero(np.diff(records["samples"], prepend=-1))]
-    return _counter(f"batch size, worker {worker_id} (samples)", rows["started_s"], samples=rows["samples"])
 
 
 def _counters(worker_id: int, records: np.ndarray) -> Iterator[dict[str, Any]]:

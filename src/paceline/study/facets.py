@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,10 +105,6 @@ class Facets:
         """A sentence to append: what `FacetCell.row` names."""
         return f" Rows: {_DOT.join(self.head[:0:-1])}." if len(self.head) > 1 else ""
 
-    def pool_down(self) -> Facets:
-        """The same with all panels in one."""
-        return replace(self, down=None, pooled=tuple(filter(None, (self.down, *self.pooled))))
-
     def panel_title(self, down: Any) -> str:
         return level_text(self.down, down) if self.down else ""
 
@@ -135,7 +131,7 @@ def estimate_text(one: SampleEstimate) -> str:
     return f"{number_text(one.value)} ({span_text(one.low, one.high)})"
 
 
-def median_text(values: np.ndarray) -> str:
+def median_of(values: np.ndarray) -> float | None:
     """The median of the known values."""
     known = values[~np.isnan(values)]
-    return number_text(float(np.median(known))) if len(known) else ABSENT
+    return float(np.median(known)) if len(known) else None

@@ -113,7 +113,8 @@ class _Running:
         trials, total = self._trials()
         with keep_data(), warnings.catch_warnings():
             warnings.simplefilter("ignore", OverrideWarning)  # the caller has shown it once
-            self._load_data()
+            if self.study.parameters is None or self.study.limits.steps is None:
+                load_task(self.study.task).load(self.study.data)  # missing data cause an error before the first trial
             with ended_by_system(), noted() as interruption, self.folder.held():
                 self.folder.begin(self.study)
                 self.folder.write_plan(self.planned)
@@ -139,11 +140,6 @@ class _Running:
         trials, self.end.notes = plan_trials(self.study)
         self.planned = {trial.hash: trial for trial in trials}
         return trials, len(trials)
-
-    def _load_data(self) -> None:
-        """Missing data cause an error before the first trial, not in every trial."""
-        if self.study.parameters is None or self.study.limits.steps is None:
-            load_task(self.study.task).load(self.study.data)
 
     def _one(self, trial: Trial, total: int) -> None:
         name = trial.hash

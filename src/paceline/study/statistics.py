@@ -189,6 +189,13 @@ class Ratio:
     complete: int
     method: Literal["order statistics", "t", "none"]
 
+    @property
+    def middle(self) -> float:
+        """The median ratio; where missing arrivals hide it, the bound that is known."""
+        if math.isfinite(self.at_most) and self.at_least > 0:
+            return math.sqrt(self.at_least * self.at_most)
+        return self.at_least if self.at_least > 0 and math.isfinite(self.at_least) else math.nan
+
 
 def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True) -> Ratio:
     """The median ratio of pairs, from bounds of their log ratios; pairs are taken as independent.

@@ -65,9 +65,8 @@ def compute_time(steps_s: Sequence[Sequence[float]], typical: int) -> float | Co
     mean_s = float(pooled.mean())
     if high_s - low_s < _CONSTANT_WITHIN * median_s and mean_s < (1 + _CONSTANT_MEAN_WITHIN) * median_s:
         return rounded(median_s)
-    fits = [(_distance(model, pooled), index, model) for index, model in enumerate(_fits(pooled))]
-    for distance, _, model in sorted(fits, key=lambda fit: fit[:2]):
-        if distance < _FITS_WITHIN and abs(model.mean_s - mean_s) < _FITS_MEAN_WITHIN * mean_s:
+    for model in sorted(_fits(pooled), key=lambda model: _distance(model, pooled)):
+        if _distance(model, pooled) < _FITS_WITHIN and abs(model.mean_s - mean_s) < _FITS_MEAN_WITHIN * mean_s:
             return model
     each = max(1, _MOST_RECORDED // len(scaled))
     return Recorded(times_s=tuple(rounded(float(time_s)) for one in scaled for time_s in one[:each]))

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.advice.calibration import probes
 from paceline.advice.calibration.codecs import CodecRate, codec_table, measure_codecs
 from paceline.advice.calibration.measurements import (
@@ -180,10 +178,21 @@ def measure(
     cold_steps_s = after_pauses(task, train_set, steps.batch_size)
     few_cold_steps_s = after_pauses(task, train_set, min(steps.compute_s))
     on_progress("starting processes")
-    with probes.ProcessTeam(1 + max(2, num_cores()), steps.vector_bytes) as team:
+    cores = num_cores()
+    with probes.ProcessTeam(1 + max(2, cores), steps.vector_bytes) as team:
         memory = measure_memory(team, steps.vector_bytes, effort, on_progress)
+        on_progress("copies of a vector that another process has written")
+        handed_s = probes.handed_copies_s(team, steps.vector_bytes, effort.repeats)
         samples = probes.few_samples(train_set, 4 * steps.batch_size)
-        shared = measure_shared_cores(team, task_reference, samples, steps, effort, on_progress)
+        work = {"task_reference": task_reference, "samples": samples, "batch_size": steps.batch_size}
+        crowd = partial(team.together, probes.steps_s, for_s=effort.steps_s, **work)
+        on_progress(f"{steps.task}: steps, one process")
+        lone_steps_s = crowd(1)[0]
+        on_progress(f"{steps.task}: steps, {cores} at once")
+        crowded_steps_s = crowd(cores)
+        on_progress("time slices")
+        slices_s = [one for all_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in all_s]
+        spins_s = team.together(probes.spins_s, 1, repeats=effort.repeats)[0]
         on_progress("messages between two processes")
         trips_s = _round_trips_s(team, effort)
     on_progress("codecs")
@@ -199,7 +208,12 @@ def measure(
         cold_steps_s=cold_steps_s,
         few_cold_steps_s=few_cold_steps_s,
         codecs=codecs,
-        **shared,
+        handed_copy_s=Quartiles.of(handed_s),
+        cores=cores,
+        lone_step_s=Quartiles.of(lone_steps_s),
+        crowded_steps_s=[Quartiles.of(one) for one in crowded_steps_s],
+        spin_s=Quartiles.of(spins_s),
+        slice_s=Quartiles.of(slices_s) if slices_s else None,
     )
 
 
@@ -214,7 +228,10 @@ def measure_steps(
             on_progress(f"{task.name}: steps of batch {size}")
             rows[size] = probes.steps(task, train_set, size, at_least=effort.steps, for_s=effort.steps_s)
     compute_s = {size: of["ended_s"] - of["started_s"] - of["apply_s"] for size, of in rows.items()}
-    return Steps(task.name, chosen, _vector_bytes(task.new_model), compute_s, rows[chosen]["apply_s"])
+    with torch_undisturbed():
+        binding = FlatBinding(task.new_model().parameters())
+    vector_bytes = binding.num_elements * binding.dtype.itemsize
+    return Steps(task.name, chosen, vector_bytes, compute_s, rows[chosen]["apply_s"])
 
 
 def measure_memory(
@@ -236,49 +253,6 @@ def measure_memory(
         atomic_s=Quartiles.of([one for times_s in atomics_s for one in times_s]),
         wake_s=Quartiles.of(wake_ups_s),
     )
-
-
-def measure_shared_cores(
-    team: probes.ProcessTeam,
-    task_reference: str,
-    samples: bytes,
-    steps: Steps,
-    effort: Effort,
-    on_progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """The part of `measure` in which processes share this machine's cores, as fields of `Calibration`."""
-    cores = num_cores()
-    on_progress("copies of a vector that another process has written")
-    handed_s = probes.handed_copies_s(team, steps.vector_bytes, effort.repeats)
-    crowd = partial(
-        team.together,
-        probes.steps_s,
-        task_reference=task_reference,
-        samples=samples,
-        batch_size=steps.batch_size,
-        for_s=effort.steps_s,
-    )
-    on_progress(f"{steps.task}: steps, one process")
-    lone_steps_s = crowd(1)[0]
-    on_progress(f"{steps.task}: steps, {cores} at once")
-    crowded_steps_s = crowd(cores)
-    on_progress("time slices")
-    slices_s = [one for times_s in team.together(probes.slices_s, 1 + cores, for_s=effort.slices_s) for one in times_s]
-    spins_s = team.together(probes.spins_s, 1, repeats=effort.repeats)[0]
-    return {
-        "handed_copy_s": Quartiles.of(handed_s),
-        "cores": cores,
-        "lone_step_s": Quartiles.of(lone_steps_s),
-        "crowded_steps_s": [Quartiles.of(one) for one in crowded_steps_s],
-        "spin_s": Quartiles.of(spins_s),
-        "slice_s": Quartiles.of(slices_s) if slices_s else None,
-    }
-
-
-def _vector_bytes(make: Callable[[], torch.nn.Module]) -> int:
-    with torch_undisturbed():
-        binding = FlatBinding(make().parameters())
-    return binding.num_elements * binding.dtype.itemsize
 
 
 def _round_trips_s(team: probes.ProcessTeam, effort: Effort) -> dict[int, list[float]]:
