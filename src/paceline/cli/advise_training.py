@@ -101,9 +101,9 @@ def training(
         except UsageError:  # leaves nothing behind
             log.unlink(missing_ok=True)
             raise
-        page = write_report(found, place / "advice.html", command=options.write_command())
         answer = as_plain(found)
         write_json(place / "advice.json", answer)
+        page = write_report(found, place / "advice.html", command=options.write_command())
     _show(found, page, as_json=as_json)
     if as_json:
         print_json(answer, allow_nan=False)

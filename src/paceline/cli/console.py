@@ -71,13 +71,14 @@ def say(message: str) -> None:
 def stages() -> Iterator[Callable[..., None]]:
     """Yields a function to report what is being done, and the share that is done: a status on a terminal, else lines."""
     console, last = err(), ""
+    redraws = console.is_terminal and not console.is_dumb_terminal
     with console.status("") as status:
 
         def tell(what: str, share: float | None = None) -> None:
             nonlocal last
             line = what if share is None else f"{100 * share:3.0f} %  {what}"
-            if console.is_terminal:
-                status.update(line)
+            if redraws:
+                status.update(Text(line))
             elif what != last:
                 say(line)
             last = what

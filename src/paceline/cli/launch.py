@@ -61,7 +61,7 @@ def launch(
     ] = None,
     of: Annotated[
         int | None,
-        _in_together(help="Number of workers on all machines. Default: what the first machine says."),
+        _in_together(help="Workers on all machines, which training waits for. Default: what the first machine says."),
     ] = None,
     key: Annotated[
         Path | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import re
 import sys
 import time
@@ -245,7 +244,9 @@ def out_folder(out: Path | None, *words: str) -> Iterator[Path]:
 def _new_folder(*words: str) -> Path:
     name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "-", word).strip("-.") for word in words)
     stem = _RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):
+    number = 0
+    while True:
+        number += 1
         path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         try:
             path.mkdir(parents=True)
@@ -254,7 +255,6 @@ def _new_folder(*words: str) -> Path:
             # Taken, or another command has just removed the parent.
             if not isinstance(error, FileExistsError | FileNotFoundError) or number == _MOST_FOLDERS:
                 raise UsageError(str(files.not_written(stem, error))) from error
-    raise AssertionError
 
 
 def task_word(reference: str) -> str:

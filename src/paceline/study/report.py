@@ -80,7 +80,14 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
     trials = trials_of(frame, study, baseline=baseline)
     comparisons = compare_everything(trials, trials.primary)
     drawn = [*_figures(facets_of(trials)), _lanes(folder, trials, comparisons)] if len(trials) else []
-    found = [one for one in comparisons if one.found]
+    num_found = sum(one.found for one in comparisons)
+
+    def place(one: Comparison) -> tuple[Any, ...]:
+        """Findings first, the most general of them first."""
+        general = one.factor != METHOD, len(one.where), trials.baseline not in (one.base, one.other)
+        return not one.found, *general, -one.leading.centre
+
+    ordered = sorted(comparisons, key=place)
     return write_page(
         folder / "report.html",
         "study/report.html",
@@ -90,10 +97,10 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
         figures=[one for one in drawn if one is not None and one.traces],
         glance=glance_table(trials),
         next_steps=Table(next_steps(trials, comparisons), ("what", "how much", "why"), kind="words"),
-        num_found=len(found),
+        num_found=num_found,
         num_tested=sum(one.testable for one in comparisons),
-        findings=comparisons_table(findings(found, trials.baseline)),
-        comparisons=comparisons_table(sorted(comparisons, key=lambda one: (one.factor != METHOD, len(one.where)))),
+        findings=comparisons_table(ordered[: min(num_found, _MOST_FINDINGS)]),
+        comparisons=comparisons_table(ordered),
         measure=trials.primary,
         study_file=text.strip(),
         environment=settings_table((name, [value]) for name, value in environment(trials).items()),
@@ -192,15 +199,6 @@ def glance_table(trials: Trials) -> Table:
         cells.append(f"{failed} ({percent_text(share.low)} to {percent_text(share.high)})" if failed else "0")
         rows.append([Cell(method, colour=method_colour(index)), *cells])
     return Table(rows, heads, kind="figures-table")
-
-
-def findings(found: Sequence[Comparison], baseline: str) -> list[Comparison]:
-    """The first of them, the most general first."""
-
-    def key(one: Comparison) -> tuple[Any, ...]:
-        return one.factor != METHOD, len(one.where), baseline not in (one.base, one.other), -one.leading.centre
-
-    return sorted(found, key=key)[:_MOST_FINDINGS]
 
 
 def comparisons_table(comparisons: Sequence[Comparison]) -> Table:
