@@ -8,11 +8,10 @@ from rich import table
 from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
-from paceline.observe.document import Table
+from paceline.observe.document import Cell, Table
 
-BEST = "bold green"
 OUTCOMES = {"converged": "green", "stopped": "yellow", "diverged": "bold red", "crashed": "bold red"}
-_STYLES = {"best": BEST, "found": "bold"}
+_STYLES = {"best": "bold green", "found": "bold"}
 
 
 def terminal_table(page: Table, title: str | None = None, notes: Sequence[str] = ()) -> table.Table:
@@ -29,6 +28,10 @@ def terminal_table(page: Table, title: str | None = None, notes: Sequence[str] =
             no_wrap=not is_name, overflow="fold", min_width=12 if head is page.heads[-1][0] and is_name else None,
         )  # fmt: skip
     for row in page.rows:
-        styles = (OUTCOMES.get(cell.text) or _STYLES.get(cell.kind.removeprefix("name ")) for cell in row)
-        made.add_row(*(Text(cell.text, style or "") for cell, style in zip(row, styles, strict=True)))
+        made.add_row(*(Text(cell.text, _style(cell)) for cell in row))
     return made
+
+
+def _style(cell: Cell) -> str:
+    styles, name = (OUTCOMES, cell.text) if cell.kind.startswith("outcome") else (_STYLES, cell.kind.split(" ")[-1])
+    return styles.get(name, "")
