@@ -14,47 +14,8 @@ from model_parallel.models import BATCH, Normed, TwoTowers, data, made, planned
 NAME = "two towers"
 
 
-class InAMode(TwoTowers):
-    """Computes one tower in a mode that no operation of a graph has."""
-
-    def __init__(self, mode):
-        super().__init__()
-        self.mode = mode
-
-    def forward(self, x):
-        with self.mode():
-            a = self.a(x)
-        return self.head(torch.cat([a.float(), self.b(x)], 1))
-
-
-class Decorated(TwoTowers):
-    @torch.no_grad()
-    def teacher(self, x):
-        return self.a(x)
-
-    def forward(self, x):
-        return self.head(torch.cat([self.teacher(x), self.b(x)], 1))
-
-
 def example(dtype=torch.float32):
     return data(NAME, dtype)[:BATCH][0]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(InAMode, torch.no_grad),
-        partial(InAMode, torch.inference_mode),
-        partial(InAMode, partial(torch.set_grad_enabled, False)),
-        partial(InAMode, partial(torch.autocast, "cpu", torch.bfloat16)),
-        Decorated,
-    ],
-)
-def test_a_mode_within_forward_is_refused_with_its_line(make):
-    with pytest.raises(
-        pl.UsageError, match=r"without gradients or under autocast at line \d+ of .*test_habits\.py.*detach"
-    ):
-        pl.place(make(), example(), repeats=1, force=True)
 
 
 class Summed(TwoTowers):

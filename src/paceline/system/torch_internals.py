@@ -14,6 +14,7 @@ import torch
 from torch import nn, overrides
 from torch.nn.utils import parametrize
 from torch.utils import _device, _python_dispatch
+from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map  # applies a function to all tensors of a batch; has no public name
 
 _C: Any = torch._C
@@ -49,6 +50,16 @@ def set_backward_entry(run_backward: Callable[..., Any]) -> None:
 def forward_pre_hooks(module: nn.Module) -> list[Any]:
     """A module's hooks: the older `spectral_norm` makes a tensor again in one, so that the tensor is no alias."""
     return list(module._forward_pre_hooks.values())
+
+
+def backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has backward hooks; a graph of its operations would not call them."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def forward_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks; a graph of its operations would not call those of the whole model."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def is_followed_by_scheduler(optimizer: torch.optim.Optimizer) -> bool:
@@ -104,15 +115,16 @@ def abort_process_group(group: Any) -> None:
 Contexts = tuple[list[Any], ...]
 
 
-def _nesting() -> int:
+def autocast_depth() -> int:
+    """How many contexts of autocast the caller is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 def _set_nesting(depth: int) -> None:
-    for _ in range(_nesting(), depth):
+    for _ in range(autocast_depth(), depth):
         torch.autocast_increment_nesting()
-    for _ in range(depth, _nesting()):
+    for _ in range(depth, autocast_depth()):
         torch.autocast_decrement_nesting()
 
 
@@ -138,7 +150,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
         )
     ),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    (_nesting, _set_nesting),
+    (autocast_depth, _set_nesting),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda both: torch.set_anomaly_enabled(*both),

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.model_parallel.graph.capture import GraphRunner
 from paceline.model_parallel.graph.micro_batches import mapped
 from paceline.model_parallel.graph.problem import Group
 from paceline.model_parallel.graph.trace import Traced, tensors_in
@@ -107,9 +108,9 @@ def spread(groups: Sequence[Group], blocks: Sequence[Sequence[int]], measured: S
     return tuple(found)
 
 
-class _Runner(fx.Interpreter):
+class _Runner(GraphRunner):
     def __init__(self, model: nn.Module, traced: Traced) -> None:
-        super().__init__(model, garbage_collect_values=False, graph=traced.graph)
+        super().__init__(model, traced.graph)
         self._traced = traced
         self._by_name = {node.name: node for node in traced.graph.nodes}
         self._kinds = {one.name: one for one in traced.nodes}

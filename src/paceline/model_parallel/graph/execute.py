@@ -7,6 +7,7 @@ for something earlier in an order that all workers share, which prevents deadloc
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,15 +17,26 @@ from torch import fx, nn
 
 from paceline.errors import UsageError
 from paceline.membership.environment import current_environment
+from paceline.model_parallel.graph.attributes import changed, values_of
+from paceline.model_parallel.graph.capture import (
+    GraphRunner,
+    arguments_of,
+    digest,
+    in_training_mode,
+    replace_constants,
+    trace_graph,
+)
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
 from paceline.model_parallel.graph.plan_data import PlanData
-from paceline.model_parallel.graph.trace import arguments_of, digest, replace_constants, tensors_in, trace_graph
+from paceline.model_parallel.graph.problem import TensorInfo
+from paceline.model_parallel.graph.trace import tensors_in
 from paceline.system.torch_random import torch_undisturbed
 
 _ONES = 2**63 - 1
+_generator = threading.Lock()  # parts in threads of one process share PyTorch's generator
 
 
 def node_seed(seed: int, call: int, index: int) -> int:
@@ -66,25 +78,43 @@ class PlacedPart(nn.Module):
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
         self.plan, self.worker, self.calls = plan, worker, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
-        self._graph = _graph_of(plan, model)
+        graph = _graph_of(plan, model)
+        self._follow(graph)
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
         self._transfers = {one: at for at, one in enumerate(plan.transfers())}
-        self._nodes = {node.name: node for node in self._graph.nodes}
         self._seeds = {name: at for at, name in enumerate(plan.random)}
-        self._runner = fx.Interpreter(model, garbage_collect_values=False, graph=self._graph)
-        self._output = next(node for node in self._graph.nodes if node.op == "output")
         self._added = added_in_another_order(plan, worker)
         self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # values that replace those of `env` for one reader
         self._exchange: Exchange | None = None
         self._owned = self._own_state()
         self.training = model.training
-        if not any(name in self._owned for name, _ in model.named_parameters()):
+        if not any(name in self._owned and one.requires_grad for name, one in model.named_parameters()):
             dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-            self.nothing = nn.Parameter(torch.zeros((), dtype=dtype))  # optimizers refuse an empty list
+            self.nothing = nn.Parameter(
+                torch.zeros((), dtype=dtype)
+            )  # optimizers refuse an empty list, and workers a frozen one
 
     @property
     def whole(self) -> nn.Module:
         return self._whole[0]
+
+    def _follow(self, graph: fx.Graph) -> None:
+        """Runs this graph from now on, in which values that follow from shapes are still operations."""
+        replace_constants(graph, dict(self.plan.constants))
+        self._graph, self._attributes = graph, values_of(self.whole)
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._runner = GraphRunner(self.whole, graph)
+        self._output = next(node for node in graph.nodes if node.op == "output")
+
+    def _follow_changed(self, names: list[str]) -> None:
+        """Traces the model again, since the loop has changed an attribute, such as an annealed factor."""
+        graph = trace_graph(self.whole, arguments_of(self.whole, dict.fromkeys(self.plan.arguments))[1])
+        if digest(graph, dict(self.plan.constants)) != self.plan.digest:
+            raise UsageError(
+                f"{names[0]} has changed since the model was placed, and changes the operations that forward runs or their "
+                "shapes, while a plan has only those of its example: keep it as it is, or place the model again."
+            )
+        self._follow(graph)
 
     def _own_state(self) -> frozenset[str]:
         own: set[str] = set()
@@ -109,8 +139,8 @@ class PlacedPart(nn.Module):
     # As a module
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
-        found = [pair for pair in self.whole.named_parameters(prefix, recurse) if self._is_own(pair[0], prefix)]
-        yield from found or super().named_parameters(prefix, recurse, remove_duplicate)
+        yield from (pair for pair in self.whole.named_parameters(prefix, recurse) if self._is_own(pair[0], prefix))
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[Any]:
         yield from (pair for pair in self.whole.named_buffers(prefix, recurse) if self._is_own(pair[0], prefix))
@@ -151,6 +181,8 @@ class PlacedPart(nn.Module):
                 raise UsageError("This part needs the others: call it inside `with paceline.attach(part, optimizer)`.")
             self._exchange = Exchange.alone()
         arguments = self._checked(args, kwargs)
+        if names := changed(self._attributes, values_of(self.whole)):
+            self._follow_changed(names)
         self._exchange.begin_forward()
         recorder = self._exchange.recorder
         if recorder is not None:
@@ -211,6 +243,7 @@ class PlacedPart(nn.Module):
         node, number = self._nodes[tensor.node], self.calls * len(self._transfers) + self._transfers[transfer]
         returned = number * MOST_READERS + one.reader
         if one.kind == "send":
+            _check_shape(env[node], tensor)
             exchange.send(transfer.to, "move", number, env[node].detach(), tensor)
         elif one.kind == "receive":
             env[node] = exchange.receive(transfer.source, "move", number, tensor)
@@ -245,7 +278,7 @@ class PlacedPart(nn.Module):
         if node.name not in self._seeds:
             self._keep(node, self._runner.run_node(node), env)
             return
-        with torch_undisturbed():
+        with _generator, torch_undisturbed():
             torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
             self._keep(node, self._runner.run_node(node), env)
 
@@ -263,21 +296,22 @@ class PlacedPart(nn.Module):
 
 
 def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
-    mode = model.training
-    try:
-        model.train()
-        given = dict.fromkeys(plan.arguments)
-        _, defaults = arguments_of(model, given)
-        graph = trace_graph(model, defaults)
-    finally:
-        model.train(mode)
-    if digest(graph) != plan.digest:
+    with in_training_mode(model):
+        graph = trace_graph(model, arguments_of(model, dict.fromkeys(plan.arguments))[1])
+    if digest(graph, dict(plan.constants)) != plan.digest:
         raise UsageError(
             f"The plan belongs to another model ({plan.model}) than this {type(model).__name__}: place this one, or "
             "build it as it was built when it was placed."
         )
-    replace_constants(graph, dict(plan.constants))
     return graph
+
+
+def _check_shape(value: torch.Tensor, tensor: TensorInfo) -> None:
+    if tuple(value.shape) != tensor.shape or str(value.dtype) != f"torch.{tensor.dtype}":
+        raise UsageError(
+            f"{tensor.node} is now {_shapes([(tuple(value.shape), str(value.dtype))])}, and its plan sends "
+            f"{_shapes([(tensor.shape, tensor.dtype)])}: place the model with an example that has these shapes."
+        )
 
 
 def _shapes(shapes: Sequence[tuple[tuple[int, ...], str]]) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.errors import UsageError, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
+from paceline.model_parallel.graph.capture import arguments_of, in_training_mode
 from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
 from paceline.model_parallel.graph.exchange import WIRES, wire_bytes
@@ -18,7 +19,7 @@ from paceline.model_parallel.graph.micro_batches import check_micro_batches
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
-from paceline.model_parallel.graph.trace import Traced, arguments_of, tensors_in, trace
+from paceline.model_parallel.graph.trace import Traced, tensors_in, trace
 from paceline.specs.text import closest
 
 _MOST_ERROR = 0.25
@@ -223,26 +224,23 @@ def _first_micro_batch(arguments: dict[str, Any], number: int) -> dict[str, Any]
 
 
 def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
-    mode = model.training
     try:
-        model.train()
+        model.apply(lambda _: None)
     except RecursionError:
         raise UsageError(
             f"A module of {type(model).__name__} is its own submodule, which PyTorch cannot save or copy: keep its parent in a"
             " tuple, as in self.parent = (parent,)."
         ) from None
-    try:
+    with in_training_mode(model):
         traced = trace(model, example)
         model.eval()
         try:
-            other = trace(model, example).digest
+            other = trace(model, example).text
         except UsageError:
             other = ""
-    finally:
-        model.train(mode)
     if not any(not one.is_local for one in traced.nodes):
         raise UsageError(f"{type(model).__name__} computes nothing with its inputs: there is nothing to place.")
-    return traced, other == traced.digest
+    return traced, other == traced.text
 
 
 def _constraints(

@@ -1,0 +1,86 @@
+"""Plain values that a model's Python code reads: constants of its graph, which is traced again when a loop changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, Enum)
+_LONGEST = 1000  # a longer list or dict is compared by identity: it is data rather than settings
+_REGISTRIES = frozenset(vars(nn.Module()))
+
+
+def values_of(model: nn.Module) -> dict[str, Any]:
+    """By name, the attributes of the user's modules, and the numbers of their files that `forward` reads.
+
+    Containers and objects are compared by their contents, tensors and others by identity. Modules of torch.nn are left out:
+    a graph runs them as they are.
+
+    Costs: a few microseconds per module.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if module.__module__.startswith("torch.nn"):
+            continue
+        found[f"{path}.training".lstrip(".")] = module.training
+        for name, value in vars(module).items():
+            if name not in _REGISTRIES and not name.startswith("_tensor_constant"):
+                found.update(_flat(f"{path}.{name}".lstrip("."), value, seen))
+        found.update(_read_by(type(module)))
+    return found
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The names of values that differ."""
+    return sorted(one for one in before.keys() | after.keys() if before.get(one, _NONE) != after.get(one, _NONE))
+
+
+class _Nothing:
+    """Stands for a value that does not exist."""
+
+
+_NONE = _Nothing()
+
+
+def _flat(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _PLAIN):
+        yield path, value
+        return
+    is_long = isinstance(value, list | tuple | dict | set) and len(value) > _LONGEST
+    if id(value) in seen or is_long or isinstance(value, torch.Tensor | nn.Module):
+        yield path, id(value)
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _flat(f"{path}[{key!r}]", one, seen)
+    elif isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            yield from _flat(f"{path}[{at}]", one, seen)
+    elif isinstance(value, set | frozenset):
+        yield path, frozenset(map(repr, value))
+    elif hasattr(value, "__dict__") and not callable(value):
+        for name, one in vars(value).items():
+            yield from _flat(f"{path}.{name}", one, seen)
+    else:
+        yield path, id(value)
+
+
+def _read_by(kind: type[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Numbers outside of the model that its `forward` names: variables of its file, or of a function around the class."""
+    code = getattr(kind.forward, "__code__", None)
+    if code is None:
+        return
+    variables = kind.forward.__globals__
+    pairs = [(name, variables[name]) for name in code.co_names if name in variables]
+    for name, cell in zip(code.co_freevars, kind.forward.__closure__ or (), strict=True):
+        try:
+            pairs.append((name, cell.cell_contents))
+        except ValueError:  # not assigned yet
+            continue
+    yield from ((f"{name} of {kind.__module__}", value) for name, value in pairs if isinstance(value, int | float))

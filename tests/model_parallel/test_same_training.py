@@ -1,0 +1,248 @@
+"""What forward may do: a placed model trains as the model itself does, bit for bit, or is refused by name."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import paceline as pl
+from model_parallel.in_memory import batches, compare
+from model_parallel.models import TwoTowers
+
+PINS = {"a": 0, "b": 1, "head": 0}
+FACTOR = 0.5
+MODES = [
+    torch.no_grad,
+    torch.inference_mode,
+    partial(torch.set_grad_enabled, False),
+    partial(torch.autocast, "cpu", torch.bfloat16),
+]
+
+
+def made(kind, *args):
+    torch.manual_seed(3)
+    return kind(*args)
+
+
+class InAMode(TwoTowers):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        with self.mode():
+            a = self.a(x)
+        return self.head(torch.cat([a.float(), self.b(x)], 1))
+
+
+class Decorated(TwoTowers):
+    @torch.no_grad()
+    def teacher(self, x):
+        return self.a(x)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.teacher(x), self.b(x)], 1))
+
+
+class Nested(TwoTowers):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                a = self.a(x)
+            with torch.no_grad():
+                b = self.b(x)
+                with torch.enable_grad():
+                    c = self.b(x)
+        return self.head(torch.cat([a, b + c], 1))
+
+
+class Averaged(TwoTowers):
+    """A target network that follows the trained one inside forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.target(x)
+            self.target.weight.lerp_(self.a[0].weight, 0.1)
+        return self.head(torch.cat([self.a(x) - target, self.b(x)], 1))
+
+
+@pytest.mark.parametrize("make", [*(partial(InAMode, mode) for mode in MODES), Decorated, Nested])
+def test_operations_run_in_the_modes_of_forward(make):
+    compare(made(make), PINS)
+
+
+def test_a_target_network_that_forward_changes_without_gradients():
+    compare(made(Averaged), {"a": 0, "target": 0, "b": 1, "head": 1})
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+class Adversarial(TwoTowers):
+    def forward(self, x):
+        return self.head(torch.cat([Reversed.apply(self.a(x), 2.0), self.b(x)], 1))
+
+
+def test_custom_autograd_functions_keep_their_own_gradient():
+    compare(made(Adversarial), PINS)
+
+
+@dataclass
+class Settings:
+    beta: float = 1.0
+
+
+class Annealed(TwoTowers):
+    def __init__(self, where):
+        super().__init__()
+        self.beta, self.betas, self.settings, self.where = 1.0, {"a": [1.0]}, Settings(), where
+
+    def forward(self, x):
+        factors = {
+            "attribute": self.beta,
+            "container": self.betas["a"][0],
+            "object": self.settings.beta,
+            "file": FACTOR,
+        }
+        return self.head(torch.cat([self.a(x) * factors[self.where], self.b(x)], 1))
+
+
+def anneal(where, monkeypatch, model, step):
+    value = 1 + step  # an int, and a float
+    if where == "attribute":
+        model.beta = value
+    elif where == "container":
+        model.betas["a"][0] = value / 7
+    elif where == "object":
+        model.settings.beta = value / 7
+    else:
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.7)
+
+
+@pytest.mark.parametrize("where", ["attribute", "container", "object", "file"])
+def test_numbers_that_the_loop_changes_are_followed(where, monkeypatch):
+    compare(made(Annealed, where), PINS, before_step=partial(anneal, where, monkeypatch))
+
+
+class Deepening(TwoTowers):
+    depth = 1
+
+    def forward(self, x):
+        a = self.a(x)
+        for _ in range(self.depth):
+            a = self.a(a)
+        return self.head(torch.cat([a, self.b(x)], 1))
+
+
+class Cutting(TwoTowers):
+    width = 8
+
+    def forward(self, x):
+        return self.head(F.pad(torch.cat([self.a(x), self.b(x)[:, : self.width]], 1), (0, 8 - self.width)))
+
+
+class Viewing(TwoTowers):
+    heads = 2
+
+    def forward(self, x):
+        h = torch.cat([self.a(x), self.b(x)], 1)
+        return self.head(h.view(h.size(0), h.size(1) // self.heads, -1).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "pins"),
+    [(Deepening, "depth", 2, {}), (Cutting, "width", 7, {"getitem": 1}), (Viewing, "heads", 4, {})],
+)
+def test_a_number_that_changes_operations_or_shapes_is_refused(kind, name, value, pins):
+    def change(model, step):
+        setattr(model, name, value if step else getattr(kind, name))
+
+    with pytest.raises(pl.UsageError, match=rf"{name} has changed since|is now .* and its plan sends"):
+        compare(made(kind), PINS | pins, before_step=change)
+
+
+class Counting(TwoTowers):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Leaking(TwoTowers):
+    def forward(self, x):
+        self.features = self.a(x)
+        return self.head(torch.cat([self.features, self.b(x)], 1))
+
+
+class Caching(TwoTowers):
+    cached = None
+
+    def forward(self, x):
+        if self.cached is None:
+            self.cached = torch.arange(8.0)
+        return self.head(torch.cat([self.a(x), self.b(x) + self.cached], 1))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Counting, "calls"), (Leaking, "features")])
+def test_a_forward_that_changes_its_module_is_refused(kind, name):
+    with pytest.raises(pl.UsageError, match=rf"^forward of {kind.__name__} changes {name}, which a graph"):
+        pl.place(made(kind), batches()[0][0], repeats=1, force=True)
+
+
+def test_a_cache_that_the_first_call_fills_is_no_change():
+    compare(made(Caching), PINS)
+
+
+class Hooked(TwoTowers):
+    def __init__(self, where):
+        super().__init__()
+        if where == "whole":
+            self.register_forward_hook(lambda module, args, out: 2 * out)
+        else:
+            self.inner = Decorated()
+            self.inner.register_full_backward_hook(lambda module, found, given: found)
+
+    def forward(self, x):
+        return self.inner(x) if hasattr(self, "inner") else super().forward(x)
+
+
+@pytest.mark.parametrize(("where", "says"), [("whole", "Hooked has hooks"), ("inner", "inner has a backward hook")])
+def test_hooks_that_a_graph_would_not_call_are_refused(where, says):
+    with pytest.raises(pl.UsageError, match=says):
+        pl.place(made(Hooked, where), batches()[0][0], repeats=1, force=True)
+
+
+class Functional(TwoTowers):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5, training=self.training)
+
+
+def test_evaluation_of_a_part_is_refused_where_keywords_depend_on_the_mode():
+    plan = pl.place(made(Functional), x := batches()[0][0], devices=1, repeats=1, force=True)
+    with pytest.raises(pl.UsageError, match="computes something else in evaluation mode"):
+        plan.part(made(Functional)).eval()(x)
+
+
+def test_modules_that_the_loop_keeps_in_evaluation_mode_stay_in_it():
+    model = made(TwoTowers).train()
+    model.b.eval()
+    pl.place(model, batches()[0][0], devices=1, repeats=1, force=True).part(model)
+    assert model.training
+    assert not model.b.training
