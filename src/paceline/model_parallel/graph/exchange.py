@@ -85,6 +85,7 @@ class Exchange:
         self.recorder = recorder
         self._since_s = time.perf_counter()
         self._is_computing = False
+        self._gathered = 0
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -151,6 +152,22 @@ class Exchange:
             self.recorder.message("in", kind, number, tensor, (sender, self._worker), begun_s)
         self._go_on()
         return value
+
+    def gather(self, x: torch.Tensor, workers: int) -> list[torch.Tensor]:
+        """All workers' vectors, of one length, in the workers' order; all workers call it together.
+
+        Raises:
+            WorkerLostError: another worker has left.
+        """
+        about = TensorInfo(
+            "the norms of its gradients", -1, (), 0, is_output=True, shape=tuple(x.shape), dtype="float64"
+        )
+        others = [one for one in range(workers) if one != self._worker]
+        for to in others:
+            self.send(to, "norms", self._gathered, x, about)
+        found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
+        self._gathered += 1
+        return [found.get(one, x) for one in range(workers)]
 
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""

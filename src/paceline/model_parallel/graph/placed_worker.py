@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,10 +25,12 @@ from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 
 _CHANGED = (
-    "Each worker of a placed model has only the gradients of its own part, so clipping by their norm, GradScaler and"
-    " other changes between backward and step would differ between workers: leave them out, scale the loss instead,"
-    " and clip single elements with p.register_hook(lambda g: g.clamp(-1, 1))."
+    "Each worker of a placed model has only the gradients of its own part, so changes that a loop makes to them between"
+    " backward and step would differ between workers: clip by worker.clip_grad_norm_(max_norm), clip single elements with"
+    " p.register_hook(lambda g: g.clamp(-1, 1)), and leave out GradScaler and other changes."
 )
+
+_NO_NORM = torch.tensor(-1.0, dtype=torch.float64)  # of a gradient that another worker has, or that does not exist
 
 _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 
@@ -68,7 +70,7 @@ class PlacedWorker(Worker):
         self._exchange: Exchange | None = None
         self._saved: _Settings = {}
         if self._part.plan.workers > 1:
-            noted = NotedGradients([one for one in self._part.parameters() if one.requires_grad])
+            self._noted = noted = NotedGradients([one for one in self._part.parameters() if one.requires_grad])
             check = self._optimizer.register_step_pre_hook(partial(_check_gradients, noted))
             self._undo += [noted.remove, check.remove]
         self._options = GroupOptions(self._optimizer, {id(one): name for name, one in self._part.named_parameters()})
@@ -92,10 +94,24 @@ class PlacedWorker(Worker):
             self._replica.on_progress.append(self._restore_options)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """As in `Worker`, if the plan has one worker; with several it would see only a part's gradients."""
-        if self._part.plan.workers > 1:
-            raise UsageError(_CHANGED)
-        return super().clip_grad_norm_(max_norm)
+        """As in `Worker`, over the whole model; costs a message between any two workers. All of them must call it."""
+        exchange, own = self._exchange, dict(self._part.named_parameters())
+        if exchange is None:
+            return super().clip_grad_norm_(max_norm)
+        norms = [
+            torch.linalg.vector_norm(own[name].grad).double()
+            if name in own and own[name].grad is not None
+            else _NO_NORM
+            for name, _ in self._part.whole.named_parameters()
+        ]
+        # As PyTorch computes it, in the model's order, and therefore equal to the last bit.
+        norm_of = torch.stack([*exchange.gather(torch.stack(norms), self.num_workers)]).amax(0)
+        dtype = reduce(torch.promote_types, (one.dtype for one in self._part.whole.parameters()))
+        total = torch.linalg.vector_norm(norm_of[norm_of != _NO_NORM].to(dtype))
+        torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
+        for one in own.values():
+            self._noted.note(one)
+        return float(total)
 
     def follow(self, scheduler: Any, *, samples_per_step: int | None = None) -> Any:
         """As in `Worker`; after a resume, the scheduler steps before the checkpoint's settings are restored."""
