@@ -5,55 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
-from model_parallel.models import BATCH, Normed, TwoTowers, data, made, planned
+from model_parallel.models import BATCH, data, made, planned
 
 NAME = "two towers"
 
 
 def example(dtype=torch.float32):
     return data(NAME, dtype)[:BATCH][0]
-
-
-class Summed(TwoTowers):
-    def forward(self, x):
-        return super().forward(x).square().sum()
-
-
-class Centred(TwoTowers):
-    def forward(self, x):
-        y = F.dropout(super().forward(x), 0.1, self.training)
-        return y - y.mean(0)
-
-
-class WithoutBuffers(TwoTowers):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
-
-    def forward(self, x):
-        return super().forward(self.norm(x))
-
-
-@pytest.mark.parametrize("make", [Summed, Centred, Normed, WithoutBuffers])
-def test_micro_batches_that_change_what_a_model_computes_are_refused(make):
-    throughput = {"objective": "throughput", "microbatches": 3}
-    with pytest.raises(
-        pl.UsageError, match=f"{make.__name__} computes a different result from a batch than from its micro-batches"
-    ):
-        pl.place(make(), example(), repeats=1, force=True, **throughput)
-
-
-def test_dropout_and_a_mean_in_the_model_are_the_same_in_micro_batches():
-    class Mean(TwoTowers):
-        def forward(self, x):
-            return F.dropout(super().forward(x), 0.1, self.training).square().mean()
-
-    plan = pl.place(Mean(), example(), repeats=1, force=True, objective="throughput", microbatches=3)
-    assert plan.problem.microbatches == 3
 
 
 def clipped(part, optimizer, worker, loss):

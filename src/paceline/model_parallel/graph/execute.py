@@ -191,7 +191,7 @@ class PlacedPart(nn.Module):
         outs: list[Any] = []
         tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
         for m in range(number):
-            part = arguments if number == 1 else {k: micro_batch(v, m, number) for k, v in arguments.items()}
+            part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
             if recorder is not None:
                 recorder.begin_microbatch(m)
             outs.append(self._pass(part, tokens))
@@ -208,7 +208,9 @@ class PlacedPart(nn.Module):
         arguments, _ = arguments_of(self.whole, kwargs or tuple(args))
         number = self.plan.problem.microbatches
         shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
-        expected = tuple(((s[0] * number, *s[1:]) if number > 1 and s else s, d) for s, d in self.plan.inputs)
+        cut = self.plan.cut or [False] * len(self.plan.inputs)
+        rows = zip(self.plan.inputs, cut, strict=True)
+        expected = tuple(((s[0] * number, *s[1:]) if is_cut else s, d) for (s, d), is_cut in rows)
         if shapes != expected or tuple(arguments) != self.plan.arguments:
             raise UsageError(
                 f"The plan expects the shapes of its example's inputs, {_shapes(expected)}, but was given "

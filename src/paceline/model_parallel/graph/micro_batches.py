@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.model_parallel.graph.capture import in_training_mode
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.torch_internals import tree_map
-from paceline.system.torch_random import torch_undisturbed
+from paceline.system.torch_random import torch_state, torch_undisturbed
 
-_CLOSE = 1e-3  # relative to an output's largest value; batch statistics differ by about 1 / sqrt(samples)
+_MOST_WHOLE = 4  # inputs as long as the batch that are tried whole
 
 
 def mapped(value: Any, change: Any) -> Any:
@@ -26,9 +29,10 @@ def mapped(value: Any, change: Any) -> Any:
     return type(value)(mapped(one, change) for one in value) if isinstance(value, tuple | list) else value
 
 
-def micro_batch(value: Any, m: int, number: int) -> Any:
-    """The m-th of `number` micro-batches."""
-    return mapped(value, lambda one: one.chunk(number)[m] if one.dim() else one)
+def micro_batch(arguments: Any, cut: Sequence[bool], m: int, number: int) -> Any:
+    """The m-th of `number` micro-batches; `cut` tells of each tensor whether it is cut, or whole in each of them."""
+    flags = iter(cut)
+    return mapped(arguments, lambda one: one.chunk(number)[m] if next(flags) else one)
 
 
 def joined(outs: list[Any]) -> Any:
@@ -36,35 +40,80 @@ def joined(outs: list[Any]) -> Any:
     return tree_map(lambda *parts: torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean(), *outs)
 
 
-@torch.no_grad()
-def check_micro_batches(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> None:
-    """Compares the output of a copy of the model for a batch with that for its micro-batches.
+def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> tuple[bool, ...]:
+    """By tensor of the batch, whether it has a sample in each row: then micro-batches give the results of the batch.
+
+    Tensors of the first one's length are cut, unless only others leave results and gradients of a copy of the model as they
+    are, as for a table with as many rows as the batch.
 
     Raises:
-        UsageError: they differ, or the model changes buffers, which it would do once per micro-batch.
+        UsageError: all choices change them, or the model changes buffers, which it would do once per micro-batch.
     """
-    twin = copy.deepcopy(model).train()
-    before = [one.clone() for one in twin.buffers()]
-    with torch_undisturbed():
-        twin(**arguments)
-        changes = not all(map(torch.equal, before, twin.buffers()))
-        for one in traced.nodes:
-            if one.is_random:
-                twin.get_submodule(one.path).eval()
-        whole, again = (twin(**arguments) for _ in range(2))
-        parts = joined([twin(**{k: micro_batch(v, m, number) for k, v in arguments.items()}) for m in range(number)])
-    if changes or (_are_close(whole, again) and not _are_close(whole, parts)):
+    found = list(tensors_in(arguments))
+    size = next((len(one) for one in found if one.dim()), 0)
+    if not size or size % number:
         raise UsageError(
-            f"{type(model).__name__} computes a different result from a batch than from its micro-batches, as batch "
-            "norm and sums over samples do: place it for latency, without micro-batches, or leave the sum to the loss."
+            f"Inputs of length {size} cannot be cut into {number} micro-batches of one size: choose another number."
         )
+    twin = copy.deepcopy(model)
+    before = [one.clone() for one in twin.buffers()]
+    with in_training_mode(twin), torch_undisturbed(), torch.enable_grad():
+        twin(**arguments)
+        if all(map(torch.equal, before, twin.buffers())):
+            randoms = [one for one in traced.nodes if one.is_random]
+            for one in randoms:
+                twin.get_submodule(one.path).eval()
+            state = torch_state()
+            whole = _results(twin, twin(**arguments))
+            if not torch.equal(state, torch_state()):
+                raise UsageError(
+                    f"{type(model).__name__} draws random numbers in evaluation mode, too ({randoms[0].line}), so results "
+                    "of a batch cannot be compared with those of its micro-batches: place it for latency."
+                )
+            can = [at for at, one in enumerate(found) if one.dim() and len(one) == size]
+            for left_out in (kept for few in range(min(len(can), _MOST_WHOLE)) for kept in combinations(can, few)):
+                cut = tuple(at in can and at not in left_out for at in range(len(found)))
+                with suppress(RuntimeError, ValueError, IndexError):  # of shapes that do not fit
+                    outs = [twin(**micro_batch(arguments, cut, m, number)) for m in range(number)]
+                    if are_close(whole, _results(twin, joined(outs)), rounding(traced)):
+                        return cut
+    raise UsageError(
+        f"{type(model).__name__} computes a different result from a batch than from its micro-batches, as batch norm and "
+        "sums over samples do: place it for latency, without micro-batches, or leave the sum to the loss."
+    )
 
 
-def _are_close(one: Any, other: Any) -> bool:
+def weighted_sum(out: Any) -> torch.Tensor | None:
+    """A loss that weights all elements of the outputs differently; None: they have no gradient."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [
+        (one * torch.rand(one.shape, generator=draw, dtype=torch.float64).to(one.dtype)).sum()
+        for one in tensors_in(out)
+        if one.requires_grad
+    ]
+    return torch.stack([one.double() for one in parts]).sum() if parts else None
+
+
+def rounding(traced: Traced) -> float:
+    """The largest relative difference that another order of sums explains, by the least precise type of the operations."""
+    types = {one.dtype for one in traced.nodes}
+    return 3e-2 if types & {"bfloat16", "float16"} else 1e-4 if "float32" in types else 1e-9
+
+
+def are_close(one: Any, other: Any, rounding: float) -> bool:
+    """Whether tensors are equal up to a share of their largest value."""
     pairs = zip(tensors_in(one), tensors_in(other), strict=True)
-    return all(a.shape == b.shape and _is_close(a.double(), b.double()) for a, b in pairs)
+    return all(a.shape == b.shape and _is_close(a.detach().double(), b.detach().double(), rounding) for a, b in pairs)
 
 
-def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _results(model: nn.Module, out: Any) -> list[Any]:
+    """Outputs, and gradients of their weighted sum."""
+    loss, trained = weighted_sum(out), [one for one in model.parameters() if one.requires_grad]
+    if loss is None or not trained:
+        return [out]
+    return [out, torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)]
+
+
+def _is_close(a: torch.Tensor, b: torch.Tensor, rounding: float) -> bool:
     largest = a.nan_to_num().abs().max().item() if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=_CLOSE * largest, equal_nan=True)
+    return torch.allclose(a, b, rtol=0, atol=rounding * largest, equal_nan=True)

@@ -15,11 +15,11 @@ from paceline.model_parallel.graph.capture import arguments_of, in_training_mode
 from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nodes, merged, tensors_of
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
 from paceline.model_parallel.graph.exchange import WIRES, wire_bytes
-from paceline.model_parallel.graph.micro_batches import check_micro_batches
+from paceline.model_parallel.graph.micro_batches import inputs_to_cut, micro_batch
 from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
-from paceline.model_parallel.graph.trace import Traced, tensors_in, trace
+from paceline.model_parallel.graph.trace import Traced, trace
 from paceline.specs.text import closest
 
 _MOST_ERROR = 0.25
@@ -101,10 +101,12 @@ def place(
     if cluster is not None and link is None:
         link = Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
     batch, _ = arguments_of(model, example)
-    arguments = batch if number == 1 else _first_micro_batch(batch, number)
-    traced, any_mode = _traced(model, example if number == 1 else arguments)
+    traced, any_mode = _traced(model, example)
+    arguments, cut = batch, ()
     if number > 1:
-        check_micro_batches(model, traced, batch, number)
+        cut = inputs_to_cut(model, traced, batch, number)
+        arguments = micro_batch(batch, cut, 0, number)
+        traced, any_mode = _traced(model, arguments)
     allowed_of, sets = _constraints(traced, machines, pins or {}, together)
     blocks, same_device = blocks_of(traced, allowed_of)
     busy_cores = len(machines) - 1
@@ -153,6 +155,7 @@ def place(
         digest=traced.digest,
         arguments=tuple(arguments),
         inputs=traced.inputs,
+        cut=cut,
         outputs=traced.outputs,
         constants=tuple(traced.constants.items()),
         random=tuple(one.name for one in traced.nodes if one.is_random),
@@ -209,18 +212,6 @@ def _check_words(wire: str, placer: str | None) -> None:
     known = [*PLACERS, "exact"]
     if placer is not None and placer not in known:
         raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
-
-
-def _first_micro_batch(arguments: dict[str, Any], number: int) -> dict[str, Any]:
-    sizes = sorted({len(one) for value in arguments.values() for one in tensors_in(value) if one.dim()})
-    if len(sizes) != 1 or sizes[0] % number:
-        raise UsageError(
-            f"Inputs of length {' and '.join(map(str, sizes))} cannot be cut into {number} micro-batches of one size: choose"
-            " another number."
-        )
-    size = sizes[0]
-    return {name: value[: size // number] if hasattr(value, "dim") and value.dim() else value
-            for name, value in arguments.items()}  # fmt: skip
 
 
 def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:

@@ -33,6 +33,7 @@ class Plan(PlanData):
         sum_s: of its blocks, measured one by one.
         wire: the type that float32 is cast to for transfers: "" (no cast), "bfloat16", or "bfloat16-truncated".
         seed: of the operations that draw random numbers.
+        cut: whether each tensor of `inputs` is cut into micro-batches; empty: there is one.
     """
 
     def part(self, model: nn.Module, worker: int | None = None) -> PlacedPart:

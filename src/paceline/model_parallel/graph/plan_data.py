@@ -43,6 +43,7 @@ class PlanData:
     sum_s: float = 0.0
     wire: str = ""
     seed: int = 0
+    cut: tuple[bool, ...] = ()
 
     @property
     def workers(self) -> int:
