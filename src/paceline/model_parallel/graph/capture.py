@@ -166,9 +166,9 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     """
     for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
         delattr(model, name)  # from an earlier trace: a new graph numbers its names from 0
-    state, tracer = torch_state(), _Tracer()
+    state = torch_state()
     try:
-        with _tracing, _functions_kept(tracer):
+        with _tracing, torch.enable_grad(), _functions_kept(tracer := _Tracer()):
             graph = tracer.trace(model, concrete_args=dict(defaults) or None)
     except UsageError:
         raise

@@ -92,6 +92,10 @@ def _below(plan: PlanData) -> list[str]:
         + ", ".join(f"{busy / plan.makespan_s:.0%}" if plan.makespan_s else "0%" for busy in schedule.busy_s)
         + " of the time; elsewhere: how much longer the step would be with that group on the best other device.",
     ]
+    if plan.is_verified:
+        lines.append(
+            "Verified: on the example, a step of the parts has the model's own outputs, gradients and buffers."
+        )
     memory = problem.memory_of(plan.placement.device_of)
     lines.append("Memory: " + ", ".join(f"device {d}: {used / 1e6:,.1f} MB" for d, used in enumerate(memory)) + ".")
     if others:

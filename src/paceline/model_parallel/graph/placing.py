@@ -20,6 +20,7 @@ from paceline.model_parallel.graph.place import PLACERS, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
 from paceline.model_parallel.graph.trace import Traced, trace
+from paceline.model_parallel.graph.verify import verify
 from paceline.specs.text import closest
 
 _MOST_ERROR = 0.25
@@ -61,7 +62,9 @@ def place(
     In a worker of `launch(plan=...)` it returns that run's plan and measures nothing, so a script may call it at its top
     level.
 
-    Costs: about `2 * repeats + 4` steps on one core, and up to some seconds of planning.
+    One step of the plan's parts is compared with the model's own, with the same random numbers: outputs, gradients, buffers.
+
+    Costs: about `2 * repeats + 9` steps on one core, up to four copies of the model, and up to some seconds of planning.
 
     Args:
         model: on the CPU; it is copied and not changed.
@@ -87,7 +90,7 @@ def place(
 
     Raises:
         UsageError: the model cannot be traced, or micro-batches would change its results; a pin, a constraint or the memory
-            is impossible; the cost model is too inaccurate.
+            is impossible; the cost model is too inaccurate; the plan would train something else than the model.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.
@@ -150,7 +153,7 @@ def place(
     at = {one: index for index, members in enumerate(merging) for one in members}
     problem = problem_of(merged(fine, merging), [[at[one] for one in members] for members in fine.together])
     check_memory(problem)
-    return Plan(
+    plan = Plan(
         model=type(model).__name__,
         digest=traced.digest,
         arguments=tuple(arguments),
@@ -170,6 +173,7 @@ def place(
         wire=wire,
         seed=seed,
     ).again(placer=placer)
+    return replace(plan, is_verified=verify(plan, model, traced, batch))
 
 
 def _devices(

@@ -34,6 +34,7 @@ class Plan(PlanData):
         wire: the type that float32 is cast to for transfers: "" (no cast), "bfloat16", or "bfloat16-truncated".
         seed: of the operations that draw random numbers.
         cut: whether each tensor of `inputs` is cut into micro-batches; empty: there is one.
+        is_verified: whether a step of its parts on the example was compared with the model's own.
     """
 
     def part(self, model: nn.Module, worker: int | None = None) -> PlacedPart:

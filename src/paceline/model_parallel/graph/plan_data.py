@@ -44,6 +44,7 @@ class PlanData:
     wire: str = ""
     seed: int = 0
     cut: tuple[bool, ...] = ()
+    is_verified: bool = False
 
     @property
     def workers(self) -> int:
@@ -123,7 +124,8 @@ class PlanData:
                     f"{placer} finds no placement of these {len(problem.groups)} groups: choose another placer."
                 )
             others = tuple((one.placer, one.makespan_s) for one in found if one is not chosen)
-            return dataclasses.replace(self, problem=problem, placement=chosen, bounds=below, others=others)
+            changes = {"problem": problem, "placement": chosen, "bounds": below, "others": others}
+            return dataclasses.replace(self, **changes, is_verified=False)
         names = {one.name for one in problem.groups}
         if wrong := [one for one in (*device_of, *names) if (one in names) != (one in device_of)]:
             raise UsageError(f"device_of must name all groups of the plan, and no others: see {wrong[0]}.")
@@ -134,7 +136,8 @@ class PlanData:
             )
         run, order = best_of(problem, asked)
         placement = Placement("as asked", asked, order, run.makespan_s)
-        return dataclasses.replace(self, problem=problem, placement=placement, bounds=bounds(problem), others=())
+        changes = {"problem": problem, "placement": placement, "bounds": bounds(problem), "others": ()}
+        return dataclasses.replace(self, **changes, is_verified=False)
 
     # As a file
 

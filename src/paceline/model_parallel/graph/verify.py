@@ -1,0 +1,206 @@
+"""Compares one training step of a plan's parts with the model's own, on the example and with the same random numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.errors import UsageError
+from paceline.model_parallel.graph.capture import in_training_mode, line_of
+from paceline.model_parallel.graph.execute import PlacedPart
+from paceline.model_parallel.graph.in_threads import run_parts
+from paceline.model_parallel.graph.micro_batches import are_close, micro_batch, rounding, weighted_sum
+from paceline.model_parallel.graph.place import Placement
+from paceline.model_parallel.graph.plan_data import PlanData
+from paceline.model_parallel.graph.problem import Device
+from paceline.model_parallel.graph.trace import Traced, tensors_in
+from paceline.system.torch_random import torch_undisturbed
+
+
+def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str, Any]) -> bool:
+    """Whether outputs, gradients and buffers are the model's; False: they differ between two equal steps of the model itself.
+
+    The graph is compared with the model while both draw their random numbers in its order, and the parts with the graph while
+    each operation has its own.
+
+    Costs: up to four copies of the model, and five steps.
+
+    Raises:
+        UsageError: they differ by more than rounding; the message names the first operation that does.
+    """
+    number, share = plan.problem.microbatches, rounding(traced)
+    with torch_undisturbed(), torch.enable_grad():
+        first = micro_batch(batch, plan.cut, 0, number) if number > 1 else dict(batch)
+        alone = _on_one(plan, microbatches=1)
+        own, graph = _own(model, first), _of_graph(alone, model, first)
+        if not _agree(own, graph, share):
+            if not _agree(own, _own(model, first), share):
+                return False
+            raise UsageError(
+                f"The graph of {plan.model} computes something else than its forward, first at "
+                f"{_first_in_graph(alone, model, first)}: move code that depends on more than values of "
+                "tensors out of forward, or into a function marked with torch.fx.wrap."
+            )
+        if plan.workers > 1 or number > 1:
+            _compare_parts(replace(plan, wire=""), model, batch, share)
+    return True
+
+
+def _compare_parts(plan: PlanData, model: nn.Module, batch: Mapping[str, Any], share: float) -> None:
+    whole, cut = copy.deepcopy(model), copy.deepcopy(model)
+    alone = _on_one(plan, microbatches=plan.problem.microbatches)
+    [one] = _run(alone, whole, batch)
+    for part in (parts := _run(plan, cut, batch)):
+        if not _agree(_results(whole, one.out), _results(cut, part.out), share):
+            raise UsageError(
+                f"The parts of {plan.model} compute something else than the whole, first at {_first(one, parts, share)}: "
+                "this is an error of Paceline; pin that operation to the worker of its neighbours, and report it."
+            )
+
+
+def _on_one(plan: PlanData, microbatches: int) -> PlanData:
+    """All of a plan's operations on one device, in the model's order."""
+    number = len(plan.problem.groups)
+    problem = replace(plan.problem, devices=(Device(),), allowed=(), microbatches=microbatches)
+    cut = plan.cut if microbatches > 1 else ()
+    return replace(plan, problem=problem, placement=Placement("", (0,) * number, tuple(range(number)), 0.0), cut=cut)
+
+
+class _Watched(PlacedPart):
+    """A part that keeps a step's values of its operations, and the gradients of these."""
+
+    def __init__(self, plan: PlanData, model: nn.Module, worker: int) -> None:
+        super().__init__(plan, model, worker)
+        self.out: Any = None
+        self.values: dict[tuple[str, int, int], torch.Tensor] = {}
+        self.gradients: dict[tuple[str, int, int], torch.Tensor] = {}
+
+    def _keep(self, node: fx.Node, value: Any, env: dict[fx.Node, Any]) -> None:
+        super()._keep(node, value, env)
+        if self.plan.device_of.get(node.name) == self.worker:
+            for at, one in enumerate(tensors_in(value)):
+                key = node.name, self.calls, at
+                self.values[key] = one.detach().clone()
+                if one.requires_grad:
+                    one.register_hook(partial(self.gradients.__setitem__, key))
+
+    def describe(self, name: str) -> str:
+        return f"{name} ({line_of(self._nodes[name])})"
+
+
+def _run(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> list[_Watched]:
+    def step(part: Any) -> Any:
+        part.out = _step(part, batch)
+        return part
+
+    return run_parts(plan, [model] * plan.workers, step, _Watched)
+
+
+def _first(one: _Watched, parts: list[_Watched], share: float) -> str:
+    """The first operation in a step's order whose value, or else whose gradient, differs."""
+    values = {key: value for part in parts for key, value in part.values.items()}
+    gradients = {key: value for part in parts for key, value in part.gradients.items()}
+    for key, value in one.values.items():
+        if not are_close(value, values[key], share):
+            return one.describe(key[0])
+    for key in reversed(one.values):
+        expected, found = one.gradients.get(key), gradients.get(key)
+        if (expected is None) != (found is None) or (found is not None and not are_close(expected, found, share)):
+            return f"the gradient of {one.describe(key[0])}"
+    return "a parameter's gradient"
+
+
+def _step(called: nn.Module, batch: Mapping[str, Any]) -> Any:
+    out = called(**batch)
+    loss = weighted_sum(out)
+    if loss is not None:
+        loss.backward()
+    return out
+
+
+def _own(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    twin = copy.deepcopy(model)
+    with in_training_mode(twin):
+        torch.manual_seed(0)
+        return _results(twin, _step(twin, batch))
+
+
+def _of_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    twin = copy.deepcopy(model)
+    part = _Whole(plan, twin)
+    torch.manual_seed(0)
+    return _results(twin, _step(part, batch))
+
+
+class _Whole(PlacedPart):
+    """The whole graph, whose operations draw random numbers one after the other, as those of the model do."""
+
+    def __init__(self, plan: PlanData, model: nn.Module) -> None:
+        super().__init__(plan, model, 0)
+        self._seeds = {}
+        self.running = ""
+
+    def _run(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
+        for one in node.all_input_nodes:
+            self._value(one, env)
+        self.running = node.name
+        super()._run(node, env)
+
+    def place_of(self, name: str) -> str:
+        return f"{name} ({line_of(self._nodes[name])})"
+
+
+class _Calls(TorchFunctionMode):
+    """Lists calls of PyTorch's functions: name, how inputs are differentiated, outputs; and which operation made it."""
+
+    def __init__(self, running: Callable[[], str] = str) -> None:
+        super().__init__()
+        self.running = running
+        self.found: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tuple(type(one.grad_fn).__name__ for one in tensors_in(args))
+        out = func(*args, **kwargs or {})
+        made = [
+            (tuple(one.shape), repr(one.detach().double().sum().item()), type(one.grad_fn).__name__)
+            for one in tensors_in(out)
+        ]
+        if made:
+            self.found.append((self.running(), (getattr(func, "__name__", ""), given, *made)))
+        return out
+
+
+def _first_in_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> str:
+    """The first operation of the graph that the model does not call alike."""
+    twin, again = copy.deepcopy(model), copy.deepcopy(model)
+    part = _Whole(plan, again)
+    with in_training_mode(twin):
+        torch.manual_seed(0)
+        with _Calls() as own:
+            _step(twin, batch)
+    torch.manual_seed(0)
+    with _Calls(lambda: part.running) as graph:
+        _step(part, batch)
+    left = iter([one for _, one in own.found])
+    for name, one in graph.found:
+        if name and one not in left:  # reads on until it finds it
+            return part.place_of(name)
+    return "the backward pass"
+
+
+def _results(model: nn.Module, out: Any) -> dict[str, torch.Tensor]:
+    """By name, all that a step leaves."""
+    found = {f"output {at}": one.detach() for at, one in enumerate(tensors_in(out))}
+    found |= {f"the gradient of {name}": one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return found | {f"buffer {name}": one for name, one in model.named_buffers()}
+
+
+def _agree(own: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], share: float) -> bool:
+    return own.keys() == other.keys() and all(are_close(own[name], other[name], share) for name in own)
