@@ -32,11 +32,11 @@ def rows(plan: PlanData) -> list[tuple[str, int, float, float, int, float | None
 def verdict(plan: PlanData) -> str:
     """One or two sentences: the plan's gain over one device, and its distance from the optimum."""
     one_s, step_s = plan.one_device_s, plan.makespan_s
-    above = step_s / plan.bounds.least_s - 1 if plan.bounds.least_s else 0.0
+    number = len(plan.problem.groups)
     near = (
-        "no placement is better in simulation"
+        f"no placement and order of its {number} groups is faster in simulation"
         if plan.placement.is_certain
-        else f"within {above:.0%} of the best possible"
+        else f"the best found for its {number} groups, at most {_gap(plan):.0%} above the lower bound"
     )
     used = len(set(plan.placement.device_of))
     if used == 1:
@@ -51,6 +51,10 @@ def verdict(plan: PlanData) -> str:
     if gain < 1 + _FLAT:
         return f"{used} devices, {gain:.2f}x one device: it is split for memory or by pins, and gains no time ({near})."
     return f"{used} devices, {gain:.2f}x one device ({near})."
+
+
+def _gap(plan: PlanData) -> float:
+    return plan.makespan_s / plan.bounds.least_s - 1 if plan.bounds.least_s else 0.0
 
 
 def explain(plan: PlanData) -> str:
@@ -85,7 +89,7 @@ def _below(plan: PlanData) -> list[str]:
         f"Step (forward and backward): {plan.makespan_s * 1e3:.2f} ms simulated; on one device"
         f" {plan.one_device_s * 1e3:.2f} ms.",
         f"No placement is below {below.least_s * 1e3:.2f} ms: longest path {below.path_s * 1e3:.2f} ms, all work over all"
-        f" speeds {below.work_s * 1e3:.2f} ms.",
+        f" speeds {below.work_s * 1e3:.2f} ms. This one is {_gap(plan):.0%} above.",
         f"Transfers: {len(transfers)} of {sent / 1e6:.3f} MB in each forward pass"
         + (f", floats as {plan.wire} on the way." if plan.wire else "."),
         "Devices compute "

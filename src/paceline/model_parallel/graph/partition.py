@@ -53,7 +53,7 @@ def transfers_of(problem: Problem, device_of: Sequence[int]) -> list[Transfer]:
 
 
 def programs(problem: Problem, device_of: Sequence[int], order: Sequence[int]) -> list[list[Operation]]:
-    """By device, the operations of the forward pass.
+    """By device, the operations of the forward pass, or of its beginning if `order` has only the first groups.
 
     A tensor is sent as soon as it is made, and received just before its first reader on that device. If a tensor has readers
     on several devices, each reader's gradient is taken where that reader runs in the global order, one by one, so that the
@@ -96,7 +96,7 @@ def programs(problem: Problem, device_of: Sequence[int], order: Sequence[int]) -
                     result[here].append(Operation("take", transfer=transfer))
     for index, tensor in enumerate(problem.tensors):
         source = device_of[tensor.producer]
-        if tensor.is_output:
+        if tensor.is_output and len(order) == len(problem.groups):
             for to in range(len(problem.devices)):
                 if to != source and (index, to) not in given:
                     result[to].append(Operation("receive", transfer=Transfer(index, source, to)))

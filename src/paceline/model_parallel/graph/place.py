@@ -8,25 +8,28 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from paceline.errors import UsageError
+from paceline.model_parallel.graph.orders import OrderSearch, Paths
 from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
 from paceline.model_parallel.graph.schedule import Schedule, longest_remaining, remaining_s, simulate
 
 _MOST_EXACT_GROUPS = 14
+_MOST_ORDERED_GROUPS = 10  # of which all orders are searched as well
 _MOST_EXACT_DEVICES = 4
-_MOST_BEGINNINGS = 100_000  # of complete and partial placements
+_MOST_BEGINNINGS = 50_000  # of complete and partial placements
 _BETTER = 1 - 1e-9  # by more than rounding differences
 _MOST_LOOKS = 5_000  # simulated placements; bounds the time, and makes the result independent of the machine
+_MOST_ORDERS = 20_000  # simulated orders, also of their beginnings
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for each group, and the time of the resulting step."""
+    """A device for each group, the order in which they run, and the time of the resulting step."""
 
     placer: str
     device_of: tuple[int, ...]
     order: tuple[int, ...]
     makespan_s: float
-    is_certain: bool = False
+    is_certain: bool = False  # no other device and order of these groups is faster in simulation
 
 
 def finish_soonest(problem: Problem) -> tuple[int, ...] | None:
@@ -123,11 +126,17 @@ PLACERS: dict[str, Callable[[Problem], tuple[int, ...] | None]] = {
 }
 
 
+#: Results of the search: proven to be the best, or not.
+SEARCHED = ("exact", "best-found")
+
+
 def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
     """All placers' placements, the shortest simulated step first, and the lower bounds.
 
-    Costs: milliseconds; up to some seconds if the exact placer tries all placements of at most 14 groups on at most 4
-    devices.
+    All placements of at most 14 groups on at most 4 devices are tried in two orders; of at most 10 groups, branch and bound
+    searches all orders, too. If that ends, or a step takes no longer than a lower bound, no placement is better.
+
+    Costs: milliseconds; up to some seconds for the search.
 
     Raises:
         UsageError: no device has enough memory for groups that must be together, or all devices together do not.
@@ -141,16 +150,19 @@ def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
             found.append(_placement(problem, name, device_of))
     is_small = len(problem.members) <= _MOST_EXACT_GROUPS and len(problem.groups) <= 2 * _MOST_EXACT_GROUPS
     if is_small and len(problem.devices) <= _MOST_EXACT_DEVICES:
-        placed = _exact(problem, min(found, key=lambda one: one.makespan_s, default=None))
+        placed = _searched(problem, min(found, key=lambda one: one.makespan_s, default=None), OrderSearch(problem, 0))
+        if placed is not None and len(problem.groups) <= _MOST_ORDERED_GROUPS:
+            placed = _searched(problem, placed, OrderSearch(problem, _MOST_ORDERS)) or placed
         if placed is not None:
-            certain_s = placed.makespan_s / _BETTER
-            found = [replace(one, is_certain=one.makespan_s <= certain_s) for one in found] + [placed]
+            found.append(placed)
+    proven_s = max([below.least_s, *(one.makespan_s for one in found if one.is_certain)])
+    found = [replace(one, is_certain=one.makespan_s <= proven_s / _BETTER) for one in found]
     if not found:
         raise UsageError(
             "No placer found a placement that fits the devices' memory and keeps together the operations that must "
             "share a device: allow more memory or fewer pins."
         )
-    preferred = ["all-on-one", "exact", *PLACERS]
+    preferred = ["all-on-one", *SEARCHED, *PLACERS]
     found.sort(key=lambda one: (one.makespan_s, preferred.index(one.placer)))
     return found, below
 
@@ -163,9 +175,9 @@ def best_of(problem: Problem, device_of: Sequence[int]) -> tuple[Schedule, tuple
     return runs[chosen], orders[chosen]
 
 
-def _placement(problem: Problem, name: str, device_of: Sequence[int], *, is_certain: bool = False) -> Placement:
+def _placement(problem: Problem, name: str, device_of: Sequence[int]) -> Placement:
     run, order = best_of(problem, device_of)
-    return Placement(name, tuple(device_of), order, run.makespan_s, is_certain)
+    return Placement(name, tuple(device_of), order, run.makespan_s)
 
 
 class _Partial:
@@ -244,8 +256,8 @@ def _one_by_one(problem: Problem, order: Sequence[int], *, fills_gaps: bool = Fa
     return tuple(state.device_of)
 
 
-def _exact(problem: Problem, known: Placement | None) -> Placement | None:
-    """Searches all placements of the classes, pruning those whose work alone takes as long as the best known step.
+def _searched(problem: Problem, known: Placement | None, orders: OrderSearch) -> Placement | None:
+    """The best of all placements of the classes, without those whose lower bound is the time of the best known step.
 
     None: there were too many.
     """
@@ -255,8 +267,7 @@ def _exact(problem: Problem, known: Placement | None) -> Placement | None:
     for index in reversed(range(len(firsts))):
         left[index] = left[index + 1] + work[firsts[index]]
     speed = sum(1.0 / one.slowness for one in devices)
-    best_s = known.makespan_s if known is not None else float("inf")
-    best = known.device_of if known is not None else None
+    best, best_s = known, known.makespan_s if known is not None else float("inf")
     chosen: dict[int, int] = {}
     loads, looks, beginnings = [0.0] * len(devices), 0, 0
 
@@ -269,11 +280,17 @@ def _exact(problem: Problem, known: Placement | None) -> Placement | None:
         done = sum(load / one.slowness for load, one in zip(loads, devices, strict=True))
         if max(*loads, (done + left[index]) / speed) * problem.microbatches >= best_s:
             return True
+        device_of = [chosen.get(first, -1) for first in problem.class_of]
+        if Paths(problem, device_of).least_s >= best_s * _BETTER:
+            return True
         if index == len(firsts):
-            device_of = [chosen[first] for first in problem.class_of]
             looks += 1
-            if problem.fits(device_of) and (took_s := best_of(problem, device_of)[0].makespan_s) < best_s * _BETTER:
-                best, best_s = tuple(device_of), took_s
+            if problem.fits(device_of):
+                tried = _placement(problem, "exact", device_of)
+                best = min((one for one in (best, tried) if one is not None), key=lambda one: one.makespan_s)
+                if (ordered := orders.shortest(device_of, best.makespan_s)) is not None:
+                    best = Placement("exact", tuple(device_of), *ordered)
+                best_s = best.makespan_s
             return looks <= _MOST_LOOKS
         seen: set[tuple[float, object, str]] = set()
         used = set(chosen.values())
@@ -294,4 +311,5 @@ def _exact(problem: Problem, known: Placement | None) -> Placement | None:
 
     if not go(0) or best is None:
         return None
-    return _placement(problem, "exact", best, is_certain=True)
+    is_proven = orders.looks > 0
+    return replace(best, placer=SEARCHED[not is_proven], is_certain=is_proven)

@@ -16,7 +16,7 @@ from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nod
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
 from paceline.model_parallel.graph.exchange import WIRES, wire_bytes
 from paceline.model_parallel.graph.micro_batches import inputs_to_cut, micro_batch
-from paceline.model_parallel.graph.place import PLACERS, Placement
+from paceline.model_parallel.graph.place import PLACERS, SEARCHED, Placement
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
 from paceline.model_parallel.graph.trace import Traced, trace
@@ -52,8 +52,8 @@ def place(
     The model's forward pass is traced into a graph, and its forward and backward pass is measured in blocks, on one core while
     the others are busy. A long operation is a block; short ones share one with their neighbours, and the block's time is
     divided by floating-point operations. The graph is cut into groups that are worth a transfer between them. Several placers
-    then propose placements, and the one with the shortest simulated step wins; up to 14 groups on 4 devices are placed
-    exactly.
+    then propose placements, and the one with the shortest simulated step wins. Of up to 14 groups on 4 devices all placements
+    are tried, and of up to 10 groups all orders; the plan says whether it is proven to be the best, or the best found.
 
     It helps a model with branches (towers, encoders, experts, critics), unequal devices, or a model too large for one device.
     A chain of layers, such as a plain transformer, gains nothing in a step's latency, and the plan says so; with `throughput`,
@@ -79,7 +79,8 @@ def place(
         together: pairs of such names that must share a device.
         link: the cost of a transfer; None: between two processes of one machine.
         cluster: a `Cluster`, whose latency and bandwidth replace `link`.
-        placer: use this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced or exact.
+        placer: use this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced, exact or
+            best-found.
         wire: "bfloat16" sends float32 rounded to it; "bfloat16-truncated" cuts off, as published.
         seed: of the operations that draw random numbers, such as dropout.
         repeats: how often each block is measured.
@@ -213,7 +214,7 @@ def _microbatches(objective: str, microbatches: int | None) -> int:
 def _check_words(wire: str, placer: str | None) -> None:
     if wire not in WIRES:
         raise UsageError(f"wire must be one of {', '.join(one for one in WIRES if one)}, not {shown(wire)}.")
-    known = [*PLACERS, "exact"]
+    known = [*PLACERS, *SEARCHED]
     if placer is not None and placer not in known:
         raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
 

@@ -108,6 +108,11 @@ class Run:
         self.events.sort(key=lambda one: (one.start_s, one.place, one.to))
         return Schedule(max(self.free), tuple(self.busy), tuple(self.events))
 
+    def forward_only(self, forward: list[list[Operation]]) -> list[float]:
+        """By device, when it has run its operations, which may be the beginning of a step's."""
+        self._phase("forward", forward, range(1))
+        return self.free
+
     def _phase(self, phase: str, lists: list[list[Operation]], microbatches: Sequence[int]) -> None:
         """Runs the devices in turn, each until it waits for a transfer."""
         todo = [[(m, one) for m in microbatches for one in own] for own in lists]
