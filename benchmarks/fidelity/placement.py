@@ -22,13 +22,14 @@ import torch
 from page import show
 from torch import nn
 
+from paceline.model_parallel.graph.capture import arguments_of
 from paceline.model_parallel.graph.coarsen import blocks_of, tensors_of
 from paceline.model_parallel.graph.cost import measure
 from paceline.model_parallel.graph.partition import Operation, Transfer, programs
 from paceline.model_parallel.graph.place import PLACERS, candidates
 from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo, bounds
 from paceline.model_parallel.graph.schedule import Run, longest_remaining, simulate
-from paceline.model_parallel.graph.trace import arguments_of, trace
+from paceline.model_parallel.graph.trace import trace
 
 DEVICES, FLOPS_PER_S, LEAST_S = 50, 20e9, 5e-6
 LINK = Link(latency_s=5e-5, bytes_per_s=1.25e9, busy_s=1e-5)
