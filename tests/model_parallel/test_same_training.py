@@ -208,6 +208,8 @@ def test_a_forward_that_changes_its_module_is_refused(kind, name):
 
 def test_a_cache_that_the_first_call_fills_is_no_change():
     compare(made(Caching), PINS)
+    plan = pl.place(made(Caching), batches()[0][0], devices=1, repeats=1, force=True)
+    plan.part(made(Caching))  # as in a worker, which has not called it
 
 
 class Hooked(TwoTowers):

@@ -90,6 +90,19 @@ def test_a_model_that_differs_from_itself_is_offered_unverified():
     assert "Verified" not in plan.explain()
 
 
+class SparseRows(TwoTowers):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(5, 8, sparse=True)
+
+    def forward(self, x):
+        return super().forward(x + self.rows((x[:, 0] > 0).long())), torch.view_as_complex(x.view(-1, 4, 2))
+
+
+def test_sparse_gradients_and_complex_outputs_are_compared():
+    assert place(SparseRows).is_verified
+
+
 @pytest.mark.parametrize("options", [{}, {"devices": 1}, {"objective": "throughput", "microbatches": 3}], ids=str)
 def test_plans_say_that_they_are_verified_until_they_are_changed(options):
     plan = pl.place(TwoTowers(), X, repeats=1, force=True, **options)

@@ -37,14 +37,7 @@ def values_of(model: nn.Module) -> dict[str, Any]:
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The names of values that differ."""
-    return sorted(one for one in before.keys() | after.keys() if before.get(one, _NONE) != after.get(one, _NONE))
-
-
-class _Nothing:
-    """Stands for a value that does not exist."""
-
-
-_NONE = _Nothing()
+    return [one for one in {**before, **after} if before.get(one, changed) != after.get(one, changed)]
 
 
 def _flat(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

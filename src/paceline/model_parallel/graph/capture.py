@@ -21,6 +21,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from paceline.errors import UsageError, first_line
+from paceline.model_parallel.graph.attributes import changed, values_of
 from paceline.system.torch_internals import autocast_depth, backward_hooks, is_assert, tree_leaves
 from paceline.system.torch_random import torch_state
 
@@ -162,8 +163,22 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     """The model's graph, in its current mode; its leaves are torch's own modules, and `defaults` are constants.
 
     Raises:
-        UsageError: the model's control flow depends on computed values; the message names the line.
+        UsageError: the model's control flow depends on computed values, with its line; or `forward` changes attributes, except
+            for caches that its first call fills.
     """
+    names: list[str] = []
+    for _ in range(2):
+        before = values_of(model)
+        graph = _traced_once(model, defaults)
+        if not (names := changed(before, values_of(model))):
+            return graph
+    raise UsageError(
+        f"forward of {type(model).__name__} changes {names[0]}, which a graph of tensor operations cannot do: return "
+        "tensors, count in the loop, and keep what changes in a buffer."
+    )
+
+
+def _traced_once(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
         delattr(model, name)  # from an earlier trace: a new graph numbers its names from 0
     state = torch_state()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,14 +25,9 @@ class _Post:
         self.messages: dict[tuple[int, int, str, int], Message] = {}
         self.failed: int | None = None
 
-    def fail(self, worker: int) -> None:
-        with self.arrived:
-            self.failed = worker
-            self.arrived.notify_all()
-
 
 class _Box:
-    """One worker's mailbox, as far as `Exchange` needs one."""
+    """One worker's mailbox, as far as `Exchange` needs it."""
 
     def __init__(self, post: _Post, worker: int) -> None:
         self._post, self._worker = post, worker
@@ -45,14 +39,17 @@ class _Box:
             self._post.arrived.notify_all()
 
     def receive(self, timeout_s: float, *, kind: str, sender: int, number: int) -> Event | None:
-        key, post, until_s = (sender, self._worker, kind, number), self._post, time.monotonic() + timeout_s
+        post, key = self._post, (sender, self._worker, kind, number)
         with post.arrived:
-            while key not in post.messages:
-                if post.failed is not None:
-                    return PeerLeft(post.failed, 0, "failed")
-                if not post.arrived.wait(until_s - time.monotonic()):
-                    return None
-            return Received(sender, 0, post.messages.pop(key))
+            post.arrived.wait_for(lambda: key in post.messages or post.failed is not None, timeout_s)
+            if (message := post.messages.pop(key, None)) is not None:
+                return Received(sender, 0, message)
+            return None if post.failed is None else PeerLeft(post.failed, 0, "failed")
+
+    def fail(self) -> None:
+        with self._post.arrived:
+            self._post.failed = self._worker
+            self._post.arrived.notify_all()
 
 
 def run_parts(
@@ -72,7 +69,7 @@ def run_parts(
             found[part.worker] = work(part)
         except BaseException as error:
             errors.append(error)
-            post.fail(part.worker)
+            box.fail()
 
     threads = [threading.Thread(target=run, args=(one,), name="paceline-part") for one in parts]
     for one in threads:
@@ -80,9 +77,5 @@ def run_parts(
     for one in threads:
         one.join()
     if errors:
-        raise _cause(errors)
+        raise next((one for one in errors if not isinstance(one, WorkerLostError)), errors[0])
     return found
-
-
-def _cause(errors: Sequence[BaseException]) -> BaseException:
-    return next((one for one in errors if not isinstance(one, WorkerLostError)), errors[0])

@@ -89,7 +89,7 @@ def weighted_sum(out: Any) -> torch.Tensor | None:
     parts = [
         (one * torch.rand(one.shape, generator=draw, dtype=torch.float64).to(one.dtype)).sum()
         for one in tensors_in(out)
-        if one.requires_grad
+        if one.requires_grad and one.is_floating_point()
     ]
     return torch.stack([one.double() for one in parts]).sum() if parts else None
 
@@ -103,7 +103,12 @@ def rounding(traced: Traced) -> float:
 def are_close(one: Any, other: Any, rounding: float) -> bool:
     """Whether tensors are equal up to a share of their largest value."""
     pairs = zip(tensors_in(one), tensors_in(other), strict=True)
-    return all(a.shape == b.shape and _is_close(a.detach().double(), b.detach().double(), rounding) for a, b in pairs)
+    return all(a.shape == b.shape and _is_close(_double(a), _double(b), rounding) for a, b in pairs)
+
+
+def _double(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    return (torch.view_as_real(value) if value.is_complex() else value).double()
 
 
 def _results(model: nn.Module, out: Any) -> list[Any]:

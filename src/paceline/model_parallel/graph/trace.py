@@ -11,7 +11,6 @@ import torch
 from torch import fx, nn
 
 from paceline.errors import UsageError, first_line
-from paceline.model_parallel.graph.attributes import changed, values_of
 from paceline.model_parallel.graph.capture import (
     GraphRunner,
     arguments_of,
@@ -72,7 +71,12 @@ def trace(model: nn.Module, example: Any) -> Traced:
         UsageError: the model cannot be traced, or fails on the example.
     """
     arguments, defaults = arguments_of(model, example)
-    graph = _steady_graph(model, defaults)
+    if backward_hooks(model) or forward_hooks(model):
+        raise UsageError(
+            f"{type(model).__name__} has hooks, which its graph would not call: put them on a module of torch.nn, or call "
+            "them in forward."
+        )
+    graph = trace_graph(model, defaults)
     twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = "\n".join(map(text_of, graph.nodes))
     run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
@@ -96,27 +100,6 @@ def trace(model: nn.Module, example: Any) -> Traced:
             )
     shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
     return Traced(graph, nodes, outputs, run.constants, shapes, run.values, identity, text)
-
-
-def _steady_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
-    """The model's graph; the second of two if the first call of `forward` fills caches."""
-    if backward_hooks(model) or forward_hooks(model):
-        raise UsageError(
-            f"{type(model).__name__} has hooks, which its graph would not call: put them on a module of torch.nn, or call "
-            "them in forward."
-        )
-    graph, names = None, [""]
-    for _ in range(2):
-        before = values_of(model)
-        graph = trace_graph(model, defaults)
-        if not (names := changed(before, values_of(model))):
-            break
-    if names or graph is None:
-        raise UsageError(
-            f"forward of {type(model).__name__} changes {names[0]}, which a graph of tensor operations cannot do: return "
-            "tensors, count in the loop, and keep what changes in a buffer."
-        )
-    return graph
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

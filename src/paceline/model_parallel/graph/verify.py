@@ -74,24 +74,38 @@ def _on_one(plan: PlanData, microbatches: int) -> PlanData:
 
 
 class _Watched(PlacedPart):
-    """A part that keeps a step's values of its operations, and the gradients of these."""
+    """A part that knows which operation runs, and keeps a step's values of its operations and their gradients.
 
-    def __init__(self, plan: PlanData, model: nn.Module, worker: int) -> None:
+    Args:
+        in_turn: operations draw their random numbers one after the other, as those of the model do; nothing is kept.
+    """
+
+    def __init__(self, plan: PlanData, model: nn.Module, worker: int, *, in_turn: bool = False) -> None:
         super().__init__(plan, model, worker)
         self.out: Any = None
+        self.running = ""
         self.values: dict[tuple[str, int, int], torch.Tensor] = {}
         self.gradients: dict[tuple[str, int, int], torch.Tensor] = {}
+        self._own = () if in_turn else {name for name, device in plan.device_of.items() if device == worker}
+        if in_turn:
+            self._seeds = {}
+
+    def _run(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
+        for one in node.all_input_nodes:
+            self._value(one, env)
+        self.running = node.name
+        super()._run(node, env)
 
     def _keep(self, node: fx.Node, value: Any, env: dict[fx.Node, Any]) -> None:
         super()._keep(node, value, env)
-        if self.plan.device_of.get(node.name) == self.worker:
+        if node.name in self._own:
             for at, one in enumerate(tensors_in(value)):
                 key = node.name, self.calls, at
                 self.values[key] = one.detach().clone()
                 if one.requires_grad:
                     one.register_hook(partial(self.gradients.__setitem__, key))
 
-    def describe(self, name: str) -> str:
+    def place_of(self, name: str) -> str:
         return f"{name} ({line_of(self._nodes[name])})"
 
 
@@ -109,11 +123,11 @@ def _first(one: _Watched, parts: list[_Watched], share: float) -> str:
     gradients = {key: value for part in parts for key, value in part.gradients.items()}
     for key, value in one.values.items():
         if not are_close(value, values[key], share):
-            return one.describe(key[0])
+            return one.place_of(key[0])
     for key in reversed(one.values):
         expected, found = one.gradients.get(key), gradients.get(key)
         if (expected is None) != (found is None) or (found is not None and not are_close(expected, found, share)):
-            return f"the gradient of {one.describe(key[0])}"
+            return f"the gradient of {one.place_of(key[0])}"
     return "a parameter's gradient"
 
 
@@ -134,27 +148,9 @@ def _own(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def _of_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     twin = copy.deepcopy(model)
-    part = _Whole(plan, twin)
+    part = _Watched(plan, twin, 0, in_turn=True)
     torch.manual_seed(0)
     return _results(twin, _step(part, batch))
-
-
-class _Whole(PlacedPart):
-    """The whole graph, whose operations draw random numbers one after the other, as those of the model do."""
-
-    def __init__(self, plan: PlanData, model: nn.Module) -> None:
-        super().__init__(plan, model, 0)
-        self._seeds = {}
-        self.running = ""
-
-    def _run(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
-        for one in node.all_input_nodes:
-            self._value(one, env)
-        self.running = node.name
-        super()._run(node, env)
-
-    def place_of(self, name: str) -> str:
-        return f"{name} ({line_of(self._nodes[name])})"
 
 
 class _Calls(TorchFunctionMode):
@@ -180,7 +176,7 @@ class _Calls(TorchFunctionMode):
 def _first_in_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> str:
     """The first operation of the graph that the model does not call alike."""
     twin, again = copy.deepcopy(model), copy.deepcopy(model)
-    part = _Whole(plan, again)
+    part = _Watched(plan, again, 0, in_turn=True)
     with in_training_mode(twin):
         torch.manual_seed(0)
         with _Calls() as own:
