@@ -90,6 +90,23 @@ def test_a_model_that_differs_from_itself_is_offered_unverified():
     assert "Verified" not in plan.explain()
 
 
+class Interleaved(TwoTowers):
+    """Draws for one tower, for the other, and for the first again."""
+
+    def __init__(self):
+        super().__init__()
+        self.drops = torch.nn.ModuleList(torch.nn.Dropout(0.5) for _ in range(3))
+
+    def forward(self, x):
+        first, second, third = self.drops
+        a, b = first(self.a(x)), second(self.b(x))
+        return self.head(torch.cat([third(a), b], 1))
+
+
+def test_random_numbers_are_the_models_where_towers_draw_in_turn():
+    assert place(Interleaved).is_verified
+
+
 class SparseRows(TwoTowers):
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ from paceline.model_parallel.graph.in_threads import run_parts
 from paceline.model_parallel.graph.micro_batches import are_close, micro_batch, rounding, weighted_sum
 from paceline.model_parallel.graph.place import Placement
 from paceline.model_parallel.graph.plan_data import PlanData
-from paceline.model_parallel.graph.problem import Device
+from paceline.model_parallel.graph.problem import Device, Group, Problem
 from paceline.model_parallel.graph.trace import Traced, tensors_in
 from paceline.system.torch_random import torch_undisturbed
 
@@ -38,7 +38,7 @@ def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str,
     number, share = plan.problem.microbatches, rounding(traced)
     with torch_undisturbed(), torch.enable_grad():
         first = micro_batch(batch, plan.cut, 0, number) if number > 1 else dict(batch)
-        alone = _on_one(plan, microbatches=1)
+        alone = _on_one(plan, traced, 1)
         own, graph = _own(model, first), _of_graph(alone, model, first)
         if not _agree(own, graph, share):
             if not _agree(own, _own(model, first), share):
@@ -49,13 +49,12 @@ def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str,
                 "tensors out of forward, or into a function marked with torch.fx.wrap."
             )
         if plan.workers > 1 or number > 1:
-            _compare_parts(replace(plan, wire=""), model, batch, share)
+            _compare_parts(replace(plan, wire=""), _on_one(plan, traced, number), model, batch, share)
     return True
 
 
-def _compare_parts(plan: PlanData, model: nn.Module, batch: Mapping[str, Any], share: float) -> None:
+def _compare_parts(plan: PlanData, alone: PlanData, model: nn.Module, batch: Mapping[str, Any], share: float) -> None:
     whole, cut = copy.deepcopy(model), copy.deepcopy(model)
-    alone = _on_one(plan, microbatches=plan.problem.microbatches)
     [one] = _run(alone, whole, batch)
     for part in (parts := _run(plan, cut, batch)):
         if not _agree(_results(whole, one.out), _results(cut, part.out), share):
@@ -65,12 +64,14 @@ def _compare_parts(plan: PlanData, model: nn.Module, batch: Mapping[str, Any], s
             )
 
 
-def _on_one(plan: PlanData, microbatches: int) -> PlanData:
+def _on_one(plan: PlanData, traced: Traced, microbatches: int) -> PlanData:
     """All of a plan's operations on one device, in the model's order."""
-    number = len(plan.problem.groups)
-    problem = replace(plan.problem, devices=(Device(),), allowed=(), microbatches=microbatches)
+    placed, groups = plan.device_of, plan.problem.groups
+    nodes = tuple(one.name for one in traced.nodes if one.name in placed)
+    whole = Group("all", nodes, state=tuple({name for one in groups for name in one.state}))
+    problem = Problem((whole,), (), (Device(),), microbatches=microbatches)
     cut = plan.cut if microbatches > 1 else ()
-    return replace(plan, problem=problem, placement=Placement("", (0,) * number, tuple(range(number)), 0.0), cut=cut)
+    return replace(plan, problem=problem, placement=Placement("", (0,), (0,), 0.0), cut=cut)
 
 
 class _Watched(PlacedPart):
