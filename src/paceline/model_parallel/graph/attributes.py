@@ -11,6 +11,7 @@ from torch import nn
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, Enum)
 _LONGEST = 1000  # a longer list or dict is compared by identity: it is data rather than settings
+_DEEPEST = 3  # of an object's own objects, which may be all of a trainer
 _REGISTRIES = frozenset(vars(nn.Module()))
 
 
@@ -40,28 +41,32 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [one for one in {**before, **after} if before.get(one, changed) != after.get(one, changed)]
 
 
-def _flat(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _flat(path: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _PLAIN):
         yield path, value
         return
     is_long = isinstance(value, list | tuple | dict | set) and len(value) > _LONGEST
-    if id(value) in seen or is_long or isinstance(value, torch.Tensor | nn.Module):
+    if id(value) in seen or is_long or depth > _DEEPEST or isinstance(value, torch.Tensor | nn.Module):
         yield path, id(value)
         return
     seen.add(id(value))
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _flat(f"{path}[{key!r}]", one, seen)
+        inner = [(f"[{_plain(key)!r}]", one) for key, one in value.items()]
     elif isinstance(value, list | tuple):
-        for at, one in enumerate(value):
-            yield from _flat(f"{path}[{at}]", one, seen)
+        inner = [(f"[{at}]", one) for at, one in enumerate(value)]
     elif isinstance(value, set | frozenset):
-        yield path, frozenset(map(repr, value))
+        inner = [(f"[{one!r}]", True) for one in map(_plain, value)]
     elif hasattr(value, "__dict__") and not callable(value):
-        for name, one in vars(value).items():
-            yield from _flat(f"{path}.{name}", one, seen)
+        inner = [(f".{name}", one) for name, one in vars(value).items()]
     else:
-        yield path, id(value)
+        inner = []
+    yield path, len(inner) or id(value)
+    for name, one in inner:
+        yield from _flat(path + name, one, seen, depth + 1)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, _PLAIN) else id(value)
 
 
 def _read_by(kind: type[nn.Module]) -> Iterator[tuple[str, Any]]:
