@@ -109,6 +109,8 @@ class Settings:
 
 
 class Annealed(TwoTowers):
+    shared = 1.0
+
     def __init__(self, where):
         super().__init__()
         self.beta, self.betas, self.settings, self.where = 1.0, {"a": [1.0]}, Settings(), where
@@ -118,6 +120,7 @@ class Annealed(TwoTowers):
             "attribute": self.beta,
             "container": self.betas["a"][0],
             "object": self.settings.beta,
+            "class": self.shared,
             "file": FACTOR,
         }
         return self.head(torch.cat([self.a(x) * factors[self.where], self.b(x)], 1))
@@ -131,11 +134,13 @@ def anneal(where, monkeypatch, model, step):
         model.betas["a"][0] = value / 7
     elif where == "object":
         model.settings.beta = value / 7
+    elif where == "class":
+        monkeypatch.setattr(Annealed, "shared", 0.3)
     else:
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.7)
 
 
-@pytest.mark.parametrize("where", ["attribute", "container", "object", "file"])
+@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file"])
 def test_numbers_that_the_loop_changes_are_followed(where, monkeypatch):
     compare(made(Annealed, where), PINS, before_step=partial(anneal, where, monkeypatch))
 

@@ -103,8 +103,11 @@ class Interleaved(TwoTowers):
         return self.head(torch.cat([third(a), b], 1))
 
 
-def test_random_numbers_are_the_models_where_towers_draw_in_turn():
-    assert place(Interleaved).is_verified
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_random_numbers_are_the_models_where_towers_draw_in_turn(mode):
+    model = Interleaved().train(mode)
+    assert pl.place(model, X, pins=PINS, repeats=1, force=True).is_verified
+    assert model.training == model.drops[0].training == mode
 
 
 class SparseRows(TwoTowers):

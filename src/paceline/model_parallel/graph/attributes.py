@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
+from inspect import unwrap
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -70,15 +73,14 @@ def _plain(value: Any) -> Any:
 
 
 def _read_by(kind: type[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Numbers outside of the model that its `forward` names: variables of its file, or of a function around the class."""
-    code = getattr(kind.forward, "__code__", None)
-    if code is None:
-        return
-    variables = kind.forward.__globals__
-    pairs = [(name, variables[name]) for name in code.co_names if name in variables]
-    for name, cell in zip(code.co_freevars, kind.forward.__closure__ or (), strict=True):
-        try:
-            pairs.append((name, cell.cell_contents))
-        except ValueError:  # not assigned yet
-            continue
-    yield from ((f"{name} of {kind.__module__}", value) for name, value in pairs if isinstance(value, int | float))
+    """Numbers of a module's classes, and those that its `forward` names: of its file, or of a function around the class."""
+    classes = [one for one in kind.__mro__ if not one.__module__.startswith("torch.")]
+    pairs = [(f"{kind.__qualname__}.{name}", value) for one in reversed(classes) for name, value in vars(one).items()]
+    function = unwrap(kind.forward)
+    if isinstance(function, FunctionType):
+        names, variables = function.__code__.co_names, function.__globals__
+        pairs += [(f"{name} of {kind.__module__}", variables[name]) for name in names if name in variables]
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not assigned yet
+                pairs.append((f"{name} around {kind.__qualname__}", cell.cell_contents))
+    yield from (pair for pair in pairs if isinstance(pair[1], int | float))

@@ -78,8 +78,7 @@ class PlacedPart(nn.Module):
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
         self.plan, self.worker, self.calls = plan, worker, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
-        graph = _graph_of(plan, model)
-        self._follow(graph)
+        self._follow(_graph_of(plan, model))
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
         self._transfers = {one: at for at, one in enumerate(plan.transfers())}
         self._seeds = {name: at for at, name in enumerate(plan.random)}
@@ -90,9 +89,7 @@ class PlacedPart(nn.Module):
         self.training = model.training
         if not any(name in self._owned and one.requires_grad for name, one in model.named_parameters()):
             dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-            self.nothing = nn.Parameter(
-                torch.zeros((), dtype=dtype)
-            )  # optimizers refuse an empty list, and workers a frozen one
+            self.nothing = nn.Parameter(torch.zeros((), dtype=dtype))  # optimizers and workers need one to train
 
     @property
     def whole(self) -> nn.Module:
@@ -311,7 +308,7 @@ def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
 def _check_shape(value: torch.Tensor, tensor: TensorInfo) -> None:
     if tuple(value.shape) != tensor.shape or str(value.dtype) != f"torch.{tensor.dtype}":
         raise UsageError(
-            f"{tensor.node} is now {_shapes([(tuple(value.shape), str(value.dtype))])}, and its plan sends "
+            f"The value of {tensor.node} is now {_shapes([(tuple(value.shape), str(value.dtype))])}, and its plan sends "
             f"{_shapes([(tensor.shape, tensor.dtype)])}: place the model with an example that has these shapes."
         )
 

@@ -73,7 +73,7 @@ def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any]
             can = [at for at, one in enumerate(found) if one.dim() and len(one) == size]
             for left_out in (kept for few in range(min(len(can), _MOST_WHOLE)) for kept in combinations(can, few)):
                 cut = tuple(at in can and at not in left_out for at in range(len(found)))
-                with suppress(RuntimeError, ValueError, IndexError):  # of shapes that do not fit
+                with suppress(Exception):  # user code may raise anything on shapes that do not fit
                     outs = [twin(**micro_batch(arguments, cut, m, number)) for m in range(number)]
                     if are_close(whole, _results(twin, joined(outs)), rounding(traced)):
                         return cut

@@ -36,7 +36,7 @@ def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str,
         UsageError: they differ by more than rounding; the message names the first operation that does.
     """
     number, share = plan.problem.microbatches, rounding(traced)
-    with torch_undisturbed(), torch.enable_grad():
+    with in_training_mode(model), torch_undisturbed(), torch.enable_grad():  # and so its copies
         first = micro_batch(batch, plan.cut, 0, number) if number > 1 else dict(batch)
         alone = _on_one(plan, traced, 1)
         own, graph = _own(model, first), _of_graph(alone, model, first)
@@ -142,9 +142,8 @@ def _step(called: nn.Module, batch: Mapping[str, Any]) -> Any:
 
 def _own(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     twin = copy.deepcopy(model)
-    with in_training_mode(twin):
-        torch.manual_seed(0)
-        return _results(twin, _step(twin, batch))
+    torch.manual_seed(0)
+    return _results(twin, _step(twin, batch))
 
 
 def _of_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -178,10 +177,9 @@ def _first_in_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) 
     """The first operation of the graph that the model does not call alike."""
     twin, again = copy.deepcopy(model), copy.deepcopy(model)
     part = _Watched(plan, again, 0, in_turn=True)
-    with in_training_mode(twin):
-        torch.manual_seed(0)
-        with _Calls() as own:
-            _step(twin, batch)
+    torch.manual_seed(0)
+    with _Calls() as own:
+        _step(twin, batch)
     torch.manual_seed(0)
     with _Calls(lambda: part.running) as graph:
         _step(part, batch)
