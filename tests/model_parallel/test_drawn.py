@@ -49,7 +49,7 @@ def close(share, one, other):
     return one.shape == other.shape and torch.allclose(one, other, rtol=share, atol=share * float(other.abs().max()))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     operations(),
     st.lists(st.integers(0, 3), min_size=1, max_size=3),
