@@ -154,11 +154,7 @@ class Exchange:
         return value
 
     def gather(self, x: torch.Tensor, workers: int) -> list[torch.Tensor]:
-        """All workers' vectors, of one length, in the workers' order; all workers call it together.
-
-        Raises:
-            WorkerLostError: another worker has left.
-        """
+        """All workers' vectors, of one length, in the workers' order; all workers call it together."""
         about = TensorInfo(
             "the norms of its gradients", -1, (), 0, is_output=True, shape=tuple(x.shape), dtype="float64"
         )

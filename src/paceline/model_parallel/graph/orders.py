@@ -12,12 +12,7 @@ _BETTER = 1 - 1e-9  # by more than rounding differences
 
 
 class Paths:
-    """Lower bounds on a placement's step in every order; a group on device -1 is not placed yet.
-
-    Attributes:
-        least_s: seconds that the step needs.
-        to_end_s: by group, from the start of its forward pass to the step's end.
-    """
+    """Lower bounds on a placement's step in every order; a group on device -1 is not placed yet."""
 
     def __init__(self, problem: Problem, device_of: Sequence[int]) -> None:
         groups, tensors, num = problem.groups, problem.tensors, len(problem.groups)
@@ -37,12 +32,14 @@ class Paths:
                 start_s[to] = max(start_s[to], start_s[g] + self.forward_s[g] + moved_s)
                 if has_gradient:
                     after_s[to] = max(after_s[to], moved_s + self.backward_s[g] + after_s[g])
-        self.to_end_s, there_and_back_s = [0.0] * num, [0.0] * num
+        self.to_end_s = [0.0] * num  # by group, from the start of its forward pass
+        there_and_back_s = [0.0] * num
         for g in reversed(range(num)):
             inner_s = max([0.0, *(2 * moved_s + there_and_back_s[to] for to, moved_s, has in edges[g] if has)])
             there_and_back_s[g] = self.forward_s[g] + inner_s + self.backward_s[g]
             later = [self.forward_s[g] + moved_s + self.to_end_s[to] for to, moved_s, _ in edges[g]]
             self.to_end_s[g] = max(there_and_back_s[g] + after_s[g], *later, 0.0)
+        #: Seconds that the step needs.
         self.least_s = max(map(sum, zip(start_s, self.to_end_s, strict=True)), default=0.0)
         self.after_device_s = [0.0] * len(problem.devices)
         for device in set(device_of) - {-1}:
@@ -54,14 +51,11 @@ class Paths:
 
 
 class OrderSearch:
-    """Finds shorter orders of placements, as long as its budget lasts.
-
-    Attributes:
-        looks: simulated orders and beginnings of orders that are left.
-    """
+    """Finds shorter orders of placements, as long as its budget lasts."""
 
     def __init__(self, problem: Problem, looks: int) -> None:
-        self.problem, self.looks = problem, looks
+        self.problem = problem
+        self.looks = looks  # simulated orders and beginnings of orders that are left
         # Micro-batches run their groups in turn, and a shared queue serves all devices: no beginning tells when it ends.
         self._begins_alone = problem.microbatches == 1 and not problem.link.is_shared
 

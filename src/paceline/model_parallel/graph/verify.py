@@ -77,8 +77,7 @@ def _on_one(plan: PlanData, traced: Traced, microbatches: int) -> PlanData:
 class _Watched(PlacedPart):
     """A part that knows which operation runs, and keeps a step's values of its operations and their gradients.
 
-    Args:
-        in_turn: operations draw their random numbers one after the other, as those of the model do; nothing is kept.
+    If `in_turn`, operations draw their random numbers one after the other, as those of the model do, and nothing is kept.
     """
 
     def __init__(self, plan: PlanData, model: nn.Module, worker: int, *, in_turn: bool = False) -> None:
