@@ -22,8 +22,9 @@ from paceline.model_parallel.layouts import layout_registry
 from paceline.optim.outer import outer_registry
 from paceline.simulator.compute import compute_registry
 
+gc.disable()  # until all tests are collected: these are a million objects that stay
 # Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
-forkserver.set_forkserver_preload(list(forked.PRELOAD))
+forkserver.set_forkserver_preload(forked.Preload(forked.PRELOAD))
 forkserver.set_forkserver_preload = lambda modules: None
 # A TCPStore asks a name server about every connection; where none answers, this is how long it waits.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -44,28 +45,28 @@ FOLDER = Path(__file__).parent
 LONGEST = [
     FOLDER / name
     for name in (
-        "loops/test_table.py",
-        "processes/test_local_survivors.py",
-        "documentation/test_pages.py",
-        "processes/test_step_checkpoints.py",
         "processes/test_survivors.py",
-        "processes/test_join_rounds.py",
-        "processes/test_join_hosts.py",
+        "processes/test_local_survivors.py",
+        "processes/test_kill.py",
         "contracts/test_resume.py",
         "processes/test_torchrun.py",
-        "processes/test_join_d_psgd.py",
+        "loops/test_table.py",
+        "processes/test_join_rounds.py",
+        "documentation/test_pages.py",
         "model_parallel/tensor/test_run.py",
+        "processes/test_join_d_psgd.py",
+        "processes/test_table.py",
+        "transport/test_message_collectives.py",
+        "processes/test_step_checkpoints.py",
+        "processes/test_join_hosts.py",
         "documentation/test_examples.py",
         "model_parallel/tensor/test_run_gloo.py",
         "processes/test_starts.py",
-        "processes/test_kill.py",
         "processes/test_ends.py",
         "processes/test_join.py",
-        "transport/test_message_collectives.py",
         "processes/test_output.py",
         "model_parallel/test_losses.py",
         "processes/test_signals.py",
-        "processes/test_table.py",
         "composition/test_drawn.py",
         "contracts/test_counts.py",
         "system/test_full_disk.py",
@@ -153,6 +154,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
