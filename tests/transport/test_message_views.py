@@ -431,7 +431,7 @@ def check_batches(network, found, alive, first):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("faults", [0, 1, 2, 3])
 def test_survivors_agree_on_every_round(workers, faults):
-    check_runs(workers, faults)
+    check_runs(workers, faults, runs=100 if faults else 40)
 
 
 @pytest.mark.parametrize("faults", [1, 2])
@@ -440,7 +440,7 @@ def test_loops_with_batches_of_their_own(faults):
     check_runs(3, faults, own_steps=(6, 6, 6))
 
 
-def check_runs(workers, faults, runs=150, own_steps=()):
+def check_runs(workers, faults, runs=100, own_steps=()):
     deaths = losses = 0
     for number in range(runs):
         topology = list(TOPOLOGIES)[number % len(TOPOLOGIES)]
