@@ -21,6 +21,7 @@ import leftovers
 import paceline as pl
 import paceline.membership.elastic
 import soak_results
+from chosen import each_value
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.join_point import JoinPoint
 from paceline.transport.message_collectives import MessageCollectives
@@ -189,8 +190,9 @@ def test_without_deaths(method, tmp_path):
     check(Crew(Survivors(tmp_path, algorithm=method)))
 
 
-@pytest.mark.parametrize("kills", [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "kills"), each_value(METHODS, [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}]), ids=str
+)
 def test_whoever_dies_whenever(method, kills, tmp_path):
     """Worker 0, two at once, one after the other, in the first step, and in an epoch's last round."""
     check(Crew(Survivors(tmp_path, kills, method)))
@@ -232,8 +234,11 @@ def test_a_worker_that_is_told_to_end_makes_its_step_and_leaves(number, tmp_path
     check(Crew(Survivors(tmp_path, algorithm="lockstep"), {number % WORKERS: (number, signal.SIGTERM)}))
 
 
-@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM, coded(STREAM)], ids=lambda one: one.spec)
-@pytest.mark.parametrize("kills", [{}, {0: 2, 2: 2}, {1: 4}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "kills"),
+    each_value([STREAM, LOCAL, LATE, coded(STREAM)], [{1: 4}, {}, {0: 2, 2: 2}]),
+    ids=lambda one: getattr(one, "spec", str(one)),
+)
 def test_methods_with_local_steps(method, kills, tmp_path):
     crew = Crew(Survivors(tmp_path, kills, method.spec))
     first = crew.survivors()
@@ -251,8 +256,7 @@ def test_a_worker_dies_between_a_sum_and_the_end_of_an_average_under_way(tmp_pat
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("worker", [0, 1, 2])
+@pytest.mark.parametrize(("method", "worker"), each_value(METHODS, [0, 1, 2]))
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
     check(Crew(program, replacements=1))
@@ -282,15 +286,20 @@ def test_a_replacement_with(options, tmp_path):
     check(Crew(program, replacements=1), epochs=program.epochs * (1 + program.twice), num_missing=num_missing)
 
 
-@pytest.mark.parametrize("method", ["lockstep(shares=auto)", "all-reduce(shares=auto)"])
-@pytest.mark.parametrize("options", [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    each_value(
+        ["lockstep(shares=auto)", "all-reduce(shares=auto)"],
+        [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}],
+    ),
+    ids=str,
+)
 def test_a_replacement_knows_which_samples_batches_by_speed_have(method, options, tmp_path):
     options |= {"newcomers": {14: {1: 1}}, "num_batches": 100, "slow_s": 2e-3}
     check(Crew(Survivors(tmp_path, {1: 12}, method, **options), replacements=1))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(("method", "worker"), each_value(METHODS, [0, 2]))
 def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
     """The step in which the worker died is made without it, and the next one by its replacement, too."""
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam")

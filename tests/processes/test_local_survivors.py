@@ -14,6 +14,7 @@ import leftovers
 import paceline as pl
 import rounds
 import soak_results
+from chosen import each_value
 from exact_codec import exact_codec  # noqa: F401
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from paceline.records import checkpoint_files
@@ -44,6 +45,11 @@ from rounds import made, run_task, shuffled, task_file
 
 WORKERS, NUM_BATCHES = 3, 7
 NUM_RUNS = 600
+MEANS = [LOCAL, LATE, STREAM]  # methods that differ in how means are made; the others differ in periods and rates
+
+
+def named(one):
+    return getattr(one, "spec", str(one))
 
 
 def check(method, program, last=None, workers=WORKERS, *, num_missing=0, resumed=None, **options):
@@ -64,7 +70,7 @@ def check(method, program, last=None, workers=WORKERS, *, num_missing=0, resumed
     return run
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", MEANS, ids=named)
 def test_without_deaths(method, tmp_path):
     check(method, Survivors(tmp_path))
 
@@ -79,29 +85,22 @@ KILLS = {
     "in the second epoch": {0: 5},
     "in the last round": {1: 7},
 }
-#: Methods that differ in how means are made; of the others, which differ in periods and rates, each meets some deaths.
-ALL_KILLS = [LOCAL, LATE, STREAM]
 SOME_KILLS = ["one after the other", "in the second epoch"]
 
 
-@pytest.mark.parametrize("kills", KILLS)
-@pytest.mark.parametrize(
-    "method",
-    [one if one in ALL_KILLS else pytest.param(one, marks=pytest.mark.soak) for one in METHODS],
-    ids=lambda one: one.spec,
-)
+@pytest.mark.parametrize(("method", "kills"), each_value(MEANS, [*KILLS]), ids=named)
 def test_whoever_dies_whenever(method, kills, tmp_path):
     check(method, Survivors(tmp_path, KILLS[kills]))
 
 
-@pytest.mark.parametrize("kills", SOME_KILLS)
-@pytest.mark.parametrize("method", [one for one in METHODS if one not in ALL_KILLS], ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    ("method", "kills"), each_value([one for one in METHODS if one not in MEANS], SOME_KILLS), ids=named
+)
 def test_other_periods_and_rates_go_on_too(method, kills, tmp_path):
     check(method, Survivors(tmp_path, KILLS[kills]))
 
 
-@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
-@pytest.mark.parametrize("at", ["backward", "step"])
+@pytest.mark.parametrize(("method", "at"), each_value(MEANS, ["backward", "step"]), ids=named)
 def test_dies_within_a_step(method, at, tmp_path):
     kills = {1: 4}
     check(method, Survivors(tmp_path, kills, at=at), {1: 5} if at == "step" else None)
@@ -121,46 +120,45 @@ def test_a_worker_that_has_brought_a_late_model_counts(hit, last, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"clips": True},
-        {"data": "list"},
-        {"sums": True},
-        {"scales": True},
-        {"ahead": True},
-        {"net": "normalized"},
-        {"epochs": 5, "num_batches": 5},
-        {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
-        {"data": "processes", "epochs": 7, "num_batches": 4},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "method",
-    [LOCAL, STREAM, *(pytest.param(one, marks=pytest.mark.soak) for one in (LONG, LATEST))],
-    ids=lambda one: one.spec,
+    ("method", "options"),
+    each_value(
+        [LOCAL, STREAM],
+        [
+            {"clips": True},
+            {"data": "list"},
+            {"scales": True},
+            {"sums": True},
+            {"net": "normalized"},
+            {"ahead": True},
+            {"epochs": 5, "num_batches": 5},
+            {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
+            {"data": "processes", "epochs": 4, "num_batches": 4},
+        ],
+    ),
+    ids=named,
 )
 def test_with(method, options, tmp_path):
     check(method, Survivors(tmp_path, {0: 2}, **options))
 
 
-@pytest.mark.parametrize("method", [EACH, LOCAL, LATE, STREAM], ids=lambda one: one.spec)
-@pytest.mark.parametrize("kill", [1, 3, 8])
+@pytest.mark.parametrize(("method", "kill"), each_value([LATE, EACH, LOCAL, STREAM], [1, 3, 8]), ids=named)
 def test_steps_of_several_batches(method, kill, tmp_path):
     """The survivors' last round may be the first half of a step that they do not make."""
     program = Survivors(tmp_path, {0: kill}, per_step=2, num_batches=24, marks=True)
     check(method, program, {0: kill // 2}, num_missing=7 * ((method, kill) in [(EACH, 3), (LOCAL, 8)]))
 
 
-@pytest.mark.parametrize("method", [LONG, LATEST], ids=lambda one: one.spec)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"epochs": 5, "num_batches": 5},
-        {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
-        {"data": "processes", "epochs": 7, "num_batches": 4},
-    ],
-    ids=str,
+    ("method", "options"),
+    each_value(
+        [LONG, LATEST],
+        [
+            {"data": "processes", "epochs": 4, "num_batches": 4},
+            {"optimizer": "adam", "data": "drawn", "epochs": 7, "num_batches": 4},
+            {"epochs": 5, "num_batches": 5},
+        ],
+    ),
+    ids=named,
 )
 def test_periods_longer_than_an_epoch_with(method, options, tmp_path):
     check(method, Survivors(tmp_path, {0: 2}, **options))
@@ -170,7 +168,7 @@ def test_five_workers_of_whom_one_is_left(tmp_path):
     check(LOCAL, Survivors(tmp_path, {0: 1, 1: 1, 3: 4, 4: 5}, num_batches=23), workers=5)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM, coded(LATE), coded(STREAM)], ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM, coded(LATE), coded(STREAM)], ids=named)
 def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(method, tmp_path):
     folder, program = tmp_path / "run", Survivors(tmp_path, {0: 3}, optimizer="adam")
     check(method, program, out=folder)
@@ -178,13 +176,17 @@ def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(method, tmp_pa
     check(method, replace(program, kills={}, epochs=5), {0: 3}, resumed=made, resume=folder)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LONG, LATE, STREAM], ids=lambda one: one.spec)
 @pytest.mark.parametrize(
-    ("point", "last"),
-    [("replicated.mid_write@0#2", {0: 1}), ("replicated.mid_write@1#1", {1: 0}), ("ring.unwritten@0#2", {0: 2})],
+    ("method", "killed"),
+    each_value(
+        [LOCAL, LONG, LATE, STREAM],
+        [("replicated.mid_write@0#2", {0: 1}), ("replicated.mid_write@1#1", {1: 0}), ("ring.unwritten@0#2", {0: 2})],
+    ),
+    ids=named,
 )
-def test_a_task_goes_on(method, point, last, tmp_path, monkeypatch):
+def test_a_task_goes_on(method, killed, tmp_path, monkeypatch):
     """Killed within its second step or its first one, and after the second."""
+    point, last = killed
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, point)
     name = task_file(tmp_path, NUM_BATCHES)
     run, parameters = run_task(method.spec, "momentum", name, WORKERS, "processes", out=tmp_path / "run")
@@ -230,7 +232,7 @@ def check_models(method, program, workers=WORKERS, ended=()):
         *[(LOCAL, 0), (WARM, 1), (LATE, 1), (WHOLE, 0), (OUTER, 2), (PARTS, 1), (STREAM, 0)],
         *[(coded(LOCAL), 1), (coded(WHOLE), 0), (coded(STREAM), 2)],
     ],
-    ids=lambda one: getattr(one, "spec", one),
+    ids=named,
 )
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     """Under `WHOLE` an average is under way whenever it can come in."""
@@ -261,7 +263,7 @@ def test_a_replacement_with_a_codec_that_rounds(spec, tmp_path):
         (OUTER, {"data": "processes"}),
         (STREAM, {"net": "normalized"}),
     ],
-    ids=lambda one: getattr(one, "spec", one),
+    ids=named,
 )
 def test_a_replacement_with(method, options, tmp_path):
     options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
@@ -356,14 +358,20 @@ def test_a_replacement_in_a_task(method):
     assert (drill.run().result["workers_lost"], drill.supervisor.outcome.restarts) == ([1], 1)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LATE, PARTS, STREAM], ids=lambda one: one.spec)
-@pytest.mark.parametrize("kills", [*SOME_KILLS, "two at once, the first among them"])
+@pytest.mark.parametrize(
+    ("method", "kills"),
+    each_value([LOCAL, LATE, PARTS, STREAM], [*SOME_KILLS, "two at once, the first among them"]),
+    ids=named,
+)
 def test_changes_that_travel_through_a_codec(method, kills, tmp_path):
     check(coded(method), Survivors(tmp_path, KILLS[kills]))
 
 
-@pytest.mark.parametrize("hit", range(1, 9))
-@pytest.mark.parametrize("method", [LOCAL, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize(
+    ("method", "hit"),
+    [(LOCAL, 1), (STREAM, 2), (LOCAL, 3), (STREAM, 4), (STREAM, 5), (LOCAL, 6), (STREAM, 7), (LOCAL, 8)],
+    ids=named,
+)
 def test_a_worker_that_dies_between_the_two_operations_of_a_coded_mean(method, hit, tmp_path, monkeypatch):
     """Each operation has two barriers. A mean contains a worker that has brought its part to both operations."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
@@ -445,8 +453,9 @@ def check_drawn(method, program, workers):
     return run
 
 
-@pytest.mark.parametrize("spec", ["da-sgd(period=3, delay=auto)", "diloco(period=3, delay=auto)"])
-@pytest.mark.parametrize("kill", [2, 5, 6])
+@pytest.mark.parametrize(
+    ("spec", "kill"), each_value(["da-sgd(period=3, delay=auto)", "diloco(period=3, delay=auto)"], [2, 5, 6])
+)
 def test_the_delay_is_chosen_by_the_living(spec, kill, tmp_path):
     """After the sixth step; a dead worker's times are no part of the choice."""
     program = Survivors(tmp_path, {0: kill}, spec, epochs=4)
@@ -455,7 +464,7 @@ def test_the_delay_is_chosen_by_the_living(spec, kill, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=lambda one: one.spec)
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM], ids=named)
 def test_an_epochs_checkpoint_has_a_part_for_the_dead(method, tmp_path):
     """An error ends the run once there is one, and the run is resumed from the beginning of an epoch."""
     folder = tmp_path / "run"
@@ -473,8 +482,9 @@ def test_an_epochs_checkpoint_has_a_part_for_the_dead(method, tmp_path):
     assert times == dict.fromkeys(range(39), 3)
 
 
-@pytest.mark.parametrize("method", [EACH, LOCAL, LATE, STREAM], ids=lambda one: one.spec)
-@pytest.mark.parametrize("samples_before", [50, 200, 400])
+@pytest.mark.parametrize(
+    ("method", "samples_before"), each_value([EACH, LOCAL, LATE, STREAM], [50, 200, 400]), ids=named
+)
 def test_a_run_that_is_stopped_after_a_death_is_resumed_in_the_middle_of_an_epoch(method, samples_before, tmp_path):
     folder, program = tmp_path / "run", Survivors(tmp_path, {1: 4}, method.spec, epochs=30)
     run = pl.launch(program, workers=WORKERS, out=folder, limit_samples=samples_before)

@@ -14,6 +14,7 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
+from chosen import each_value
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.environment import current_environment
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
@@ -77,21 +78,21 @@ def test_a_worker_that_dies_while_it_steps_leaves_its_own_copy_torn(worker, tmp_
     check(program, run, num_unrecorded=1)
 
 
+KILLS = {
+    "worker 0": {0: 1},
+    "two at once, the first among them": {0: 2, 2: 2},
+    "one after the other": {0: 1, 1: 3},
+    "first step": {1: 0},
+    "last round": {2: 3},
+    "alone in it": {0: 3},
+}
+
+
 @pytest.mark.parametrize(
-    "kills",
-    [{0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 3}, {0: 3}],
-    ids=[
-        "worker 0",
-        "two at once, the first among them",
-        "one after the other",
-        "first step",
-        "last round",
-        "alone in it",
-    ],
+    ("method", "kills"), [*each_value(METHODS, [*KILLS]), *each_value([CODED, UNREMEMBERED], [*KILLS])]
 )
-@pytest.mark.parametrize("method", [*METHODS, CODED, UNREMEMBERED])
 def test_whoever_dies_whenever(method, kills, tmp_path):
-    program = Survivors(tmp_path, kills, method)
+    program = Survivors(tmp_path, KILLS[kills], method)
     check(program, run_of(program))
 
 
@@ -124,20 +125,22 @@ def test_with(options, tmp_path):
 BY_SPEED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shares=auto, codec=exact(feedback=true))"]
 
 
-@pytest.mark.parametrize("method", BY_SPEED)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"kills": {0: 12}},
-        {"kills": {1: 12}},
-        {"kills": {1: 3, 2: 17}, "data": "drawn"},
-        {"kills": {1: 11}, "data": "processes"},
-        {"kills": {2: 19}, "ahead": True, "data": "drawn"},
-        {"kills": {1: 19, 2: 19}, "ahead": True},
-        {"kills": {0: 12}, "clips": True, "optimizer": "adam", "sums": True},
-        {"kills": {1: 12}, "scales": True},
-        {"kills": {2: 12}, "twice": True},
-    ],
+    ("method", "options"),
+    each_value(
+        BY_SPEED,
+        [
+            {"kills": {0: 12}},
+            {"kills": {1: 12}},
+            {"kills": {1: 3, 2: 17}, "data": "drawn"},
+            {"kills": {1: 11}, "data": "processes"},
+            {"kills": {2: 19}, "ahead": True, "data": "drawn"},
+            {"kills": {1: 19, 2: 19}, "ahead": True},
+            {"kills": {0: 12}, "clips": True, "optimizer": "adam", "sums": True},
+            {"kills": {1: 12}, "scales": True},
+            {"kills": {2: 12}, "twice": True},
+        ],
+    ),
     ids=str,
 )
 def test_batches_by_speed_keep_their_samples_when_workers_die(method, options, tmp_path):
@@ -156,8 +159,9 @@ def test_a_scaler_steps_in_a_round_without_batches(method, tmp_path):
     check(program, run_of(program))
 
 
-@pytest.mark.parametrize("kills", [{0: 3}, {1: 2}, {1: 2, 2: 2}], ids=str)
-@pytest.mark.parametrize("data", ["plain", "processes", "drawn", "list"])
+@pytest.mark.parametrize(
+    ("kills", "data"), each_value([{0: 3}, {1: 2}, {1: 2, 2: 2}], ["plain", "drawn", "list", "processes"]), ids=str
+)
 def test_what_is_lost_as_a_loop_that_fetches_ahead_ends_an_epoch_comes_in_the_next(data, kills, tmp_path):
     program = Survivors(tmp_path, kills, data=data, ahead=True, num_batches=10 if 0 in kills else 9)
     check(program, run_of(program))
@@ -205,16 +209,17 @@ def check_replaced(program, run, *, deaths, **expected):
     check(replace(program, kills={}), run, **expected)
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED])
-@pytest.mark.parametrize("worker", [0, 1, 2])
+@pytest.mark.parametrize(("method", "worker"), each_value([*METHODS, CODED], [0, 1, 2]))
 def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam", newcomers={4: {worker: 1}}, num_batches=30)
     check_replaced(program, pl.launch(program, workers=WORKERS, restarts=1), deaths=1)
 
 
-@pytest.mark.parametrize("method", BY_SPEED)
-@pytest.mark.parametrize("worker", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "worker", "options"),
+    each_value(BY_SPEED, [0, 1], [{"data": "drawn", "ahead": True}, {"data": "processes"}, {}]),
+    ids=str,
+)
 def test_a_replacement_knows_which_samples_batches_by_speed_have(method, worker, options, tmp_path):
     program = Survivors(
         tmp_path, {worker: 12}, method, newcomers={14: {worker: 1}}, num_batches=150, slow_s=2e-3, **options
@@ -229,8 +234,7 @@ def lacking(rows):
     return max(np.diff(np.sort(own)), default=1) - 1
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED, "all-reduce(shares=auto)"])
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(("method", "worker"), each_value([*METHODS, CODED, "all-reduce(shares=auto)"], [0, 2]))
 def test_too_few_workers_wait_for_a_replacement(method, worker, tmp_path):
     """Only the step in which the worker died is made without it."""
     program = Survivors(tmp_path, {worker: 2}, method, optimizer="adam")
@@ -421,20 +425,30 @@ def test_a_stream_loses_the_dead_workers_batch(tmp_path):
     check(program, run_of(program), num_missing=4)
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED])
 @pytest.mark.parametrize(
-    ("workers", "options"),
-    [(1, {}), (2, {}), (3, {}), (5, {}), (2, {"ahead": True}), (2, LOST_IN_LAST_STEP), (2, REPLACED), (3, REPLACED)],
+    ("method", "resumed"),
+    each_value(
+        [*METHODS, CODED],
+        [
+            (1, {}),
+            (2, {}),
+            (3, {}),
+            (5, {}),
+            (2, {"ahead": True}),
+            (2, LOST_IN_LAST_STEP),
+            (2, REPLACED),
+            (3, REPLACED),
+        ],
+    ),
     ids=str,
 )
-def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, workers, options, tmp_path):
+def test_any_number_of_workers_goes_on_after_deaths_and_an_error(method, resumed, tmp_path):
     """In the middle of an epoch, in which a dead worker's batch may be the next one."""
+    workers, options = resumed
     check_resumed(Survivors(tmp_path, algorithm=method, optimizer="adam", epochs=3, **ENDS_EARLY | options), workers)
 
 
-@pytest.mark.parametrize("method", BY_SPEED)
-@pytest.mark.parametrize("data", ["plain", "drawn"])
-@pytest.mark.parametrize("fails", [17, 45])
+@pytest.mark.parametrize(("method", "data", "fails"), each_value(BY_SPEED, ["plain", "drawn"], [45, 17]))
 def test_a_resumed_run_knows_which_samples_batches_by_speed_have(method, data, fails, tmp_path):
     """The remaining batches were sized for three workers, one of which has died."""
     options = {"kills": {1: 12}, "fails": {0: fails}, "data": data, "slow_s": 2e-3, "num_batches": 60}
