@@ -35,7 +35,6 @@ OTHER = [
     Cell(["penalty_after_backward"], ["all-reduce"], "parameters differ, and this method keeps them equal"),
     Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, but attach was given 2"),
-    Cell(["sparse_table"], ["lockstep", "all-reduce"], "takes dense gradients, but the model has sparse ones"),
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 skipped"),
     Cell(["clamped", "lookahead"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),

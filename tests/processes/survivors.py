@@ -22,7 +22,7 @@ from paceline.ports.round_shares import RoundShares
 from paceline.records import checkpoint_files
 from paceline.worker.memberships.elastic import ElasticMembership
 
-BATCH_SIZE, EPOCHS = 4, 2
+BATCH_SIZE, EPOCHS, BUCKETS = 4, 2, 16
 # The replacement is accepted in an epoch's last step, so that its loop is still in that epoch when it is let in.
 LET_IN_NEXT_EPOCH = {"num_batches": 9, "newcomers": {3: {1: 1}}, "sums": "epoch", "epochs": 3}
 
@@ -30,13 +30,23 @@ LET_IN_NEXT_EPOCH = {"num_batches": 9, "newcomers": {3: {1: 1}}, "sums": "epoch"
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
 }
 
 
 def model(kind="plain"):
     torch.manual_seed(0)
-    middle = nn.Tanh() if kind == "plain" else nn.BatchNorm1d(5)
-    return nn.Sequential(nn.Linear(3, 5), middle, nn.Linear(5, 1)).double()
+    first = Buckets(3 * BUCKETS, 5, sparse=True) if kind == "sparse" else nn.Linear(3, 5)
+    middle = nn.BatchNorm1d(5) if kind == "normalized" else nn.Tanh()
+    return nn.Sequential(first, middle, nn.Linear(5, 1)).double()
+
+
+class Buckets(nn.Embedding):
+    """Looks up the bucket of each of three features, and adds up what it finds."""
+
+    def forward(self, x):
+        number = ((x.clamp(-2, 1.9) + 2) * BUCKETS / 4).long()
+        return super().forward(number + BUCKETS * torch.arange(3)).sum(1)
 
 
 def samples(num_batches):
@@ -215,7 +225,7 @@ class Survivors:
                     if last:
                         if self.clips:
                             scaler.unscale_(optimizer)
-                            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+                            worker.clip_grad_norm_(0.05)
                         if self.schedule == "own":
                             optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
                         self._log(worker, step)
@@ -291,7 +301,7 @@ class Survivors:
 
         All workers have the same learning rate.
         """
-        net = model()
+        net = model(self.net)
         optimizer = OPTIMIZERS[self.optimizer](net.parameters())
         _, x, y = samples(self.num_batches)
         passes = (
@@ -323,6 +333,8 @@ class Survivors:
             net.zero_grad()
             for batch, _ in batches:
                 nn.functional.mse_loss(forward(net, x[batch]), y[batch]).backward()
+            for parameter in net.parameters():
+                parameter.grad = parameter.grad.to_dense() if parameter.grad is not None else None
             if self.clips and self.algorithm.startswith("lockstep"):
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             own = len(own_samples(batches))

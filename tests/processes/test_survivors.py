@@ -28,6 +28,7 @@ WORKERS = 3
 NUM_RUNS = 700
 METHODS, UNREMEMBERED = ["lockstep", "all-reduce"], "all-reduce(codec=exact)"
 REPLACED = {"kills": {1: 2}, "newcomers": {4: {1: 1}}, "fails": {0: 8}}
+SPARSE = {"net": "sparse", "optimizer": "adagrad"}
 ENDS_EARLY = {"kills": {1: 5}, "fails": {0: 5}}
 LOST_IN_LAST_STEP = {"ahead": True, "data": "drawn", "num_batches": 9, "kills": {1: 2}, "fails": {0: 5}}
 
@@ -114,12 +115,44 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         {"algorithm": CODED, "clips": True, "sums": True},
         {"algorithm": CODED, "twice": True},
         {"algorithm": UNREMEMBERED, "scales": True, "optimizer": "adam"},
+        SPARSE | {"clips": True},
+        SPARSE | {"scales": True, "data": "processes"},
+        SPARSE | {"twice": True},
     ],
     ids=str,
 )
 def test_with(options, tmp_path):
     program = Survivors(tmp_path, {0: 2}, **options)
     check(program, run_of(program), epochs=EPOCHS * (1 + program.twice))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "options",
+    [{"at": "forward"}, {"at": "backward"}, {"at": "step"}, {"kills": {0: 1, 2: 3}}, {"kills": {0: 3}}],
+    ids=str,
+)
+def test_sparse_gradients_of_survivors(method, options, tmp_path):
+    program = Survivors(tmp_path, algorithm=method, **{"kills": {1: 2}} | SPARSE | options)
+    check(program, run_of(program), num_unrecorded=program.at == "step")
+
+
+@pytest.mark.parametrize(
+    ("method", "hit", "counts"),
+    [
+        *(("lockstep", hit, hit % 6 in (5, 0)) for hit in (1, 2, 3, 4, 5, 6, 9, 11)),
+        *(("all-reduce", hit, False) for hit in (1, 2, 3, 4, 9, 10)),
+    ],
+)
+def test_a_sparse_gradient_counts_as_a_whole_or_not_at_all(method, hit, counts, tmp_path, monkeypatch):
+    """A round has six barriers: two for the numbers of rows, two for the rows, and two for the sum."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, f"lockstep.arrived@1#{hit}")
+    program = Survivors(tmp_path, {1: -1}, method, **SPARSE)
+    run = run_of(program)
+    if method == "lockstep" and not counts:  # the loop has noted a step that was not made
+        path = tmp_path / "steps-1.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    check(program, run, num_unrecorded=int(counts))
 
 
 BY_SPEED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shares=auto, codec=exact(feedback=true))"]
@@ -360,6 +393,8 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"schedule": "step"},
         {"schedule": "plateau"},
         {"per_step": 2, "marks": True, "num_batches": 48},
+        SPARSE,
+        SPARSE | {"algorithm": "lockstep"},
     ],
     ids=str,
 )

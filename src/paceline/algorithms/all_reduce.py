@@ -13,6 +13,7 @@ from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
+from paceline.algorithms.table_mean import TableMean
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
@@ -35,6 +36,8 @@ class AllReduce(Algorithm):
     If a layout shards layers over groups of workers, only workers with the same shards average their gradients.
     Sharded: as many bytes, but the parameters' half is not hidden; the optimizer's work and state are 1 / n per worker,
     with buffers of two vectors. In a user's own loop, one more small all-reduce per step checks that every worker takes part.
+    Sparse gradients of embeddings: two small all-gathers more, and only the rows that any worker's gradient has are averaged,
+    after backward; not sharded, and without a codec.
     Clipping acts on the mean, which is ready when `backward` returns; sharded, a loop must not clip.
     Use when: workers are equally fast, or `shares=auto`, and links are good; the baseline for asynchronous methods.
     Not: `lockstep`, which starts averaging after backward; `local-sgd`, which averages parameters, and rarely.
@@ -130,11 +133,15 @@ def _work_whole(
 ) -> None:
     shared = ports.shared
     gradient = GradientRound(replica, ports, by_speed=by_speed)
-    mean = _OverlappedMean(replica, collectives, gradient, ports)
+    if replica.tables and ports.shards is None:
+        begin, finish = None, TableMean(replica, ports, gradient, gradient.end_pass).average
+    else:
+        mean = _OverlappedMean(replica, collectives, gradient, ports)
+        begin, finish = mean.begin, mean.finish
     replica.evaluations = Evaluations(ports, gradient.round, average=lambda: None)
     for _ in gradient.steps():
         version = shared.version
-        replica.gradient(at=shared.x, version=version, ready=mean.begin, finish=mean.finish)
+        replica.gradient(at=shared.x, version=version, ready=begin, finish=finish)
         if gradient.is_void:
             replica.absent(version)
             continue

@@ -24,6 +24,7 @@ from paceline.algorithms.means import Means, MeanUnderWay
 from paceline.algorithms.merges import Rule
 from paceline.algorithms.round import Round
 from paceline.algorithms.round_messages import Header, Heard
+from paceline.algorithms.table_mean import averaging
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import AlgorithmWarning, NoGradient, RunStopped
 from paceline.optim.half_types import sum_type
@@ -344,13 +345,14 @@ def train(
     """
     shared = ports.shared
     gradient = averages.gradient
+    average = averaging(replica, ports, gradient) if warmup_steps else gradient.average
     try:
         for _ in gradient.replacements.steps():
             k = shared.version
             warms_up = k < warmup_steps
             replica.gradient(at=shared.x, version=k)
             if warms_up:
-                gradient.average(weight=replica.samples)
+                average()
             # Without a batch, a worker makes no local step.
             if (warms_up and not gradient.is_void) or (replica.samples and not warms_up):
                 with shared.writing():

@@ -73,15 +73,18 @@ class GradientRound:
             self.round.replicas.note(equal, self._replica.ranges)
             yield step
 
-    def average(self, weight: float) -> None:
-        """Replaces the replica's gradient by the mean of all, weighted by `weight`."""
+    def average(self) -> None:
+        """Replaces the replica's gradient by the mean of all, weighted by samples."""
         replica = self._replica
-        numbers = self._collectives.all_reduce_mean(replica.g, weight, self.header(replica.samples).numbers)
-        heard = self.heard_from(numbers)
+        numbers = self._collectives.all_reduce_mean(replica.g, replica.samples, self.header(replica.samples).numbers)
+        self.end_mean(self.heard_from(numbers), lambda: replica.g)
+
+    def end_mean(self, heard: Heard, mean: Callable[[], torch.Tensor]) -> None:
+        """As `end`, for a step with one mean, whose samples are in the headers."""
         samples = round(heard.samples)
-        replica.round_samples = max(replica.round_samples, samples)  # backward passes may have added up
+        self._replica.round_samples = max(self._replica.round_samples, samples)  # backward passes may have added up
         self.is_void = not samples
-        self._agree(heard, lambda: replica.g)
+        self._agree(heard, mean)
 
     def header(self, samples: float = 0.0) -> Header:
         """What this worker says with its gradient, which is of so many samples; 0: the weights travel apart."""
@@ -91,6 +94,10 @@ class GradientRound:
     def heard_from(self, numbers: list[float]) -> Heard:
         """What all have said, from the sums of their headers' numbers."""
         return Heard.of(numbers, len(self._collectives.members))
+
+    def end_pass(self, heard: Heard, mean: Callable[[], torch.Tensor]) -> None:
+        """As `end`, for one of a step's passes, whose samples are in the headers."""
+        self.end(heard, heard.samples, mean)
 
     def end(self, heard: Heard | None, samples: float | None, mean: Callable[[], torch.Tensor] | None = None) -> None:
         """Sets the replica's agreed missing gradients; exchanges reports first if any worker has something to report.

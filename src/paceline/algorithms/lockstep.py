@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from paceline.algorithms.base import Algorithm, Closures
 from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.gradient_round import GradientRound
+from paceline.algorithms.table_mean import averaging
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
@@ -23,6 +24,7 @@ class Lockstep(Algorithm):
 
     Costs per step: one gradient written and one average read through shared memory (2 P elements), two barriers; one extra
     vector per worker. Every round lasts as long as its slowest worker.
+    Sparse gradients of embeddings: two small all-gathers more, and only the rows that any worker's gradient has are averaged.
     Clipping acts on each worker's own gradient, before the mean, so a round with clipping differs from one step with the large
     batch, which would clip the mean. `all-reduce` clips the mean; a `ClippingWarning` says so.
     Use when: workers are equally fast, or `shares=auto`, and results must not depend on timing.
@@ -71,11 +73,12 @@ class Lockstep(Algorithm):
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), g: its gradient, then the average of all (P,)."""
         shared, gradient = ports.shared, GradientRound(replica, ports, by_speed=self.by_speed)
-        replica.evaluations = Evaluations(ports, gradient.round, lambda: gradient.average(weight=replica.samples))
+        average = averaging(replica, ports, gradient)
+        replica.evaluations = Evaluations(ports, gradient.round, average)
         for _ in gradient.steps():
             version = shared.version
             replica.gradient(at=shared.x, version=version)
-            gradient.average(weight=replica.samples)
+            average()
             if gradient.is_void:
                 replica.absent(version)
                 continue

@@ -18,7 +18,7 @@ from paceline.loop.new_counts import NO_COUNTS, NewCounts
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
 from paceline.optim.flat import FlatBinding, Ranges
-from paceline.optim.rows import Rows
+from paceline.optim.rows import Rows, Table
 from paceline.ports.ports import Counts
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.shared import BUCKET_BYTES
@@ -93,6 +93,11 @@ class BaseReplica:
     def rows(self) -> Rows | None:
         """None: the gradient is dense."""
         return None
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """Those of the binding; none where only time is simulated."""
+        return self.binding.tables if self.binding is not None else ()
 
     @property
     def shapes(self) -> Sequence[tuple[int, ...]]:

@@ -74,7 +74,7 @@ class GradientBuckets:
 
     Args:
         binding: the parameters.
-        g: the flat vector (P,); its padding is zero.
+        g: the flat vector (P,); its padding is zero. None: gradients stay in the parameters, and there are no buckets.
         on_gradient: a method, called with a parameter's index when backward has added to its gradient.
         bucket_bytes: as for `bucket_ranges`.
     """
@@ -82,14 +82,14 @@ class GradientBuckets:
     def __init__(
         self,
         binding: FlatBinding,
-        g: torch.Tensor,
+        g: torch.Tensor | None,
         on_gradient: Callable[[int], None],
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._parameters = binding.parameters
-        self._views = binding.views(g)
-        ranges = bucket_ranges(binding, bucket_bytes)
-        self.vectors = [g[begin:end] for begin, end in ranges]
+        self._views = binding.views(g) if g is not None else []
+        ranges = bucket_ranges(binding, bucket_bytes) if g is not None else []
+        self.vectors = [g[begin:end] for begin, end in ranges] if g is not None else []
         starts = [begin for begin, _ in ranges]  # descending
         self._bucket_of = [bisect_left(starts, -offset, key=lambda begin: -begin) for offset in binding.offsets]
         self._members: list[list[int]] = [[] for _ in ranges]

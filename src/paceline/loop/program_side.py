@@ -19,6 +19,7 @@ from paceline.loop.own_batches import DealtBatches
 from paceline.loop.program import Program
 from paceline.loop.sharded import SEES_A_PART, OwnedPieces
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
+from paceline.loop.table_gradient import TableGradient
 from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
 from paceline.optim.rows import Rows
@@ -91,7 +92,6 @@ class ProgramSide(BaseReplica):
         self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
         self._difference: torch.Tensor | None = None  # that a step on a copy has made
         self._ended = False
-        self._ranges: dict[Any, tuple[int, int]] = {}  # where each parameter lies in the flat vector, once asked for
         self._owned: OwnedPieces | None = None
 
     @property
@@ -126,7 +126,7 @@ class ProgramSide(BaseReplica):
             NoGradient: the loop has ended.
         """
         self._read_version = version
-        if ready is not None:
+        if finish is not None:
             self._buckets().hand_to(ready, finish)
         if self._phase is Phase.AHEAD:
             self._at = at
@@ -136,7 +136,7 @@ class ProgramSide(BaseReplica):
 
     def _buckets(self) -> BucketedGradient:
         if not isinstance(self._gradient, BucketedGradient):
-            self._gradient = BucketedGradient(self.binding, self._bucket_bytes, self, self._pending)
+            self._gradient = self._gradient.in_backward()(self.binding, self._bucket_bytes, self, self._pending)
         return self._gradient
 
     def wait_for_sums(self, pending: PendingGradients) -> None:
@@ -169,6 +169,12 @@ class ProgramSide(BaseReplica):
 
     def take_rows(self) -> None:
         self._gradient.takes_rows = True
+
+    def take_tables(self) -> None:
+        self._gradient = TableGradient(self.binding)
+
+    def put(self, rows: Rows, g: torch.Tensor) -> None:
+        self._gradient.put(rows, g)
 
     @property
     def missing(self) -> Ranges:
@@ -211,11 +217,7 @@ class ProgramSide(BaseReplica):
         return self._phase is Phase.GRADIENT
 
     def begin_pass(self, *, is_scaled: bool) -> None:
-        """A pass has computed its first gradient; `is_scaled`: GradScaler scaled its loss.
-
-        Raises:
-            UsageError: GradScaler cannot unscale such gradients.
-        """
+        """A pass has computed its first gradient; raises if GradScaler scaled its loss and cannot unscale it."""
         self._weigh()
         if is_scaled:
             self.scaled = True
@@ -390,11 +392,7 @@ class ProgramSide(BaseReplica):
         return zlib.crc32(repr(rates).encode())
 
     def optimizer_settings(self) -> OptimizerSettings:
-        return settings_of(members_of(self.optimizer), self._range_of)._replace(missing=self.missing)
+        return settings_of(members_of(self.optimizer), self.binding.range_of)._replace(missing=self.missing)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        return state_of(members_of(self.optimizer), self._range_of, self.binding.num_elements)
-
-    def _range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
-        self._ranges = self._ranges or dict(zip(self.binding.parameters, self.ranges, strict=True))
-        return self._ranges.get(parameter)
+        return state_of(members_of(self.optimizer), self.binding.range_of, self.binding.num_elements)

@@ -258,7 +258,7 @@ class AttachedReplica(ProgramSide):
         if self.scaled:
             self._overflowed = take_over_scaling(optimizer)
         if self._gradient.hand_out_rest() and self.scaled:
-            self._overflowed = not is_finite(self._gradient.vector)
+            self._overflowed = not is_finite(self._gradient.returned)
         if self.scaled and self._overflowed and not self._in_rounds:  # no other worker waits for it
             self._hidden.hide({*self.binding.parameters, *(p for g in optimizer.param_groups for p in g["params"])})
             self.samples = self._weighed = 0  # the step under way gets another batch

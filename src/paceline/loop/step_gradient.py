@@ -66,6 +66,14 @@ class ParameterGradient:
         if self.is_read and self.rows is None:
             self._binding.scatter_gradients(self.vector, self.missing)
 
+    def put(self, rows: Rows, g: torch.Tensor) -> None:
+        """The gradient becomes `g` (count,), of these rows, if the program takes tables."""
+        raise NotImplementedError
+
+    def in_backward(self) -> type[BucketedGradient]:
+        """The same kind of gradient, for programs that average it before `backward` returns."""
+        return BucketedGradient
+
     @property
     def missing(self) -> Ranges:
         """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
@@ -79,6 +87,11 @@ class ParameterGradient:
 
     def _find_missing(self) -> Ranges:
         return self._binding.missing_gradients()
+
+    @property
+    def returned(self) -> torch.Tensor:
+        """All elements that came back from the other workers."""
+        return self.vector
 
     @property
     def has_changed(self) -> bool:
@@ -136,10 +149,13 @@ class BucketedGradient(ParameterGradient):
         self._end_of_pass: Callable[[], Any] = _over  # a weak reference: its target dies if the pass raises an error
         self._returned_version = 0  # PyTorch's count of changes of the vector when it came back
         self._returned_missing: Ranges = ()
-        self._buckets = GradientBuckets(binding, self.vector, self._on_gradient, bucket_bytes)
+        self._buckets = GradientBuckets(binding, self._in_buckets(), self._on_gradient, bucket_bytes)
         self._pending: PendingGradients | None = None
         if pending is not None:
             self.wait_for(pending)
+
+    def _in_buckets(self) -> torch.Tensor | None:
+        return self.vector
 
     def wait_for(self, pending: PendingGradients) -> None:
         """Hands out gradients only after other workers have added theirs."""
@@ -147,9 +163,9 @@ class BucketedGradient(ParameterGradient):
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
-    def hand_to(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None] | None) -> None:
-        """Sets the functions that receive each bucket, and that run after the last one."""
-        self._ready, self._finish = ready, finish
+    def hand_to(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+        """Sets the functions that receive each bucket, if there are any, and that run after the last one."""
+        self._ready, self._finish = ready or _no_bucket, finish
 
     def forget_program(self) -> None:
         self._ready = self._finish = None
@@ -223,11 +239,19 @@ class BucketedGradient(ParameterGradient):
         self._buckets.complete_all()
         if self._finish is not None:
             self._finish()
+        self._return()
+        self.has_returned = True
+
+    def _return(self) -> None:
+        """Gives the parameters what came back."""
         if self._loss_scale is not None:
             self.vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
-        binding.bind_gradients(self.vector, self.missing)
+        self._binding.bind_gradients(self.vector, self.missing)
         self._returned_version, self._returned_missing = self.vector._version, self.missing
-        self.has_returned = True
+
+
+def _no_bucket(bucket: torch.Tensor) -> None:
+    """Gradients stay in the parameters."""
 
 
 def _over() -> Any:

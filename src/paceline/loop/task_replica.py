@@ -53,6 +53,7 @@ class TaskReplica(BaseReplica):
         self.model = model
         self._loss_function = loss
         self._batches = batches
+        self.binding.find_tables(model)
         self._g = self.binding.zeros()
         # Each has its own version counter, unlike other views: it shows which parameters backward has added to.
         self._gradients = [view.data for view in self.binding.views(self._g)]
@@ -66,7 +67,7 @@ class TaskReplica(BaseReplica):
         self._is_plain_sgd = self._flat is not None and is_plain_sgd(self.optimizer)
         self._takes_own = self._is_plain_sgd  # whether the next gradient stays in the tensors that backward makes
         self._in_own = False  # whether the present one does
-        self._takes_rows = False
+        self._takes_rows = self._takes_tables = False
         self._rows: Rows | None = None
         self._selected: torch.Tensor | None = None  # elements of the rows
         self._buckets: GradientBuckets | None = None
@@ -92,9 +93,10 @@ class TaskReplica(BaseReplica):
         A program that asks once for a dense one gets it without a copy from the next step on.
         """
         if self._in_own and self._rows is None:
-            self._rows = self.binding.sparse_rows()
+            self._rows = self.binding.table_rows() if self._takes_tables else self.binding.sparse_rows()
             if self._rows is not None and self._takes_rows:
-                self._selected, self._missing = self.binding.gather_rows(self._rows), ()
+                self._missing = self.binding.missing_gradients() if self._takes_tables else ()
+                self._selected = self.binding.gather_rows(self._rows)
             else:  # with no gradient at all, the next one may be sparse
                 self._takes_own = self._takes_rows and all(one.grad is None for one in self.binding.parameters)
                 self._in_own = False
@@ -119,6 +121,16 @@ class TaskReplica(BaseReplica):
 
     def take_rows(self) -> None:
         self._takes_rows = self._takes_own = True
+
+    def take_tables(self) -> None:
+        self.take_rows()
+        self._takes_tables = True
+
+    def put(self, rows: Rows, g: torch.Tensor) -> None:
+        """After `take_tables`: the gradient becomes `g` (count,), of these rows."""
+        self._rows, self._selected = rows, g
+        if self._is_plain_sgd:  # which steps with the parameters' own
+            self.binding.scatter_rows(rows, g)
 
     def _bind_gradients(self) -> None:
         for parameter, gradient in zip(self.binding.parameters, self._gradients, strict=True):

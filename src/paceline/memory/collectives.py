@@ -26,6 +26,7 @@ _EXTRA_BYTES = 16 * LINE_BYTES  # for a few numbers that are reduced in the same
 _DIED = "has left the run (killed, or its loop ended earlier)"
 _GATHERS = ("all-gather", "all-to-all")
 _NEED_ALL = ("reduce-scatter", "broadcast", "reduce")  # their pieces and roots belong to fixed workers
+_MOST_AREAS = 2**16  # that are kept; each bucket has one for every worker
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
@@ -277,6 +278,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         key = (worker, offset, like.numel(), like.dtype)
         area = self._areas.get(key)
         if area is None:
+            if len(self._areas) > _MOST_AREAS:  # as each round's rows have another length
+                self._areas.clear()
             begin = self._plan.at["mean" if worker < 0 else f"gradient_{worker}"]
             area = self._areas[key] = self._segment.tensor(begin + offset, like.numel(), like.dtype)
         return area

@@ -19,9 +19,10 @@ from paceline.system.torch_internals import foreach_copy
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
 TAKES_DENSE = (
-    "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings; or local-sgd,"
-    " whose workers apply their own gradients; or parameter-server(mode=async), without a codec, and with apply=user, sgd or"
-    " adagrad."
+    "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings; or lockstep or"
+    " all-reduce, not sharded and without a codec, where only weights of nn.Embedding and nn.EmbeddingBag may have them; or"
+    " local-sgd, whose workers apply their own gradients; or parameter-server(mode=async), without a codec, and with"
+    " apply=user, sgd or adagrad."
 )
 _ALIGNMENT_BYTES = 64  # as PyTorch aligns its own tensors: matrix products may round differently on other alignments
 
@@ -41,6 +42,7 @@ class FlatBinding:
         offsets: where each parameter begins in a flat vector.
         cut_from: where the first shard begins; P without any.
         ranges: each parameter's elements there.
+        tables: those of the parameters that `find_tables` has found.
         device: where the parameters are.
         bound_to: the vector that they are views of, if any.
         rests_on: `bound_to` if `bind` to it would do nothing; None on a GPU, where `bind` checks whether they were moved.
@@ -89,11 +91,19 @@ class FlatBinding:
         self.num_elements = offset  # P
         self.cut_from = self.offsets[first_cut] if num_cut else offset
         self.num_parameters = sum(self._numels)
+        self.tables: tuple[Table, ...] = ()
+        self._of_tables: list[int] = []  # their parameters' numbers
+        self._range_of: dict[torch.Tensor, tuple[int, int]] = {}  # once asked for
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bindable: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
         self.bound_to: torch.Tensor | None = None
         self.rests_on: torch.Tensor | None = None
+
+    def range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:
+        """A parameter's elements; None: it is not one of these."""
+        self._range_of = self._range_of or dict(zip(self.parameters, self.ranges, strict=True))
+        return self._range_of.get(parameter)
 
     def zeros(self) -> torch.Tensor:
         """A new flat vector (P,) where the parameters are."""
@@ -179,14 +189,35 @@ class FlatBinding:
             raise UsageError(TAKES_DENSE) from error
         return missing
 
+    def find_tables(self, model: nn.Module) -> None:
+        """Finds the weights of embeddings with `sparse=True`, whose gradients consist of rows: the same on all workers."""
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        weights = {
+            one.weight for one in model.modules() if isinstance(one, kinds) and one.sparse and one.weight.numel()
+        }
+        self._of_tables = [number for number, one in enumerate(self.parameters) if one in weights]
+        self.tables = tuple(map(self._table, self._of_tables))
+
+    def _table(self, number: int) -> Table:
+        (begin, end), shape = self.ranges[number], self.parameters[number].shape
+        return Table(begin, end, (end - begin) // max(1, shape[0]) if shape else 1)
+
     def sparse_rows(self) -> Rows | None:
         """The rows of tables with sparse gradients, which it coalesces; None: no gradient is sparse."""
         gradients = [p.grad for p in self.parameters]
         if all(one is None or one.layout == torch.strided for one in gradients):
             return None
+        return self._rows_of(range(len(self.parameters)))
+
+    def table_rows(self) -> Rows:
+        """The rows of `tables` that have gradients; as `sparse_rows`, without a table whose gradient is dense."""
+        return self._rows_of(self._of_tables)
+
+    def _rows_of(self, numbers: Iterable[int]) -> Rows:
         rows: Rows = {}
-        for parameter, (begin, end), gradient in zip(self.parameters, self.ranges, gradients, strict=True):
-            table = Table(begin, end, (end - begin) // max(1, parameter.shape[0]) if parameter.dim() else 1)
+        for number in numbers:
+            parameter, table = self.parameters[number], self._table(number)
+            gradient = parameter.grad
             if gradient is None:
                 rows[table] = None
             elif gradient.layout != torch.strided:
@@ -198,19 +229,50 @@ class FlatBinding:
                 rows[table] = parameter.grad.indices()[0]
         return rows
 
+    def no_rows(self) -> torch.Tensor:
+        """A gradient of 0 without rows (count,)."""
+        rows: Rows = dict.fromkeys(self.tables)
+        return torch.zeros(Selection(rows, 0, self.num_elements).count, dtype=self.dtype, device=self.device)
+
     def gather_rows(self, rows: Rows) -> torch.Tensor:
-        """The gradients' elements that the rows of `sparse_rows` select (count,), in ascending order."""
+        """The gradients' elements that the rows of `sparse_rows` or `table_rows` select (count,), in ascending order.
+
+        Raises:
+            UsageError: another gradient is sparse.
+        """
         selection = Selection(rows, 0, self.num_elements, self.device)
         g = torch.zeros(selection.count, dtype=self.dtype, device=self.device)
         gradients = deque((n, p.grad) for n, p in enumerate(self.parameters) if p.grad is not None)
         for where, index, values in selection.each(g):
             while gradients and (begin := self.offsets[gradients[0][0]]) < where.stop:
                 number, gradient = gradients.popleft()
-                if index is None:
-                    self._view(values, number, begin - where.start).copy_(gradient)
-                else:
+                if index is not None:
                     values.copy_(gradient.values().flatten())
+                elif gradient.layout != torch.strided:
+                    raise UsageError(TAKES_DENSE)
+                else:
+                    self._view(values, number, begin - where.start).copy_(gradient)
         return g
+
+    def scatter_rows(self, rows: Rows, g: torch.Tensor) -> None:
+        """Makes the gradients views of `g` (count,), the elements that these rows select; those of tables are sparse."""
+        selection = Selection(rows, 0, self.num_elements, self.device)
+        parameters = deque(enumerate(self.parameters))
+        numbers_of = {table.begin: numbers for table, numbers in rows.items()}
+        for where, index, values in selection.each(g):
+            while parameters and (begin := self.offsets[parameters[0][0]]) < where.stop:
+                number, parameter = parameters.popleft()
+                if begin < where.start or not self._numels[number]:  # a table without a gradient, or nothing
+                    continue
+                if index is None:
+                    parameter.grad = self._view(values, number, begin - where.start)
+                    continue
+                numbers = numbers_of[begin]
+                assert numbers is not None
+                parameter.grad = torch.sparse_coo_tensor(
+                    numbers.to(self.device).unsqueeze(0), values.view(-1, *parameter.shape[1:]), parameter.shape,
+                    is_coalesced=True, check_invariants=False,
+                )  # fmt: skip
 
     def _view(self, x: torch.Tensor, number: int, begin: int) -> torch.Tensor:
         """A parameter's elements, which begin at `begin` of `x` (n,), in its shape."""

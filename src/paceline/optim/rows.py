@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 _COUNT = struct.Struct("<q")
@@ -84,6 +85,23 @@ class Selection:
                 x[one] = part
             else:
                 x.index_copy_(0, one, part)
+
+    def spread(self, values: torch.Tensor, into: Selection, out: torch.Tensor) -> None:
+        """Copies `values` (count,) to their places in `out` (into.count,), of a selection of at least these elements.
+
+        Both have rows of the same tables, which lie in this part.
+        """
+        targets = zip(self._places, values.split(self._lengths), out.split(into._lengths), strict=True)
+        tables = iter(self.rows.items())
+        for (_, one), part, target in targets:
+            if isinstance(one, slice):
+                target.copy_(part)
+                continue
+            table, numbers = next(tables)
+            others = into.rows[table]
+            if numbers is not None and others is not None:
+                places = torch.searchsorted(others.to(self.device), numbers.to(self.device))
+                target.view(-1, table.width).index_copy_(0, places, part.view(-1, table.width).to(out.dtype))
 
     def row_means(self, values: torch.Tensor) -> torch.Tensor:
         """`values` (count,) with each element of a row replaced by the mean over the row's elements in this part."""
@@ -176,6 +194,31 @@ class Selection:
             rows[Table(first, past, width)] = own if count >= 0 else None
             last = past
         return cls(rows, begin, end, device)
+
+
+def packed_bytes(num_rows: int, most: int) -> int:
+    """The length of `pack`ed numbers of a table's rows, of which there are at most so many: 4 bytes each, or a bit per row."""
+    return min(4 * most, -(-num_rows // 8))
+
+
+def pack(numbers: torch.Tensor | None, num_rows: int, most: int) -> torch.Tensor:
+    """Numbers of rows as bytes (packed_bytes,), if they are at most so many; others need not be sent."""
+    out = np.zeros(packed_bytes(num_rows, most), np.uint8)
+    if numbers is not None and len(numbers) <= most:
+        if len(out) == 4 * most:
+            out[: 4 * len(numbers)] = numbers.to("cpu", torch.int32).numpy().view(np.uint8)
+        else:
+            bits = np.zeros(num_rows, np.bool_)
+            bits[numbers.cpu().numpy()] = True
+            out[:] = np.packbits(bits)
+    return torch.from_numpy(out)
+
+
+def unpack(sent: torch.Tensor, num_rows: int, most: int, count: int) -> torch.Tensor:
+    """The inverse of `pack`, for so many numbers."""
+    if len(sent) == 4 * most:
+        return sent.clone().view(torch.int32)[:count].long()
+    return torch.from_numpy(np.flatnonzero(np.unpackbits(sent.numpy(), count=num_rows)))
 
 
 def union(all_rows: Sequence[Rows], begin: int, end: int) -> Rows:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from paceline.optim.flat import Ranges
-from paceline.optim.rows import Rows
+from paceline.optim.rows import Rows, Table
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.round_shares import RoundShares
 
@@ -82,6 +82,19 @@ class Replica(Protocol):
         ...
 
     @property
+    def tables(self) -> Sequence[Table]:
+        """The weights of embeddings with `sparse=True`, the same on all workers."""
+        ...
+
+    def take_tables(self) -> None:
+        """As `take_rows`, and `rows` tells of all `tables`: a table that it leaves out has a dense gradient."""
+        ...
+
+    def put(self, rows: Rows, g: torch.Tensor) -> None:
+        """After `take_tables`: the gradient becomes `g` (count,), of these rows."""
+        ...
+
+    @property
     def samples(self) -> int:
         """Number of samples in this step's batch; 0 when this worker has no batch in a lockstep round."""
         ...
@@ -148,6 +161,8 @@ class Replica(Protocol):
         `finish` is called after the last bucket, at the end of the backward pass. It may wait; when it returns, `g` is the
         gradient, which a loop may clip or inspect before it steps. If a loop makes several backward passes in one step, both
         are called for each: the buckets then hold all that has been accumulated.
+
+        After `take_tables`, `finish` comes alone; it reads `g` and `rows`, and calls `put`.
         """
         ...
 

@@ -69,8 +69,10 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
     def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Lets the loop compute at `at` (P,); hands out the gradient once its time has passed."""
-        if ready is None:
+        if finish is None:
             super().gradient(at, version)
+        elif ready is None:
+            super().gradient(at, version, finish=partial(self._hand_out, _nowhere, finish))
         else:
             super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
         self._compute()
@@ -86,7 +88,8 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
     def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: OnEnd) -> None:
         """Hands out the buckets that were held back, one by one as the backward pass continues."""
         buckets, self._held_back[:] = self._held_back[:], []
-        last = self._uncomputed.pop() if self._uncomputed and self._in_backward and self._core.overlaps else None
+        overlaps = buckets and self._in_backward and self._core.overlaps
+        last = self._uncomputed.pop() if self._uncomputed and overlaps else None
         self._compute()
         if last is not None:
             parts = shares_until_complete([bucket.numel() for bucket in buckets])
@@ -116,3 +119,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         self._core.update()
         self._apply_s += self._now_s() - begun_s
         super().apply(to, scale, of, weight)
+
+
+def _nowhere(bucket: torch.Tensor) -> None:
+    """There are no buckets."""

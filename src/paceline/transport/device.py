@@ -20,6 +20,8 @@ from paceline.errors import UsageError
 from paceline.ports.ports import NO_NUMBERS, Collectives, Event, Filter, Handle, Mailbox, Message, Received
 from paceline.system.torch_internals import tree_map
 
+_MOST_LENGTHS = 1_000  # of pinned vectors that are kept
+
 
 class Copy(Protocol):
     """A copy under way."""
@@ -176,6 +178,8 @@ class _PinnedBuffers:
             free = self._free.get((like.numel(), like.dtype))
             if free:
                 return free.pop()
+            if len(self._free) > _MOST_LENGTHS:  # as each round's rows have another one
+                self._free.clear()
         return self._copies.pinned(like.numel(), like.dtype)
 
     def fetch(self, x: torch.Tensor) -> torch.Tensor:

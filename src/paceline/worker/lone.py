@@ -19,6 +19,7 @@ from paceline.errors import UsageError
 from paceline.loop.guards.hidden_hooks import leave_out_of_copies
 from paceline.loop.own_batches import OwnBatches
 from paceline.loop.schedules import FollowedScheduler
+from paceline.optim.clipping import clip_grad_norm
 from paceline.optim.several_optimizers import members_of
 from paceline.worker.user_batches import Batches
 from paceline.worker.worker import Worker
@@ -68,7 +69,7 @@ class LoneWorker(Worker):
         return {}
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        return float(nn.utils.clip_grad_norm_([p for p in self._held.parameters() if p.requires_grad], max_norm))
+        return clip_grad_norm([p for p in self._held.parameters() if p.requires_grad], max_norm)
 
     @property
     def progress(self) -> int:

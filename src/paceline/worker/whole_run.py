@@ -13,6 +13,7 @@ from paceline.loop.guards.state_elsewhere import StateElsewhere
 from paceline.loop.guards.unfollowed_schedules import UnfollowedSchedules
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler
+from paceline.optim.clipping import clip_grad_norm
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.worker.batches import WorkerBatches
 from paceline.worker.gathering import total_of
@@ -59,9 +60,10 @@ class WholeRun:
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scales the gradients so that their total norm is at most `max_norm`; returns the norm before.
 
-        Use it instead of `torch.nn.utils.clip_grad_norm_`, which under a layout would see only this worker's part.
+        Use it instead of `torch.nn.utils.clip_grad_norm_`, which under a layout would see only this worker's part, and which
+        does not take sparse gradients.
         """
-        return float(torch.nn.utils.clip_grad_norm_(self._membership.binding.parameters, max_norm))
+        return clip_grad_norm(self._membership.binding.parameters, max_norm)
 
     @property
     def progress(self) -> int:

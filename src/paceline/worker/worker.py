@@ -119,6 +119,8 @@ class Worker(WholeRun):
     def _begin(self) -> None:
         run, members = self._membership, members_of(self._optimizer)
         parameters = run.binding.parameters
+        if run.part is None:
+            run.binding.find_tables(self._model)
         taken = self._restore(run)
         check_states(run, self.algorithm, self._optimizer, self._held)
         self._replica = replica = run.replica(self._optimizer)

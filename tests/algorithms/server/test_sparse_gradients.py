@@ -245,7 +245,7 @@ def simulated_task(sparse, algorithm, optimizer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["parameter-server(mode=async)", "downpour(fetch=3, push=2)", "downpour", "lockstep"]
+    "algorithm", ["parameter-server(mode=async)", "downpour(fetch=3, push=2)", "downpour", "lockstep", "all-reduce"]
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_tasks_with_sparse_gradients(algorithm, optimizer, monkeypatch):
@@ -284,7 +284,7 @@ def test_pushes_without_a_row_and_steps_without_some_of_the_tables():
         *("parameter-server(mode=async, codec=top-k)", "parameter-server(mode=rennala(gradients=2))"),
         *("parameter-server(mode=ringleader)", "parameter-server(mode=ringmaster(threshold=auto))"),
         *("parameter-server(mode=sync(backups=0), apply=adaptive-revision)", "downpour(codec=qsgd)"),
-        *("parameter-server(mode=async, apply=async-adagrad(form=dual-averaging))", "all-reduce", "lockstep"),
+        *("parameter-server(mode=async, apply=async-adagrad(form=dual-averaging))", "all-reduce(sharded=true)"),
         "parameter-server(mode=async, apply=delayed(delay=constant(updates_late=2)))",
     ],
 )
