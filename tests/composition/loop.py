@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 from oracles.events import Coded, Half, Step, Trace
-from oracles.problem import FROZEN, PARTS, SHAPES, SIZE, START, X, Y, elements_with, uses_branch
+from oracles.problem import FROZEN, PARTS, SHAPES, SIZE, START, X, Y, elements_with, rows_of, uses_branch
 from paceline.algorithms.exchange import Exchanges
 from paceline.algorithms.server.admission import WeightByTime
 from paceline.compression.dq import AtBits
@@ -55,6 +55,7 @@ class Case:
         overflow: worker and step at which the loss is infinite.
         slow: worker and factor on its time.
         kill: worker and step at which it dies.
+        sparse: whether the branch is a table with sparse gradients.
         rate: the learning rate.
         seed: of the simulation.
     """
@@ -72,6 +73,7 @@ class Case:
     overflow: tuple[int, int] | None = None
     slow: tuple[int, float] | None = None
     kill: tuple[int, int] | None = None
+    sparse: bool = False
     rate: float = 0.05
     seed: int = 0
 
@@ -79,10 +81,13 @@ class Case:
 class Model(nn.Module):
     """The problem's model, in float64."""
 
-    def __init__(self):
+    def __init__(self, sparse=False):
         super().__init__()
         for (name, shape), part in zip(SHAPES.items(), PARTS, strict=True):
             self.register_parameter(name, nn.Parameter(torch.tensor(START[part]).view(shape)))
+        self.table = nn.Embedding.from_pretrained(self.branch, sparse=True) if sparse else None
+        if self.table is not None:
+            self.table.weight = self.branch
         self.frozen = nn.Parameter(torch.tensor(FROZEN), requires_grad=False)
         self.register_buffer("x", torch.tensor(X))
         self.register_buffer("y", torch.tensor(Y))
@@ -91,7 +96,9 @@ class Model(nn.Module):
         x, error = self.x[samples], self.x[samples] @ self.weight.T + self.bias + self.frozen - self.y[samples]
         loss = error.square().sum(1).mean() / 2
         if uses_branch(samples.tolist()):
-            loss = loss + (x @ self.branch.T).square().sum(1).mean() / 2
+            rows = torch.tensor(rows_of(samples.tolist()))
+            branch = self.branch[rows] if self.table is None else self.table(rows)
+            loss = loss + (x @ branch.T).square().sum(1).mean() / 2
         return loss
 
     def vector(self):
@@ -265,7 +272,7 @@ class Loop:
             self._train(log)
 
     def _train(self, log):
-        case, model = self.case, Model()
+        case, model = self.case, Model(self.case.sparse)
         optimizer = OPTIMIZERS[case.optimizer]([p for p in model.parameters() if p.requires_grad], case.rate)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if case.scaler else None
         loader = DataLoader(TensorDataset(torch.arange(case.samples)), batch_size=case.batch, shuffle=True)
@@ -287,7 +294,7 @@ class Loop:
                         step.again.add(len(step.passes))
                     self._pass(worker, step, model, scaler, samples, is_last=done == case.passes)
                     if done == case.passes:
-                        _step(model, optimizer, scaler, case.clip)
+                        _step(worker, optimizer, scaler, case.clip)
                         done = 0
         log.models[me] = model.vector()
         self._save(log, me)
@@ -313,11 +320,11 @@ class Loop:
             file.with_suffix(".new").replace(file)
 
 
-def _step(model, optimizer, scaler, clip):
+def _step(worker, optimizer, scaler, clip):
     if clip is not None:
         if scaler is not None:
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
+        worker.clip_grad_norm_(clip)
     if scaler is None:
         optimizer.step()
     else:
@@ -393,7 +400,8 @@ def _outcome(case, log, run):
     else:
         return log.trace(found.records, in_rounds=algorithm.lockstep)
     if isinstance(ended, pl.UsageError):
-        assert all(len(steps) <= 1 for steps in log.steps.values()), f"refused after the first step: {ended}"
+        is_first = case.sparse or all(len(steps) <= 1 for steps in log.steps.values())  # sparse ones may come later
+        assert is_first, f"refused after the first step: {ended}"
         return Refused(str(ended))
     assert case.kill is not None, ended
     assert "kill" not in algorithm.tolerates, ended

@@ -19,6 +19,7 @@ ADDED = {
     "clipping": {"clip": 0.5},
     "GradScaler": {"scaler": True, "overflow": (1, 2)},
     "uneven batches": {"workers": 3, "samples": 22},
+    "sparse gradients": {"sparse": True},
     "a slow worker": {"slow": (0, 10.0)},
     "a killed worker": {"kill": (1, 2)},
 }

@@ -62,6 +62,19 @@ def test_combinations_with_messages_that_overlap(algorithm):
     assert found == {"right": 40}
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "local-sgd(period=2,warmup_steps=2)"])
+def test_combinations_with_sparse_gradients(algorithm):
+    """With optimizers that take them."""
+    found = Counter()
+    for number in range(40):
+        drawn = case(number)
+        optimizer = drawn.optimizer if drawn.optimizer != "adamw" else "sgd"
+        one = replace(drawn, algorithm=algorithm, optimizer=optimizer, sparse=True)
+        found[judge(number, one=one)] += 1
+    assert found["refused"] == 0
+    assert found["right"] > 30
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("hundreds", range(1, 22))
 def test_many_combinations(hundreds):

@@ -23,6 +23,11 @@ def uses_branch(samples):
     return samples[0] % 2 == 0
 
 
+def rows_of(samples):
+    """Which rows of the branch a batch uses that reaches it: one or both."""
+    return [0, 1] if samples[0] % 4 == 0 else [0]
+
+
 def elements_with(has):
     """Which elements (SIZE,) are of parameters that have a gradient."""
     return np.repeat(has, _SIZES)
@@ -31,12 +36,14 @@ def elements_with(has):
 def gradient(x, samples):
     """The gradient (SIZE,) of the mean loss of these samples at x, and which parameters have one (3,).
 
-    The loss of a sample is |W s + b + frozen - y|^2 / 2, and |V s|^2 / 2 more if the batch uses the branch V.
+    The loss of a sample is |W s + b + frozen - y|^2 / 2, and |V s|^2 / 2 more if the batch uses these rows V of the branch.
     """
     W, b, V = (x[part].reshape(shape) for part, shape in zip(PARTS, SHAPES.values(), strict=True))
     s, y, n = X[samples], Y[samples], len(samples)
     error = (s @ W.T + b + FROZEN - y) / n
-    branch = (s @ V.T).T @ s / n if uses_branch(samples) else np.zeros_like(V)
+    branch, rows = np.zeros_like(V), rows_of(samples)
+    if uses_branch(samples):
+        branch[rows] = (s @ V[rows].T).T @ s / n
     g = np.concatenate([(error.T @ s).ravel(), error.sum(0), branch.ravel()])
     return g, np.array([True, True, uses_branch(samples)])
 
