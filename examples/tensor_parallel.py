@@ -5,10 +5,11 @@
     torchrun --standalone --nproc-per-node 8 examples/tensor_parallel.py --mesh 2x2x2
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel.py --mesh "line 4"
     python examples/tensor_parallel.py --layout "tensor(q=2)" --workers 4 [--algorithm "local-sgd(period=4)"]
+    python examples/tensor_parallel.py --layout "tensor(line=2)" --workers 4 --algorithm "downpour(push=5, fetch=5)"
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel.py --layout "tensor(line=2)"
 
 The text is Python's own reference, from its standard library. Numbers that are drawn are the same on every mesh, so each of
-these prints the loss of the first, up to rounding, but for the last two: with a layout the loop is one of Paceline's, and
+these prints the loss of the first, up to rounding, but for the last three: with a layout the loop is one of Paceline's, and
 twice as many workers as the mesh has are two replicas, each with batches of its own. `--checkpoint FILE` saves whole tensors
 there, and goes on from there when it is started again, on any mesh.
 """

@@ -170,6 +170,11 @@ class Algorithm:
         """Whether a layout may shard parameters over groups of workers: the program averages shards across groups."""
         return False
 
+    @property
+    def serves_parts(self) -> bool:
+        """Whether each part of a divided model may push its own gradients to servers of its own, and fetch from them."""
+        return False
+
     def weighting(self, num_workers: int) -> str:
         """The option that scales each gradient separately, which needs a linear optimizer; or empty."""
         return ""

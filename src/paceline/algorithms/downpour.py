@@ -41,6 +41,7 @@ class Downpour(Served):
     Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
     state at the servers, and one of accrued gradients per worker if push is above 1.
     Clipping acts on each of the worker's gradients, before they are accrued.
+    With a tensor layout, several workers form a replica, and each part of the model has servers of its own, `shards` of them.
     Use when: many workers are unequally fast, come and go, and one rate for all parameters makes training unstable.
     When N doubles: gradients are twice as stale; AdaGrad's rate can stay where a fixed one must fall. The default rate is
     0.01.
@@ -107,6 +108,10 @@ class Downpour(Served):
         return self._plain_server().unrecorded(num_workers)
 
     @property
+    def serves_parts(self) -> bool:
+        return True
+
+    @property
     def pushes_by(self) -> Codec:
         return self.codec
 
@@ -116,7 +121,7 @@ class Downpour(Served):
             self._plain_server().work(replica, ports)
             return
         own_steps = self.fetch > 1 or self.overlap or not self.apply.overrides_optimizer
-        client = Client(ports, self.codec, by_workers_optimizer=own_steps)
+        client = Client(ports, self.codec, by_workers_optimizer=own_steps, fetched=ports.fetched)
         accrued = _Accrued(client.x, alone=self.push == 1 and not self.overlap, travels=self.overlap)
         if self._rules(ports.num_workers).takes_rows:
             replica.take_rows()

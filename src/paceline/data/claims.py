@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from paceline.data.epoch_claims import EpochClaims
@@ -24,6 +24,7 @@ class WorkerClaims:
         done: not in lockstep: batches that are left out, as a resumed run begins with their updates.
         tracks, survivors: as for `RoundDeal`.
         is_late: others may be in a later epoch: this worker begins there.
+        agreed: finds a number on one of the workers that train on the same batches, and tells it to all of them.
 
     Attributes:
         deal: of the rounds, in lockstep.
@@ -45,6 +46,7 @@ class WorkerClaims:
         is_late: bool = False,
         tracks: bool = False,
         survivors: Survivors | None = None,
+        agreed: Callable[[Callable[[], int]], int] = lambda find: find(),
     ) -> None:
         self.batches = batches
         self.taken = taken
@@ -55,7 +57,7 @@ class WorkerClaims:
             )
         self._worker_id = worker_id
         self._num_workers = num_workers
-        self._counts = counts
+        self._counts, self._agreed = counts, agreed
         self._first = left.first
         self._done = done
         self._first_epoch = counts.newest() if is_late else 0
@@ -95,8 +97,11 @@ class WorkerClaims:
     def next(self) -> int:
         """Claims the next batch: its number, ABSENT (a round without a batch for this worker), or END of the epoch."""
         if self.deal is None:
-            number = self._claimed()
-            self.num_claimed += number != END
+            number = self._agreed(self._claimed)
+            if number != END:
+                self.num_claimed += 1
+                # Where another worker has claimed it, this one has yet to read a stream up to it.
+                self.batches.has(self.place(number))
             if self.reached is not None:
                 end = number + 1 if number != END else (self.epoch + 1) * self.batches.epoch_numbers
                 self.reached = max(self.reached, end)

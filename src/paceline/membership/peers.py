@@ -28,9 +28,9 @@ _LOOK_ROUND_S = 0.2  # how long a server dials the workers that are there
 _GRACE_S = 5.0  # how long a server keeps answering requests after a run is stopped
 
 
-def mailbox_part(store: Any) -> Any:
-    """The prefix of a run's store under which mailboxes find each other."""
-    return _dist.PrefixStore("mailbox", store)
+def mailbox_part(store: Any, part: int = 0) -> Any:
+    """The prefix of a run's store under which the mailboxes of the workers with a part of the model find each other."""
+    return _dist.PrefixStore(f"mailbox {part}", store)
 
 
 class Peers:

@@ -19,8 +19,10 @@ from paceline.memory.racing import RacingVector
 from paceline.memory.replicated import ReplicatedVector
 from paceline.memory.ring import RecordRing
 from paceline.memory.rounds import Rounds
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.seats import Seats
+from paceline.memory.segment import LINE_BYTES, Layout, NamedLayout, Segment
 from paceline.memory.served import ServedVector
+from paceline.memory.served_parts import ServedParts
 from paceline.memory.sharded import ShardedVectors
 from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
@@ -37,7 +39,6 @@ _RING_RECORDS = 16_384
 
 _CONTROL_WORDS = (
     "abort",
-    "rounds",
     "go",
     "next_batch",
     "checkpoint_epoch",
@@ -70,16 +71,13 @@ class ArenaPlan:
     staleness: Any
     rings: tuple[Any, ...]
     epoch_claims: int
-    store: int | None
+    stores: tuple[int, ...]  # one for each part of a model whose parts have servers of their own
+    rounds: tuple[int, ...]  # one word for each group of workers that goes through rounds together
     ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
+    seats: Seats
     sharding: Sharding | None = None  # workers' vectors have shards; `num_elements` are the whole model's
     axes: AxesPlan | None = None  # of the workers that share a model, and of its replicas
-
-    @property
-    def num_members(self) -> int:
-        """Those with a mailbox: the workers, and the servers' programs after them."""
-        return self.num_workers + self.num_server_programs
 
     @property
     def num_server_programs(self) -> int:
@@ -103,7 +101,9 @@ def plan_arena(
     """
     layout = Layout()
     control = layout.reserve("control", _CONTROL_STRIDE_BYTES * len(_CONTROL_WORDS), alignment_bytes=64)
-    num_servers = needs.servers if num_workers > 1 else 0  # a lone worker needs none
+    num_parts = sharding.parts if sharding is not None and needs.kind == "served" else 1
+    num_servers = num_parts * needs.servers if num_workers > 1 else 0  # a lone worker needs none
+    seats = Seats(num_parts, num_workers, num_servers * needs.copies)
     num_participants = num_workers + num_servers * needs.copies + 1
     kind = _kind(needs, sharding)
     options: dict[str, Any] = {}
@@ -111,7 +111,9 @@ def plan_arena(
     if sharding is not None:
         options, own_elements = {"sharding": sharding}, sharding.num_local
     if needs.kind == "served":
-        options = {"num_servers": num_servers, "num_copies": needs.copies, "averaged": needs.averaged}
+        options |= {"num_servers": num_servers // num_parts, "num_copies": needs.copies, "averaged": needs.averaged}
+    if num_parts > 1:
+        options["seats"] = seats
     shared = kind.reserve(layout, own_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
     collectives = (
         SharedMemoryCollectives.reserve(layout, own_elements, num_workers, dtype=dtype) if needs.collectives else None
@@ -122,14 +124,17 @@ def plan_arena(
         newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
     axes = None
     if sharding is not None:
-        replicas = AxisShape(num_workers // sharding.parts, sharding.parts)
+        replicas = AxisShape(num_workers // sharding.parts if num_parts == 1 else 1, sharding.parts)
         axes = plan_axes(layout, num_workers, {**sharding.axes, REPLICAS: replicas}, own_elements, dtype)
     staleness = SharedStalenessCounts.reserve(layout)
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
     epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
-    store = SharedStore.reserve(layout, num_participants - 1) if needs.mailbox else None
+    members = seats.workers + seats.servers
+    named = [NamedLayout(layout, f"part {part}.") for part in range(num_parts if needs.mailbox else 0)]
+    stores = tuple(SharedStore.reserve(one, members) for one in named)
+    rounds = tuple(layout.words(f"rounds {n}", 1) for n in range(seats.workers if num_parts > 1 else 1))
     ended = layout.words("ended", num_workers)
     places = {
         name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
@@ -150,7 +155,9 @@ def plan_arena(
         staleness=staleness,
         rings=rings,
         epoch_claims=epoch_claims,
-        store=store,
+        stores=stores,
+        rounds=rounds,
+        seats=seats,
         ended=ended,
         extra=places,
         sharding=sharding,
@@ -256,7 +263,8 @@ class Arena:
     def stop(self, *, at_once: bool) -> None:
         """Asks every worker to end at its next step or wait; if not `at_once`, all after the same round."""
         if not at_once:
-            Rounds.close(self.address("rounds"))
+            for offset in self.plan.rounds:
+                Rounds.close(self.segment.address + offset)
             return
         self.store("abort", 1)
         wake_all(self.address("go"))
@@ -264,7 +272,12 @@ class Arena:
 
     @property
     def is_stopped(self) -> bool:
-        return bool(self.load("abort") or self.load("rounds") & 1)
+        return bool(self.load("abort") or atomics.load(self.segment.address + self.plan.rounds[0]) & 1)
+
+    def rounds_address(self) -> int:
+        """Address of the word for `Rounds` of this worker's group: of all workers, or of its replica of a divided model."""
+        group = self.plan.seats.of(self.participant_id).member % len(self.plan.rounds)
+        return self.segment.address + self.plan.rounds[group]
 
     def ring(self, worker_id: int) -> RecordRing:
         return RecordRing(self.segment, self.plan.rings[worker_id])
@@ -272,9 +285,22 @@ class Arena:
     def epoch_claims(self) -> SharedEpochClaims:
         return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
 
-    def shared_store(self) -> SharedStore:
-        assert self.plan.store is not None
-        return SharedStore(self.segment, self.plan.store, self.plan.num_members)
+    def shared_store(self, participant_id: int | None = None) -> SharedStore:
+        """The store of the mailboxes of this (or another) participant's part."""
+        seats = self.plan.seats
+        part = seats.of(self.participant_id if participant_id is None else participant_id).part
+        return SharedStore(self.segment, self.plan.stores[part], seats.workers + seats.servers)
+
+    def checkpointed(self, of: int | None = None) -> tuple[torch.Tensor, int]:
+        """A copy of the parameters as checkpoints hold them, and its version: the parts in a row if each has servers.
+
+        With `of`, the parameters are those of this worker's copy of the model.
+        """
+        if self.plan.seats.num_parts > 1:
+            parts, version = self.shared.copies()
+            return parts.view(-1), version
+        x = torch.empty(self.plan.num_elements, dtype=self.plan.dtype)
+        return x, self.shared.snapshot(x) if of is None else self.shared.model(of, x)
 
     def extra(self, name: str) -> torch.Tensor:
         """A named shared tensor; a new tensor object at every call."""
@@ -289,9 +315,10 @@ class Arena:
 
     def _given(self, clock: RealClock, seed: int) -> dict[str, Any]:
         clock.stopped = lambda: bool(self.load("abort"))
+        seats = self.plan.seats
         return {
-            "worker_id": self.participant_id,
-            "num_workers": self.plan.num_workers,
+            "worker_id": seats.of(self.participant_id).member,
+            "num_workers": seats.workers,
             "clock": clock,
             "random": Random(f"{seed}/{self.participant_id}"),
             "shared": self.shared,
@@ -300,7 +327,7 @@ class Arena:
             "views": self.views,
             "newcomers": self.newcomers,
             "incarnation": self._incarnation,
-            "num_servers": self.plan.num_servers,
+            "num_servers": self.plan.num_servers // seats.num_parts,
         }
 
     def waits(self, clock: RealClock) -> list[Any]:
@@ -319,7 +346,9 @@ _KINDS: dict[str, Any] = {
 
 
 def _kind(needs: Needs, sharding: Sharding | None) -> Any:
-    return _KINDS[needs.kind] if sharding is None else ShardedVectors
+    if sharding is None:
+        return _KINDS[needs.kind]
+    return ServedParts if needs.kind == "served" else ShardedVectors
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.memory.collectives import SharedMemoryCollectives
-from paceline.memory.segment import LINE_BYTES, Layout, Segment
+from paceline.memory.segment import Layout, NamedLayout, Segment
 from paceline.memory.segment_part import PartPlan
 from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape
 
@@ -31,21 +31,10 @@ def plan_axes(
         if shape.size == 1:
             continue
         length = num_elements if name == REPLICAS else max(num_elements, EXCHANGED_ELEMENTS)
-        named = (_Named(layout, f"{name} {number}.") for number in range(num_workers // shape.size))
+        named = (NamedLayout(layout, f"{name} {number}.") for number in range(num_workers // shape.size))
         reserved = (SharedMemoryCollectives.reserve(one, length, shape.size, dtype=dtype) for one in named)
         plans[name] = shape, tuple(reserved)
     return AxesPlan(num_workers, plans)
-
-
-class _Named(Layout):
-    """A layout that holds several parts of one kind."""
-
-    def __init__(self, layout: Layout, prefix: str) -> None:
-        super().__init__()
-        self._layout, self._prefix = layout, prefix
-
-    def reserve(self, name: str, size_bytes: int, alignment_bytes: int = LINE_BYTES) -> int:
-        return self._layout.reserve(self._prefix + name, size_bytes, alignment_bytes)
 
 
 class Axes:

@@ -50,6 +50,17 @@ class Layout:
         return self.reserve(name, num_elements * dtype.itemsize, PAGE_BYTES)
 
 
+class NamedLayout(Layout):
+    """A layout that holds several parts of one kind."""
+
+    def __init__(self, layout: Layout, prefix: str) -> None:
+        super().__init__()
+        self._layout, self._prefix = layout, prefix
+
+    def reserve(self, name: str, size_bytes: int, alignment_bytes: int = LINE_BYTES) -> int:
+        return self._layout.reserve(self._prefix + name, size_bytes, alignment_bytes)
+
+
 class Segment:
     """Shared memory without a name: it reaches another process as a file descriptor and dies with its last user.
 

@@ -90,6 +90,13 @@ class ShardedPart:
         for name, axis in self.along.items():
             self.along[name] = Axis(axes.get(name), axis.size, axis.index, self.most_bytes)
 
+    def agreed(self, number: Callable[[], int]) -> int:
+        """As in `LayoutPart`."""
+        axis = self.along[self._group]
+        found = torch.tensor(0 if axis.index else number(), dtype=torch.float64)
+        axis.start_broadcast(found, 0).wait()
+        return int(found)
+
     def whole_of(self, x: Tensor) -> Tensor:
         return x if self.sharding is None else self.sharding.whole_of(self.along[self._group].all_gather(x))
 

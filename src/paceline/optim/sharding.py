@@ -92,7 +92,7 @@ class Sharding:
         out.zero_()
         for shard in self.shards:
             view = self._whole(out, shard)
-            for part, local in enumerate(locals_ if shard.cuts else locals_[:1]):
+            for part, local in reversed([*enumerate(locals_ if shard.cuts else locals_[:1])]):  # the first one's count
                 piece = shard.part(view, part)
                 piece.copy_(self._local(local, shard, piece.shape))
 

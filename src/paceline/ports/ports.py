@@ -288,6 +288,7 @@ class Ports(Generic[S_co]):
     shared: S_co  # of the kind that `Algorithm.needs` names
     staleness: StalenessCounts
     moved: Callable[..., None] = lambda *_, **__: None  # (vectors, of=None); real time has passed by itself
+    fetched: Callable[[torch.Tensor], None] = lambda x: None  # takes a copy (P,) that has come from the servers
     collectives: Collectives | None = None
     newcomers: Newcomers | None = None  # replacements of dead workers; None: there are none
     mailbox: Mailbox | None = None

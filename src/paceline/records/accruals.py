@@ -67,12 +67,16 @@ class LateLosses:
 
 
 class WithoutSamples:
-    """Implements `Recorder` for a worker that trains on another's samples, which count in that one's records."""
+    """Implements `Recorder` for a worker that trains on another's samples, which count in that one's records.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    `counts_updates`: its updates have the other's versions; otherwise only the other's are the run's.
+    """
+
+    def __init__(self, recorder: Recorder, *, counts_updates: bool = True) -> None:
+        self._recorder, self._counts_updates = recorder, counts_updates
 
     def append(self, *fields: float) -> None:
         changed = list(fields)
         changed[_BATCH], changed[_SAMPLES], changed[_LOSS] = -1, 0, math.nan
+        changed[_APPLIED_VERSION] *= self._counts_updates
         self._recorder.append(*changed)

@@ -101,8 +101,9 @@ class Handshake:
 
     def lose(self, worker: WorkerState) -> None:
         """Tells workers that are still connecting not to wait for a dead worker."""
-        if self.arena is not None and self.arena.plan.store is not None:
-            mark_ended(self.arena.shared_store(), worker.worker_id, worker.incarnation)
+        if self.arena is not None and self.arena.plan.stores:
+            member = self.arena.plan.seats.of(worker.worker_id).member
+            mark_ended(self.arena.shared_store(worker.worker_id), member, worker.incarnation)
 
     def refuse(self, worker: WorkerState, why: str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
@@ -125,7 +126,12 @@ class Handshake:
             return (
                 f"The launcher runs {named} but attach names {hello.algorithm}: name the algorithm in one place only."
             )
-        servers = algorithm.needs.server_programs if self._num_workers > 1 else 0
+        parts = hello.sharding.parts if hello.sharding is not None else 1
+        servers = parts * algorithm.needs.server_programs if self._num_workers > 1 else 0
+        if parts > 1 and servers and self._config.restarts:
+            return (
+                "A worker under a layout cannot be replaced alone, as it has a part of a replica: leave out restarts."
+            )
         try:
             algorithm.check(self._num_workers)
             algorithm.check_min_workers(self._config.min_workers, self._num_workers)
@@ -149,7 +155,8 @@ class Handshake:
             self.arena.store("next_batch", self._saved.next_batch)
             self.arena.store("initial_version", self._saved.version)
         if algorithm.needs.mailbox:
-            self.arena.shared_store().begin()
+            for part in range(plan.seats.num_parts):
+                self.arena.shared_store(part).begin()
         return ""
 
     def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:

@@ -27,7 +27,7 @@ from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Contribution, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
 from paceline.worker.server_process import ServerMain
-from paceline.worker.supervised import Outcome, WorkerState
+from paceline.worker.supervised import Outcome, WorkerState, hung, is_replica_lost
 
 _POLL_S = 0.05
 _INTERRUPTED_GRACE_S = 15.0  # Slurm and Kubernetes give half a minute, in which files are written, too
@@ -106,7 +106,7 @@ class Supervisor:
                 if self.ready_after_s is None and self.started_s is not None:
                     self.ready_after_s = self.started_s - begun_s
                 if time.monotonic() - self._failed_s > _INTERRUPTED_GRACE_S:
-                    self.outcome.name_hung(self._hung())
+                    self.outcome.name_hung(hung(self.workers, self.arena))
                     self._end_all(grace_s=0.0)
                 self.spool.drain()
                 if self._on_tick is not None and self.started_s is not None:
@@ -125,11 +125,6 @@ class Supervisor:
             self.spool.close()
             self._on_tick = self._on_end = None  # they hold the run that holds us, and so its shared memory
             torch.set_num_threads(intra_op_threads)
-
-    def _hung(self) -> list[int]:
-        """Workers that still train, and not those that have ended and wait for them."""
-        running = [one.worker_id for one in self.workers if one.running]
-        return [one for one in running if self.arena is None or not self.arena.has_ended(one)]
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -158,7 +153,8 @@ class Supervisor:
     def stop(self, *, at_once: bool = False) -> None:
         """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
         if self.arena is not None:
-            self.arena.stop(at_once=at_once or not (self.started_s and self.algorithm and self.algorithm.in_rounds))
+            in_rounds = len(self.arena.plan.rounds) > 1 or (self.algorithm and self.algorithm.in_rounds)
+            self.arena.stop(at_once=at_once or not (self.started_s and in_rounds))
 
     def _interrupt(self) -> None:
         """Stops a run in the middle; workers that are training end as they would at the end, and say so."""
@@ -178,9 +174,7 @@ class Supervisor:
         With `of`, the parameters are those of this worker's copy of the model.
         """
         assert self.arena is not None
-        x = torch.empty(self.arena.plan.num_elements, dtype=self.arena.plan.dtype)
-        shared = self.arena.shared
-        version = shared.snapshot(x) if of is None else shared.model(of, x)
+        x, version = self.arena.checkpointed(of)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
         return Parameters(x, version, next_batch, buffers)
 
@@ -256,6 +250,10 @@ class Supervisor:
                     worker.handle.join()
                     self._lose_newcomer(worker, message)
                     return
+                mates = self.arena.plan.seats.mates(worker.worker_id) if self.arena is not None else range(0)
+                if message.kind == "worker-lost" and is_replica_lost(self.workers, mates):
+                    self._lose(worker, "left, as another worker of its replica is lost")
+                    return
                 worker.ended, worker.failure = True, message
                 self._fail(f"Worker {worker.worker_id}: ", message)
                 self._tell_waiters(worker)
@@ -318,7 +316,7 @@ class Supervisor:
             self._end_all(grace_s=0.0)
         self.stop(at_once=True)
 
-    def _lose(self, worker: WorkerState) -> None:
+    def _lose(self, worker: WorkerState, how: str = "") -> None:
         """Repairs a dead worker's locks; then continues, restarts the worker, or ends the run with its name."""
         worker.handle.join()
         if worker in self.servers.states:
@@ -326,7 +324,8 @@ class Supervisor:
             return
         worker.lost = True
         self.outcome.workers_lost.append(worker.worker_id)
-        who, how = f"Worker {worker.worker_id}: ", how_ended(code := worker.exit_code)
+        who, code = f"Worker {worker.worker_id}: ", worker.exit_code
+        how = how or how_ended(code)
         self.outcome.notes.append(note := f"Worker {worker.worker_id} {how}.")
         self._first_death = self._first_death or note
         if self.outcome.kind == "worker-lost":  # a worker that waited for it, directly or not, reported the loss first

@@ -82,18 +82,19 @@ class ServerMain:
         plan = welcome.plan
         segment = Segment.from_fd(reduction.recv_handle(connection), plan.size_bytes)
         arena = Arena(segment, plan, environment.worker_id, environment.incarnation)
-        shard_id = (environment.worker_id - plan.num_workers) % plan.num_servers
+        server = (environment.worker_id - plan.num_workers) % plan.num_servers
+        shard_id = server % (plan.num_servers // plan.seats.num_parts)  # of its part of the model
         is_copy = environment.worker_id >= plan.num_workers + plan.num_servers
         snapshot_s = getattr(algorithm, "snapshot_s", 0.0)
         storage = ServerStorage(
-            shard_id, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume, connection.send
+            server, arena, self.snapshots, snapshot_s, environment.checkpoint, environment.resume, connection.send
         )
         connection.send(Ready())
         while not wait_briefly(arena.address("go"), 0):
             raise_if_stopped(arena.address("abort"))
         lost = storage.begin(restarted=environment.incarnation > 0 and not is_copy, is_copy=is_copy)
         if lost is not None:
-            connection.send(Restored(shard_id, *lost))
+            connection.send(Restored(server, *lost))
         with _ServerMailbox(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
             ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
             if is_copy:
@@ -140,11 +141,11 @@ class _ServerMailbox:
         self._peers = Peers(
             arena.shared_store(),
             ports.worker_id,
-            self._plan.num_workers,
+            ports.num_workers,
             ports.counts,
             lambda: arena.load("workers_done") != 0,
             incarnation=incarnation,
-            num_servers=self._plan.num_server_programs,
+            num_servers=self._plan.seats.servers,
         )
         return replace(ports, mailbox=self._peers.mailbox, incarnation=incarnation)
 
@@ -157,7 +158,7 @@ class ServerStorage:
     tried again when the next snapshot is due.
 
     Args:
-        shard_id: this server's.
+        server: this one, among those of all parts of the model.
         arena: the run's memory.
         snapshots: folder; None: none are kept.
         every_s: at most one snapshot in this time.
@@ -168,7 +169,7 @@ class ServerStorage:
 
     def __init__(
         self,
-        shard_id: int,
+        server: int,
         arena: Arena,
         snapshots: Path | None,
         every_s: float,
@@ -176,9 +177,9 @@ class ServerStorage:
         resume: Path | None,
         tell: Callable[[NotSaved], object] = lambda news: None,
     ) -> None:
-        self._shard_id = shard_id
+        self._server = server
         self._shared = arena.shared
-        self._path = snapshots / f"shard-{shard_id}.pt" if snapshots is not None else None
+        self._path = snapshots / f"shard-{server}.pt" if snapshots is not None else None
         self._every_s = every_s
         self._folder = folder
         self._resume = resume
@@ -208,11 +209,17 @@ class ServerStorage:
                 raise PacelineError(f"it died, and no process can replace it: {error}.") from error
             self._shared.restore(self._restored["x"])
             return self._restored["version"] + 1, self._shared.version
-        begin, end = self._shared.ranges[self._shard_id]
         if self._resume is not None and not is_copy:
-            rule = checkpoint.load_rule_state(self._resume, begin, end)
+            rule = checkpoint.load_rule_state(self._resume, *self._range)
             self._restored = {"rule": rule} if rule else None  # a lone worker has left no server's state
         return None
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        """The elements that it has in a checkpoint, where the vectors of the model's parts are in a row."""
+        part, shard = divmod(self._server, len(self._shared.ranges))
+        first = part * self._shared.ranges[-1][1]
+        return first + self._shared.ranges[shard][0], first + self._shared.ranges[shard][1]
 
     def restore(self) -> dict[str, Any] | None:
         """The state that `begin` found."""
@@ -243,9 +250,9 @@ class ServerStorage:
         """Writes this server's part of a checkpoint."""
         if self._folder is not None:
             now = state()
-            kept = {"range": tuple(now["range"]), "x": now["x"], "version": now["version"], "rule": now["rule"]}
+            kept = {"range": self._range, "x": now["x"], "version": now["version"], "rule": now["rule"]}
             try:
-                checkpoint.save_server(self._folder, number, self._shard_id, kept)
+                checkpoint.save_server(self._folder, number, self._server, kept)
             except NotWrittenError as error:
                 self._tell(NotSaved(str(error), number))
 

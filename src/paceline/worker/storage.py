@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from paceline.data.round_deal import Left
 from paceline.errors import NotWrittenError, UsageError
 from paceline.optim.flat import FlatBinding
+from paceline.optim.sharding import Sharding
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.system.saved_state import check_fits
@@ -62,12 +64,31 @@ class WorkerStorage:
         return Left(*found) if found is not None else Left(first, [])
 
     def load_parameters(
-        self, binding: FlatBinding, buffers: dict[str, torch.Tensor], same_workers: int | None
+        self,
+        binding: FlatBinding,
+        buffers: dict[str, torch.Tensor],
+        same_workers: int | None,
+        parts: Sharding | None = None,
     ) -> checkpoint.Parameters | None:
-        """The parameters to resume from, checked against the model and, if it matters, the number of workers; None: none."""
+        """The parameters to resume from, checked against the model and, if it matters, the number of workers; None: none.
+
+        `parts`: servers hold the vectors of a model's parts, which the checkpoint has in a row.
+        """
         if self._resume is None:
             return None
-        return checkpoint.load_fitting(self._resume, binding.num_elements, binding.dtype, buffers, same_workers)
+        size = binding.num_elements if parts is None else parts.parts * parts.num_local
+        saved = checkpoint.load_fitting(self._resume, size, binding.dtype, buffers, same_workers)
+        return saved if parts is None else replace(saved, x=parts.whole_of(saved.x.view(parts.parts, -1)))
+
+    def load_shared_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copies what the checkpoint has of the optimizer's state that all workers share, named by parameter and key."""
+        assert self._resume is not None
+        saved = checkpoint.load_optimizer_state(self._resume)
+        for name, tensor in state.items():
+            _, index, key = name.split(" ")
+            if int(index) in saved:
+                check_fits({key: saved[int(index)].get(key)}, {key: tensor}, "the shared optimizer")
+                tensor.copy_(saved[int(index)][key])
 
     def load_worker(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.errors import UsageError, name_workers, printable, shown
 from paceline.membership.environment import SupervisedEnvironment, current_environment
+from paceline.memory.arena import Arena
 from paceline.memory.placement import placement_registry
 from paceline.specs.bounds import check_run, check_workers
 from paceline.transport.device import gpu_of
@@ -119,6 +120,20 @@ def survivors(workers: Iterable[WorkerState]) -> list[int]:
         for one in workers
         if one.ended and not one.waits and (one.failure is None or one.failure.kind == "worker-lost")
     ]
+
+
+def hung(workers: Iterable[WorkerState], arena: Arena | None) -> list[int]:
+    """Workers that still train, and not those that have ended and wait for them."""
+    running = [one.worker_id for one in workers if one.running]
+    return [one for one in running if arena is None or not arena.has_ended(one)]
+
+
+def is_replica_lost(workers: Iterable[WorkerState], mates: range) -> bool:
+    """Whether these workers, which have the parts of one replica, are not all there, while others can train on."""
+    own, others = set[bool](), set[bool]()
+    for one in workers:
+        (own if one.worker_id in mates else others).add(not one.lost and one.failure is None)
+    return False in own and True in others
 
 
 def ended_in_order(workers: Iterable[WorkerState], outcome: Outcome) -> bool:

@@ -20,7 +20,7 @@ STEPS = 3
 def loop(
     layout, out, *, optimizer="adamw", algorithm="all-reduce", replicas=1, steps=STEPS, epochs=1, dropout=0.1, clip=1.0,
     torch_clip=False, kill=None, frozen=None, batches=None, evaluates=False, blocks=LAYERS,
-    bucket_bytes=None, passes=1, accumulates=False,
+    bucket_bytes=None, passes=1, accumulates=False, is_stream=False,
 ):  # fmt: skip
     """Every replica's batch is one of `data`; worker 0's file has what the run comes to."""
     mesh = mp.Mesh.alone()
@@ -30,6 +30,7 @@ def loop(
         model.get_parameter(frozen).requires_grad_(False)
     one = OPTIMIZERS[optimizer](model.parameters())
     loader = [data(number) for number in range(batches if batches is not None else steps * replicas)]
+    loader = Stream(loader) if is_stream else loader
     losses, gradients, norms, gains, step, sent = (
         [],
         [],
@@ -73,6 +74,14 @@ def loop(
         "shapes": shapes, "gains": gains, "test loss": test_loss(model), "sent": sent,
     }  # fmt: skip
     torch.save(found, Path(out) / f"{worker.worker_id}.pt")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
 
 
 def test_loss(model):

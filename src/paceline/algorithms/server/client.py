@@ -58,6 +58,7 @@ class Client:
         codec: of gradients; None: they are not coded.
         aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
         by_workers_optimizer: whether the worker's own optimizer makes steps, at the servers or here.
+        fetched: called with `x` whenever all of it has come.
 
     Attributes:
         sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
@@ -70,6 +71,7 @@ class Client:
         *,
         aligned: bool = False,
         by_workers_optimizer: bool = False,
+        fetched: Callable[[torch.Tensor], None] = lambda x: None,
     ) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x  # the parameters (P,)
@@ -87,7 +89,7 @@ class Client:
         self._settings: OptimizerSettings | None = None
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
-        self._aligned, self._by_workers_optimizer = aligned, by_workers_optimizer
+        self._aligned, self._by_workers_optimizer, self._fetched = aligned, by_workers_optimizer, fetched
         self._num_fetches = 0
         self._under_way: dict[int, Message] = {}  # by shard: requests that `finish` waits for
         self._has_met = False
@@ -244,6 +246,7 @@ class Client:
             self._request({one: Message("fetch", number, self._copy.held(one), version=newest) for one in behind})
         if requests[0].kind != "push-only":
             self._copy.all_came()
+            self._fetched(self.x)
         self.version = versions[0]
         return answers[0]
 

@@ -31,7 +31,8 @@ class WorkerPart(ShardedPart):
     """Implements `LayoutPart` for a model of layers on a mesh.
 
     Several workers of a mesh hold equal copies of some parameters, such as a normalisation's gain on a line. If a codec
-    makes them differ, they are set to the values of the first of these workers after every update.
+    makes them differ, or each part's servers apply gradients in another order, they are set to the values of the first of
+    these workers after every update or fetch.
 
     Args:
         model: whole, on a mesh of one worker, and the same on all workers; it is cut here.
@@ -77,8 +78,9 @@ class WorkerPart(ShardedPart):
             worker_id=replica,
             num_workers=replicas,
             random=Random(f"{self._seed}/{replica}"),
-            collectives=LoneCollectives() if replicas == 1 else axes[REPLICAS],
+            collectives=axes.get(REPLICAS, LoneCollectives()),
             shared=_KeptAlike(ports.shared, self._make_alike) if is_coded else ports.shared,
+            fetched=self._make_alike,
         )
 
     @property
@@ -165,10 +167,17 @@ def check_model(model: nn.Module, shape: Line | Grid) -> Mesh:
 def check_algorithm(algorithm: Algorithm) -> None:
     """Rejects an algorithm without rounds, or one in which workers of a mesh could decide differently."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
+    if algorithm.serves_parts and needs.copies > 1:
+        raise UsageError(
+            f"{spec} does not work with a tensor layout, whose servers have no second copies: leave out durability=replica."
+        )
+    if algorithm.serves_parts:
+        return
     if not algorithm.lockstep or needs.mailbox or needs.kind != "replicated":
         raise UsageError(
             f"{spec} does not work with a tensor layout, whose workers need each other in every layer: choose "
-            "all-reduce, lockstep, local-sgd, da-sgd or diloco, which average across its replicas."
+            "all-reduce, lockstep, local-sgd, da-sgd or diloco, which average across its replicas, or downpour, whose "
+            "servers hold the parts."
         )
     if algorithm.by_speed or getattr(algorithm, "delay", None) == "auto":
         raise UsageError(

@@ -19,6 +19,7 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
+from paceline.memory.seats import Seats
 from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.model_state import dense_buffers, state_of
 from paceline.records import checkpoint_files
@@ -38,7 +39,8 @@ from paceline.worker.storage import WorkerStorage
 class LaunchedMembership(Membership):
     """A worker that starts with worker 0's model.
 
-    Each worker keeps its own buffers, and worker 0's are the run's. A parameter server's shards are threads of worker 0.
+    Each worker keeps its own buffers, and worker 0's are the run's. A parameter server's shards are threads of worker 0, or,
+    if each part of a divided model has servers, of the first worker with that part.
 
     Args:
         environment: this worker's.
@@ -110,6 +112,7 @@ class LaunchedMembership(Membership):
         if layout is not None:
             self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
+            self.fetches_ahead = not algorithm.serves_parts  # parts agree on each batch as the loop gets it
         self._memory = memory = self._make_memory(buffers, copies, records)
         if self.part is not None:
             memory.ports = self.part.begin(memory.ports, run.axes(self.part.axes), algorithm)
@@ -134,9 +137,12 @@ class LaunchedMembership(Membership):
         return saved.version
 
     def _make_memory(self, buffers: dict[str, torch.Tensor], copies: Any, records: PackedRecords) -> WorkerMemory:
-        algorithm, run = self._algorithm, self._run
+        algorithm, run, part = self._algorithm, self._run, self.part
         is_served = algorithm.needs.kind == "served"
-        places = {"num_workers": self.num_workers, "worker_id": self.worker_id} if is_served else {}
+        num_parts = part.sharding.parts if is_served and part is not None and part.sharding is not None else 1
+        seats = Seats(num_parts, self.num_workers, 0)
+        seat = seats.of(self.worker_id)
+        places = {"num_workers": seats.workers, "worker_id": seat.member} if is_served else {}
         arena = own_arena(self.binding, algorithm, is_private=copies is not None, **places, version=self._first_version)
         memory = WorkerMemory(
             self.binding, buffers, algorithm, arena, storage=self._storage, recorder=records, copies=copies
@@ -144,16 +150,16 @@ class LaunchedMembership(Membership):
         run.collectives.counts = memory.ports.counts
         memory.ports = replace(
             memory.ports,
-            worker_id=self.worker_id,
-            num_workers=self.num_workers,
+            worker_id=seat.member,
+            num_workers=seats.workers,
             random=Random(f"{self.seed}/{self.worker_id}"),
             collectives=run.collectives if algorithm.needs.collectives else None,
         )
         self._servers: HostedServers | None = None
         if algorithm.needs.mailbox:
             host, key = run.address()
-            store = mailbox_part(run.store)
-            if memory.ports.num_servers and not self.worker_id:
+            store = mailbox_part(run.store, seat.part)
+            if memory.ports.num_servers and not seat.member:
                 self._servers = HostedServers(algorithm, arena, store, self.seed, host=host, key=key)
             memory.meet(store, host, key)
         return memory
@@ -166,7 +172,8 @@ class LaunchedMembership(Membership):
 
     def batches(self) -> BatchShare:
         """As in `Membership`."""
-        return BatchShare(self._run.claims(), self._left)
+        share = BatchShare(self._run.claims(), self._left)
+        return share if self.part is None else share._replace(agreed=self.part.agreed)
 
     def begin_epoch(
         self,
@@ -238,7 +245,7 @@ class LaunchedMembership(Membership):
         self.snapshot(out)
         mean = None
         if self.ports.num_servers:
-            Client(self.ports).final()
+            Client(self.ports, fetched=self.ports.fetched).final()
             out.copy_(self.ports.shared.x)
         if self._algorithm.gossip:
             mean = self._memory.final_mean(out, self._environment.deadline_s, given, left)

@@ -68,6 +68,10 @@ class LayoutPart(Protocol):
     def remove(self) -> None:
         """Restores the original behaviour of the model's layers; its parameters stay sharded."""
 
+    def agreed(self, number: Callable[[], int]) -> int:
+        """The number that the first of those with this model finds, at the same call of all of them."""
+        ...
+
     def whole_of(self, x: torch.Tensor) -> torch.Tensor:
         """The whole model's vector (W,) from every worker's `x` (P,); all workers that share its model call it."""
         ...

@@ -29,6 +29,7 @@ class BatchShare(NamedTuple):
     done: Collection[int] = ()
     is_late: bool = False
     survivors: Survivors | None = None  # as for `RoundDeal`
+    agreed: Callable[[Callable[[], int]], int] = lambda find: find()  # as for `WorkerClaims`
 
 
 class Membership(Protocol):

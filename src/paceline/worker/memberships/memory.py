@@ -73,7 +73,8 @@ class WorkerMemory:
         self._clock = RealClock()
         self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
         self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
-        self._rounds = Rounds(arena.address("abort"), arena.address("rounds") if algorithm.in_rounds else 0)
+        in_rounds = algorithm.in_rounds or arena.plan.seats.num_parts > 1
+        self._rounds = Rounds(arena.address("abort"), arena.rounds_address() if in_rounds else 0)
         self.stopped = self._rounds.stopped
 
     def aborted(self) -> bool:
@@ -88,12 +89,7 @@ class WorkerMemory:
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
         """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
-        if (sharding := self.arena.plan.sharding) is not None:
-            x = torch.empty(sharding.num_whole, dtype=self.binding.dtype)
-            version = self.arena.shared.snapshot(x)
-        else:
-            x = torch.empty(self.binding.num_elements, dtype=self.binding.dtype)
-            version = self.snapshot(x)
+        x, version = self.arena.checkpointed()
         buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
         return checkpoint.Parameters(x, version, next_batch, buffers)
 
@@ -108,7 +104,7 @@ class WorkerMemory:
             self.ports.counts,
             self.aborted,
             incarnation=self._incarnation,
-            num_servers=self.arena.plan.num_server_programs,
+            num_servers=self.arena.plan.seats.servers,
             host=host,
             key=key,
             patience_s=self.algorithm.patience_s if patience_s is None else patience_s,
@@ -269,6 +265,6 @@ def own_arena(
         arena.shared = PrivateVector(x, version)
     else:
         arena.shared.initialise(x, version)
-    if plan.store is not None:
+    if plan.stores:
         arena.shared_store().begin()
     return arena

@@ -24,10 +24,8 @@ from paceline.optim.model_state import dense_buffers, digest, from_bytes, to_byt
 from paceline.optim.sharding import REPLICAS
 from paceline.ports.ports import Message
 from paceline.ports.shared import AVERAGE
-from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.accruals import WithoutSamples
 from paceline.records.step_record import Recorder
-from paceline.system.saved_state import check_fits
 from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
@@ -99,8 +97,11 @@ class SupervisedMembership(Membership):
         if layout is not None:
             self.part = layout.part(model, self.worker_id, self.num_workers, self.seed)
             self.binding = self.part.binding
+            self.streams = self.streams if self.dealt[1] == self.num_workers else None  # others take the same batches
         self.saves_after_loss = algorithm.survivors_have_all and self.part is None
-        self._any_number = self.part is None and algorithm.takes_any_workers
+        self._served_parts = self.part.sharding if self.part is not None and algorithm.serves_parts else None
+        self._any_number = (self.part is None or algorithm.serves_parts) and algorithm.takes_any_workers
+        self.fetches_ahead = self._served_parts is None  # parts agree on each batch as the loop gets it
         self._entered_in = -1  # the epoch in whose middle this worker has entered
         self._shared_state = shared_state or {}
         self._buffers = dense_buffers(model)
@@ -109,7 +110,8 @@ class SupervisedMembership(Membership):
         self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
         hello = self._hello(EvaluationChannel.EXTRA if is_evaluated else {})
         self.arena = join_run(environment, hello, self._write_initial, self._tell)
-        self._has_own_buffers = copies is not None or (algorithm.lockstep and self.worker_id > 0)
+        keeps_own = self.worker_id > 0 and (algorithm.lockstep or self.part is not None)
+        self._has_own_buffers = copies is not None or keeps_own
         self._live = self._buffers.copy() if copies is not None else {}
         if copies is not None:
             put_on_device(self.arena, self.binding, copies)
@@ -172,7 +174,9 @@ class SupervisedMembership(Membership):
 
     def _recorder(self) -> Recorder:
         ring = self.arena.ring(self.worker_id)
-        return ring if self.part is None or self.part.is_recorded else WithoutSamples(ring)
+        if self.part is None or self.part.is_recorded:
+            return ring
+        return WithoutSamples(ring, counts_updates=self._served_parts is None)
 
     def _axes(self) -> dict[str, SharedMemoryCollectives]:
         """Collectives along the layout's axes; if it cuts nothing, all workers are replicas and share one set."""
@@ -182,15 +186,14 @@ class SupervisedMembership(Membership):
 
     def _write_initial(self, arena: Arena, x: torch.Tensor) -> None:
         """The parameters that the run starts from, into `x` (P,): the model's own, or the checkpoint's."""
-        resume, buffers = self._environment.resume, self._buffers
-        saved = self._storage.load_parameters(
-            self._whole_binding, buffers, None if self._any_number else self.num_workers
-        )
-        if saved is not None and resume is not None:
+        buffers = self._buffers
+        same_workers = None if self._any_number else self.num_workers
+        saved = self._storage.load_parameters(self._whole_binding, buffers, same_workers, self._served_parts)
+        if saved is not None:
             x.copy_(saved.x)
             buffers = saved.buffers
             if self._shared_state:
-                self._write_shared_state(arena, checkpoint.load_optimizer_state(resume))
+                self._storage.load_shared_state({name: arena.extra(name) for name in self._shared_state})
         elif self.part is not None and self.part.whole is not None:
             x.copy_(self.part.whole)
         else:
@@ -201,13 +204,6 @@ class SupervisedMembership(Membership):
             arena.extra(name).copy_(to_bytes(self._untrained[name]))
         for name in self._averages:
             arena.extra(AVERAGE + name).copy_(buffers[name])
-
-    def _write_shared_state(self, arena: Arena, saved: dict[int, dict[str, torch.Tensor]]) -> None:
-        for name in self._shared_state:
-            _, index, key = name.split(" ")
-            if int(index) in saved:
-                check_fits({key: saved[int(index)].get(key)}, {key: arena.extra(name)}, "the shared optimizer")
-                arena.extra(name).copy_(saved[int(index)][key])
 
     def _tell(self, arena: Arena) -> None:
         self.tables = SharedTables(arena.extra, self.worker_id)
@@ -236,7 +232,8 @@ class SupervisedMembership(Membership):
         left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
         survivors = self.arena.group if self._algorithm.loses_steps else None
         done, is_late = self._environment.batches_done, self.incarnation > 0
-        return BatchShare(self.arena.epoch_claims(), left, done, is_late=is_late, survivors=survivors)
+        share = BatchShare(self.arena.epoch_claims(), left, done, is_late=is_late, survivors=survivors)
+        return share if self.part is None else share._replace(agreed=self.part.agreed)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         """As in `Membership`."""
@@ -302,12 +299,13 @@ class SupervisedMembership(Membership):
             return
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
         next_batch = number if kept is None else min(kept, number)
-        values = (lambda: self._memory.parameters(next_batch)) if parameters else None
+        is_first = self.part is None or self.part.is_recorded
+        values = (lambda: self._memory.parameters(next_batch)) if parameters and is_first else None
         if self._storage.save(number, optimizer, taken, self._own_model, values, left) and parameters:
             for server in range(self.ports.num_servers):
                 assert self.ports.mailbox is not None
                 with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
-                    self.ports.mailbox.send(self.num_workers + server, Message("save", number))
+                    self.ports.mailbox.send(self.ports.num_workers + server, Message("save", number))
 
     def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
         """As in `Membership`; the supervisor saves the parameters."""

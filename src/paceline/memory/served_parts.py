@@ -1,0 +1,93 @@
+"""The parameters of a divided model that servers hold: each part has a vector, and servers, of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.memory.seats import Seats
+from paceline.memory.segment import Layout, NamedLayout, Segment
+from paceline.memory.served import ServedPlan, ServedVector
+from paceline.optim.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class ServedPartsPlan:
+    """Where the parts' vectors lie."""
+
+    parts: tuple[ServedPlan, ...]
+    sharding: Sharding
+    seats: Seats
+
+
+class ServedParts:
+    """One `ServedVector` (P,) for each part of a model; the interface to the outside is the whole model (W,).
+
+    Parameters that several parts hold are those of the first of these parts.
+
+    Args:
+        participant_id: this participant among all; what is not of the whole model is of its part.
+    """
+
+    waited_s = 0.0
+
+    def __init__(
+        self,
+        segment: Segment,
+        plan: ServedPartsPlan,
+        participant_id: int,
+        incarnation: int = 0,
+        abort_address: int = 0,
+    ) -> None:
+        self._sharding, self._seats = plan.sharding, plan.seats
+        part, member = plan.seats.of(participant_id)
+        observer = plan.seats.workers + plan.seats.servers
+        self._parts = [
+            ServedVector(segment, one, member if number == part else observer, incarnation, abort_address)
+            for number, one in enumerate(plan.parts)
+        ]
+        self._own = self._parts[part]
+
+    @staticmethod
+    def reserve(
+        layout: Layout, num_parameters: int, _: int, *, sharding: Sharding, seats: Seats, **of_each: Any
+    ) -> ServedPartsPlan:
+        """Reserves a `ServedVector` of `num_parameters` (P) for each part, with the members of its group."""
+        layouts = [NamedLayout(layout, f"part {part}.") for part in range(sharding.parts)]
+        members = seats.workers + seats.servers + 1
+        parts = tuple(ServedVector.reserve(one, num_parameters, members, **of_each) for one in layouts)
+        return ServedPartsPlan(parts, sharding, seats)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
+        own = torch.empty(self._sharding.num_local, dtype=x.dtype)
+        for number, part in enumerate(self._parts):
+            self._sharding.cut(x, number, own)
+            part.initialise(own, version)
+
+    def copies(self) -> tuple[torch.Tensor, int]:
+        """A copy of the vectors of all parts (parts, P), and the version of the first."""
+        out = torch.empty(self._sharding.parts, self._sharding.num_local, dtype=self._own.x.dtype)
+        versions = [part.snapshot(row) for part, row in zip(self._parts, out, strict=True)]
+        return out, versions[0]
+
+    def snapshot(self, out: torch.Tensor) -> int:
+        """Copies the model into `out` (W,); each shard of each part is consistent with one version."""
+        locals_, version = self.copies()
+        self._sharding.assemble(locals_.unbind(), out)
+        return version
+
+    def copy_of(self, _: int, out: torch.Tensor) -> int:
+        """Copies this participant's part into `out` (P,)."""
+        return self._own.snapshot(out)
+
+    def counts(self) -> list[dict[str, int]]:
+        return [one for part in self._parts for one in part.counts()]
+
+    def recover(self, participant_id: int, incarnation: int) -> bool:
+        part, member = self._seats.of(participant_id)
+        return self._parts[part].recover(member, incarnation)
