@@ -125,6 +125,8 @@ class Downpour(Served):
         accrued = _Accrued(client.x, alone=self.push == 1 and not self.overlap, travels=self.overlap)
         if self._rules(ports.num_workers).takes_rows:
             replica.take_rows()
+            # With overlap, the next gradient's lookups would come before the answers to pushes and fetches under way.
+            client.follow(replica.lookups if self.apply.takes_lookups and not self.overlap else None)
         state = replica.optimizer_state()  # before steps of its own change it
         client.join()  # answered when the warm start is over, or to the worker that makes it
         try:

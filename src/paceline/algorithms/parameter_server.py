@@ -179,6 +179,7 @@ class ParameterServer(Served):
         client = Client(ports, self.codec, aligned=self.mode.chosen_once, by_workers_optimizer=own_step)
         if self._rules(ports.num_workers).takes_rows and not (self.mode.together and self.apply.echoes):
             replica.take_rows()
+            client.follow(replica.lookups if self.apply.takes_lookups else None)
         client.join()
         if self.mode.waits:
             replica.before_meeting = client.meet

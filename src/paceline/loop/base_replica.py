@@ -19,6 +19,7 @@ from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
 from paceline.optim.flat import FlatBinding, Ranges
 from paceline.optim.rows import Rows, Table
+from paceline.ports.lookups import Lookups
 from paceline.ports.ports import Counts
 from paceline.ports.round_shares import RoundShares
 from paceline.ports.shared import BUCKET_BYTES
@@ -76,6 +77,7 @@ class BaseReplica:
         self.given: dict[str, Any] | None = None
         self._progress: RunProgress | None = None
         self.before_meeting: Callable[[], None] | None = None
+        self.lookups: Lookups | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
         self._append = recorder.append if recorder is not None else None
         self._accruals: Accruals | None = None

@@ -14,8 +14,10 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
+from paceline.optim.flat import Ranges, outside
 from paceline.optim.half_types import sum_type
 from paceline.ports.shared import shard_ranges
+from paceline.system.pages import untouched_zeros
 
 COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
 _CHOSEN = ("last", "fewest", "most")
@@ -53,7 +55,7 @@ class ServedVector(SegmentPart[ServedPlan]):
         self._shard = (participant_id - plan.num_workers) % plan.num_servers if is_server else 0
         self._whole = self._vector("x")
         if participant_id < plan.num_workers and plan.num_servers:
-            self.x = torch.zeros_like(self._whole)
+            self.x = untouched_zeros(plan.num_parameters, plan.dtype)
         elif participant_id < plan.num_writers:
             self.x = self._whole[slice(*self.ranges[self._shard])]
         else:
@@ -87,9 +89,11 @@ class ServedVector(SegmentPart[ServedPlan]):
         """Updates applied to this server's shard; for other members, to the first shard."""
         return load(self._version)
 
-    def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        self._whole.copy_(x)
-        if self._average is not None:
+    def initialise(self, x: torch.Tensor | None, version: int = 0) -> None:
+        """Sets the initial vector (P,) and version; None: the servers have theirs in another process."""
+        if x is not None:
+            self._whole.copy_(x)
+        if x is not None and self._average is not None:
             self._average.copy_(x)
         for shard in range(len(self.ranges)):
             store(self._word("words", shard), version)
@@ -143,15 +147,17 @@ class ServedVector(SegmentPart[ServedPlan]):
             for word in (self._word("words", shard) for shard in range(len(self.ranges)))
         ]
 
-    def snapshot(self, out: torch.Tensor) -> int:
+    def snapshot(self, out: torch.Tensor, left_out: Ranges = ()) -> int:
         """Copies the run's vector into `out` (P,), each shard consistent with one version; returns the first shard's version.
 
-        If a server died in the middle of a write, waits until a successor takes over, or until it is given up (`recover`).
+        Elements that are `left_out` stay as they are. If a server died in the middle of a write, waits until a successor takes
+        over, or until it is given up (`recover`).
         """
         if self.is_elsewhere:
-            out.copy_(self.x)
+            for part in outside(left_out, 0, len(out)):
+                out[part].copy_(self.x[part])
             return self.version
-        versions = [self._copy(shard, self._whole, out) for shard in range(len(self.ranges))]
+        versions = [self._copy(shard, self._whole, out, left_out) for shard in range(len(self.ranges))]
         return versions[0]
 
     def replace(self, x: torch.Tensor) -> None:
@@ -170,12 +176,11 @@ class ServedVector(SegmentPart[ServedPlan]):
         versions = [self._copy(shard, self._average, out) for shard in range(len(self.ranges))]
         return versions[0]
 
-    def _copy(self, shard: int, vector: torch.Tensor, out: torch.Tensor) -> int:
-        part = slice(*self.ranges[shard])
-
+    def _copy(self, shard: int, vector: torch.Tensor, out: torch.Tensor, left_out: Ranges = ()) -> int:
         def copy() -> int:
             version = load(self._word("words", shard))
-            out[part].copy_(vector[part])
+            for part in outside(left_out, *self.ranges[shard]):
+                out[part].copy_(vector[part])
             return version
 
         return self._lock(shard).copied(copy, f"server {shard}")

@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
 from paceline.optim.rows import Rows, Selection, Table
-from paceline.system.torch_internals import foreach_copy
+from paceline.system.pages import untouched_zeros
+from paceline.system.torch_internals import foreach_copy, without_overrides
 
 Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
@@ -107,6 +108,8 @@ class FlatBinding:
 
     def zeros(self) -> torch.Tensor:
         """A new flat vector (P,) where the parameters are."""
+        if self.device.type == "cpu":
+            return untouched_zeros(self.num_elements, self.dtype)
         return torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
 
     def views(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -114,8 +117,11 @@ class FlatBinding:
         key = x.data_ptr()
         views = self._views.get(key)
         if views is None:
-            views = self._views[key] = [self._view(x, number, begin) for number, begin in enumerate(self.offsets)]
+            views = self._views[key] = self._make_views(x)
         return views
+
+    def _make_views(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self._view(x, number, begin) for number, begin in enumerate(self.offsets)]
 
     def bind(self, x: torch.Tensor) -> None:
         """Makes the parameters views of `x` (P,); cheap when they already are.
@@ -131,8 +137,9 @@ class FlatBinding:
         bindable = self._bindable.get(key)
         if bindable is None:
             bindable = self._bindable[key] = list(map(with_its_own_storage, self.views(x)))
-        for parameter, view in zip(self.parameters, bindable, strict=True):
-            parameter.data = view
+        with without_overrides():
+            for parameter, view in zip(self.parameters, bindable, strict=True):
+                parameter.data = view
         self._bound, self.bound_to = key, x
         self.rests_on = x if self.device.type == "cpu" else None
 
@@ -152,7 +159,9 @@ class FlatBinding:
     def read(self, x: torch.Tensor) -> None:
         """Copies the parameters' present values into `x` (P,)."""
         x.zero_()
-        foreach_copy(self.views(x), [p.detach() for p in self.parameters])
+        with without_overrides():
+            # Views that `views` remembers would keep a vector that is read only once.
+            foreach_copy(self._make_views(x), [p.detach() for p in self.parameters])
 
     def missing_gradients(self) -> Ranges:
         """The parameters without a gradient."""
@@ -320,8 +329,9 @@ class FlatBinding:
 
     def release(self) -> None:
         """Moves the parameters to their own memory again, with their present values."""
-        for parameter in self.parameters:
-            parameter.data = parameter.data.clone()
+        with without_overrides():
+            for parameter in self.parameters:
+                parameter.data = parameter.data.clone()
         self._bound = self.bound_to = self.rests_on = None
         self._views.clear()
 
@@ -381,6 +391,20 @@ def ranges_of(numbers: torch.Tensor | None) -> Ranges:
         return ()
     ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
     return tuple(own for own in pairwise(ends) if numbers[own[0]])
+
+
+def outside(ranges: Ranges, begin: int, end: int) -> list[slice]:
+    """The elements from `begin` to `end` that are in none of these ascending ranges.
+
+    >>> outside(((0, 4), (6, 9)), 3, 10)
+    [slice(4, 6, None), slice(9, 10, None)]
+    """
+    parts = []
+    for first, last in (*ranges, (end, end)):
+        if begin < min(first, end):
+            parts.append(slice(begin, min(first, end)))
+        begin = max(begin, last)
+    return parts
 
 
 def within(ranges: Ranges, begin: int, end: int) -> Ranges:

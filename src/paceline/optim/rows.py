@@ -160,9 +160,10 @@ class Selection:
             [_COUNT.pack(len(counts)), *(_TABLE.pack(*t, n) for t, n in zip(self.rows, counts, strict=True))]
         )
         numbers = [one.to("cpu", torch.int32) for one in self.rows.values() if one is not None]
-        return torch.cat(
-            [torch.frombuffer(bytearray(head), dtype=torch.uint8), *(n.view(torch.uint8) for n in numbers)]
-        )
+        both = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
+        if numbers:  # a single number may have any stride, also as its own contiguous copy
+            both.append(torch.cat(numbers).view(torch.uint8))
+        return torch.cat(both)
 
     @classmethod
     def from_bytes(cls, sent: torch.Tensor, begin: int, end: int, device: torch.device | str = "cpu") -> Selection:
@@ -240,6 +241,21 @@ def union(all_rows: Sequence[Rows], begin: int, end: int) -> Rows:
 def whole_but(missing: Sequence[tuple[int, int]]) -> Rows:
     """The rows of a dense gradient whose parameters at these elements of the flat vector have none."""
     return {Table(begin, end, end - begin): None for begin, end in missing}
+
+
+def nothing_but(rows: Rows, begin: int, end: int) -> Rows:
+    """Selects these rows of a part of the flat vector, and no other element of it."""
+    only: Rows = {}
+    for table, numbers in sorted(rows.items()):
+        first, last = max(table.begin, begin), min(table.end, end)
+        if first < last:
+            if begin < first:
+                only[Table(begin, first, first - begin)] = None
+            only[table] = numbers
+            begin = last
+    if begin < end:
+        only[Table(begin, end, end - begin)] = None
+    return only
 
 
 def sum_selected(

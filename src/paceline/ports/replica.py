@@ -13,6 +13,7 @@ import torch
 from paceline.optim.flat import Ranges
 from paceline.optim.rows import Rows, Table
 from paceline.optim.settings import OptimizerSettings
+from paceline.ports.lookups import Lookups
 from paceline.ports.round_shares import RoundShares
 
 OnBucket = Callable[[torch.Tensor], None] | None
@@ -51,6 +52,9 @@ class Replica(Protocol):
     deal: Any  # of `worker.batches`, or a task's batches, in rounds; None: they are not dealt in rounds
     given: dict[str, Any] | None  # what this newcomer got from the first worker, until its first step
     before_meeting: Callable[[], None] | None  # called before this worker waits for all others in `worker.sum`
+    lookups: (
+        Lookups | None
+    )  # the loop's large tables, whose rows the program may bring one by one; None: there are none
 
     def carries_all(self) -> bool:
         """Whether newcomers can have all that this worker's loop has: its optimizer, and its schedulers."""

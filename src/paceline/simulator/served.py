@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
 from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
@@ -124,7 +125,7 @@ class ServedState:
     def version(self) -> int:
         return self.shards[0].version
 
-    def snapshot(self, out: torch.Tensor) -> int:
+    def snapshot(self, out: torch.Tensor, left_out: Ranges = ()) -> int:
         out.copy_(self.x)
         return self.version
 

@@ -29,6 +29,9 @@ call_after_backward: Callable[[Callable[[], None]], None] = _autograd.Variable._
 # One call for all parameters; copying one by one costs a microsecond for each of them in every step.
 foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_  # pyright: ignore
 
+# A context in which tensors of a subclass are plain tensors, for the subclass itself and for moving its memory.
+without_overrides: Any = _C.DisableTorchFunctionSubclass
+
 # GradScaler always calls `step` of an optimizer with this attribute, and leaves unscaling to it. It skips other steps if a
 # gradient overflowed, which no hook sees.
 SCALES_IN_STEP = "_step_supports_amp_scaling"

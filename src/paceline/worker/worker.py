@@ -24,12 +24,14 @@ from paceline.loop.guards.never_stepped import StepsAwaited
 from paceline.loop.guards.outside_changes import watch_outside
 from paceline.loop.guards.same_inputs import SameInputs
 from paceline.loop.guards.trained_parameters import TrainedParameters
+from paceline.loop.looked_up_tables import LookedUpTables, looked_up_tables
 from paceline.loop.random_numbers import alike, common_randomness, digests_of_states, go_apart
 from paceline.membership.environment import WorkerEnvironment
 from paceline.membership.final_mean import FinalMean, LeftWeights
 from paceline.optim.several_optimizers import SeveralOptimizers, members_of
 from paceline.records.summary import own_figures
 from paceline.system.interrupts import Terminated
+from paceline.system.pages import give_back_freed
 from paceline.system.torch_internals import mark_as_stepped
 from paceline.worker.batches import WorkerBatches
 from paceline.worker.initial_states import check_states
@@ -75,6 +77,7 @@ class Worker(WholeRun):
         self._undo: list[Callable[[], None]] = [self._guards.close]
         self._copy: torch.Tensor | None = None
         self._replica: Any = None  # an AttachedReplica, once the `with` is entered
+        self._lookups: LookedUpTables | None = None
         self._consensus_distance: float | None = None
 
     @property
@@ -128,6 +131,12 @@ class Worker(WholeRun):
         self._loads = Loads(self._model)
         self._guards.add(self._loads)
         replica.outside = watch_outside(run.binding, run.ports.shared, self.algorithm, self._loads, self.num_workers)
+        if run.ports.num_servers:
+            replica.lookups = self._lookups = looked_up_tables(self._model, run.binding)
+        if self._lookups is not None:
+            self._lookups.is_stepping = lambda: replica.is_applying
+            self._lookups.raise_if_stopped = replica.raise_if_stopped
+            self._lookups.on_change = replica.outside.leave_out
         if run.part is None and len(members) == 1:
             replica.step_hooks.evaluates = self.algorithm.closures(self.num_workers)
         if self.worker_id == 0 and not run.incarnation:
@@ -164,6 +173,8 @@ class Worker(WholeRun):
         )
         self._undo.append(self._batches.close)
         self._bind_newest()
+        if self._lookups is not None and self._lookups.ranges:
+            give_back_freed()  # the model's own tables
         if self.num_workers > 1 and self.algorithm.averages_in_backward and not run.incarnation:
             self._undo.append(replica.run_ahead())
         replica.awaited = StepsAwaited(parameters)
@@ -219,6 +230,8 @@ class Worker(WholeRun):
             self._save_end(is_cut=False, is_lost=True)
             raise
         finally:
+            if self._lookups is not None:
+                self._lookups.give_up()
             self._membership.close(failed=failed)
 
     def _never_stepped(self) -> UsageError | None:
@@ -307,15 +320,21 @@ class Worker(WholeRun):
 
     # Parameters at the beginning and at the end
 
-    def _newest(self) -> torch.Tensor:
-        x = self._copy if self._copy is not None else self._membership.binding.zeros()
-        self._copy = x
-        self._membership.snapshot(x)
+    def _newest(self, *, whole: bool = True) -> torch.Tensor:
+        """A copy of the newest parameters; unless `whole`, without tables whose rows are looked up."""
+        if self._copy is None:
+            self._copy = self._membership.binding.zeros()
+        x, lookups = self._copy, self._lookups
+        if whole or lookups is None or not lookups.ranges:
+            self._membership.snapshot(x)
+        else:
+            self._membership.snapshot(x, lookups.ranges)
+            lookups.outdate(x)
         return x
 
     def _bind_newest(self) -> None:
         self._replica.settle_outside()
-        self._membership.binding.bind(self._newest())
+        self._membership.binding.bind(self._newest(whole=False))
         self._replica.outside.take(idle=True, whole=True)
 
     def _left_by_loop(self) -> LeftWeights | None:
@@ -343,5 +362,7 @@ class Worker(WholeRun):
         final, mean = self._final_model(left)
         self._consensus_distance = mean.consensus_distance if mean is not None else None
         self._membership.binding.rebind(final)
+        if self._lookups is not None:
+            self._lookups.end()
         self._places.write_back()
         self._membership.write_end(self._model, mean)

@@ -359,7 +359,7 @@ class Replica:
     """A worker's steps; each gradient takes as long as the draw says."""
 
     samples = 1
-    before_meeting = rows = None
+    before_meeting = rows = lookups = None
 
     def __init__(self, world, member):
         self.world, self.member, self.g = world, member, torch.zeros(ROOM * world.shards, dtype=torch.float64)

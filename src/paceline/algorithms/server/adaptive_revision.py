@@ -51,6 +51,10 @@ class AdaptiveRevision(ApplyRule):
     def echoes(self) -> bool:
         return self.revision_state == "echo"
 
+    @property
+    def takes_lookups(self) -> bool:
+        return self.echoes  # a snapshot has one version for all elements
+
     def start(self, num_elements: int, dtype: torch.dtype) -> Applier:
         if self.echoes:
             return _EchoApplier(num_elements, dtype, self.alpha)

@@ -1,4 +1,4 @@
-"""What workers send before a gradient."""
+"""What workers send before a gradient, or before they fetch some rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.ports.ports import Received
 
 
 class Announced:
-    """What workers send before a gradient, with its number: the rows that it has, and an echo.
+    """What workers send before a gradient, with its number: the rows that it has, and an echo; or the rows that they fetch.
 
     Args:
         x: the shard (n,).
@@ -24,7 +24,7 @@ class Announced:
         self._echoes: dict[int, Tensor] = {}
 
     def hear(self, received: Received) -> None:
-        """Handles a message "rows" or "echo".
+        """Handles a message "rows", "lookup" or "echo".
 
         Raises:
             MalformedMessageError: it is invalid, or rows are not taken.
@@ -41,7 +41,7 @@ class Announced:
             raise MalformedMessageError(sender, message, f"with invalid rows ({error})") from None
 
     def selection(self, worker: int, number: int) -> Selection | None:
-        """The elements that a worker's gradient of this number has; None: all."""
+        """The elements that a worker's gradient of this number has, or its fetch asks for; None: all."""
         found = self._selections.get(worker)
         return found[1] if found is not None and found[0] == number else None
 

@@ -1,4 +1,4 @@
-"""The parameters that a shard sends to workers: all, or only what has changed since a worker last got them."""
+"""The parameters that a shard sends to workers: all, what has changed since a worker last got them, or some rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from itertools import takewhile
 
 from torch import Tensor
 
+from paceline.algorithms.server.announced import Announced
+from paceline.algorithms.server.requests import END
 from paceline.optim.rows import Rows, Selection, union
-from paceline.ports.ports import Mailbox, Message, ServerPorts
+from paceline.ports.checks import MalformedMessageError
+from paceline.ports.ports import Mailbox, Message, Received, ServerPorts
 
 _MOST_UPDATES = 10_000
 
@@ -62,18 +65,22 @@ class Answers:
     """Sends workers a shard's parameters.
 
     A worker that had its last parameters from this process, and says so, gets what has changed since; all others, such as the
-    workers of a dead server, get all.
+    workers of a dead server, get all. Tables whose rows a worker looks up are left out, and their rows are sent on request.
 
     Args:
         ports: the server's, whose shared vector is sent.
         shard_id: its shard.
+        announced: the rows that workers look up.
     """
 
-    def __init__(self, ports: ServerPorts, shard_id: int) -> None:
+    def __init__(self, ports: ServerPorts, shard_id: int, announced: Announced) -> None:
         assert ports.mailbox is not None
         self._mailbox: Mailbox = ports.mailbox
         self._x: Tensor = ports.shared.x
-        self._changed = ChangedRows(*ports.shared.ranges[shard_id])
+        self._range = ports.shared.ranges[shard_id]
+        self._changed = ChangedRows(*self._range)
+        self._announced = announced
+        self._tables: dict[int, Rows] = {}  # worker -> the tables that it looks up, without rows
         self._sent: dict[int, int] = {}  # worker -> version of the parameters that it was last sent
         self._has: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it has
 
@@ -81,18 +88,30 @@ class Answers:
         """An update of the selected elements has made this version."""
         self._changed.note(selection, version)
 
-    def hear(self, worker: int, message: Message) -> None:
-        """Notes the version that a worker says it has, in a fetch or in the rows before a gradient; -1: none."""
+    def hear(self, received: Received) -> None:
+        """Notes the version that a worker says it has, in a fetch or in the rows before a gradient; -1: none. And its tables.
+
+        Raises:
+            MalformedMessageError: they are invalid.
+        """
+        worker, _, message = received
         if message.kind in ("rows", "fetch"):
             self._has[worker] = message.number, int(message.weight)
+        elif message.kind == "tables":
+            try:
+                if message.x is None:
+                    raise ValueError("none")
+                self._tables[worker] = dict.fromkeys(Selection.from_bytes(message.x, *self._range).rows)
+            except ValueError as error:
+                raise MalformedMessageError(worker, message, f"with invalid tables ({error})") from None
 
     def forget(self, worker: int) -> None:
         """Another process takes the worker's place."""
         self._sent.pop(worker, None)
         self._has.pop(worker, None)
 
-    def send(self, worker: int, number: int, applied_version: int, version: int, echo: Tensor | None) -> None:
-        """Answers a request.
+    def send(self, worker: int, number: int, applied_version: int, version: int, echo: Tensor | None) -> bool:
+        """Answers a request; returns whether it was for parameters, and not for the rows of a lookup.
 
         Args:
             worker: who gets the parameters.
@@ -104,14 +123,24 @@ class Answers:
         Raises:
             PeerLostError: the worker has left.
         """
-        x, selection = self._x, None
+        x = self._x
+        wanted = self._announced.selection(worker, number) if number < 0 else None
+        selection = wanted
         asked, has = self._has.pop(worker, (None, -1))
         if asked == number and has == self._sent.get(worker):
             selection = self._changed.since(has)
+        if wanted is None and number != END and (tables := self._tables.get(worker)):
+            rows = {} if selection is None else selection.rows
+            begins = {one.begin for one in tables}
+            rows = tables | {one: numbers for one, numbers in rows.items() if one.begin not in begins}
+            selection = Selection(dict(sorted(rows.items())), *self._range)
         if selection is not None and selection.count < len(x):
-            self._mailbox.send(worker, Message("rows", number, x=selection.to_bytes()))
+            if wanted is None:
+                self._mailbox.send(worker, Message("rows", number, x=selection.to_bytes()))
             x, echo = selection.take(x), None if echo is None else selection.take(echo)
         if echo is not None:
             self._mailbox.send(worker, Message("echo", number, x=echo))
         self._mailbox.send(worker, Message("x", number, applied_version, x, version))
-        self._sent[worker] = version
+        if wanted is None:
+            self._sent[worker] = version
+        return wanted is None

@@ -50,6 +50,11 @@ class ApplyRule:
         return True
 
     @property
+    def takes_lookups(self) -> bool:
+        """Whether a worker can get single rows after the parameters, and so at a later version."""
+        return True
+
+    @property
     def update_vectors(self) -> float | None:
         """How many vectors of the shard's length an update reads and writes; None: as many as the workers' optimizer."""
         return self.moved_vectors

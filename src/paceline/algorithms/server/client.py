@@ -17,6 +17,7 @@ from paceline.errors import PeerLostError, UsageError, WorkerLostError
 from paceline.optim.rows import Rows, Selection
 from paceline.optim.settings import OptimizerSettings, check_rows
 from paceline.ports.checks import MalformedMessageError, checked_number, checked_weight
+from paceline.ports.lookups import Lookups
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ServedParameters
@@ -96,6 +97,32 @@ class Client:
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
         self._clock_of_next: dict[int, int] = {}  # shard -> clock of the parameters that it sends next
         self._left: dict[int, tuple[str, float]] = {}  # shard -> why its server has left, and when this was heard
+
+    def follow(self, lookups: Lookups | None) -> None:
+        """Gets rows of these tables only when they are looked up; call before `join`. None: there are no such tables."""
+        if lookups is not None:
+            self._copy.follow(lookups)
+            self._send_all(self._tables())
+            lookups.begin(self.x, self._look_up, self._hold_whole)
+
+    def _look_up(self, rows: Rows, into: torch.Tensor) -> None:
+        number = self._next_fetch()
+        wanted = self._copy.look_up(number, rows, into)
+        self._request({shard: Message("lookup", number, x=one.to_bytes()) for shard, one in wanted.items()})
+
+    def _hold_whole(self) -> None:
+        self._copy.hold_whole()
+        self._request(self._tables())  # a shard that missed this would leave tables out of its answers
+
+    def _tables(self) -> dict[int, Message]:
+        """What tells each shard which tables are looked up; acknowledged."""
+        number = self._next_fetch()
+        return {shard: Message("tables", number, x=self._copy.tables(shard).to_bytes()) for shard in self._shards}
+
+    def _next_fetch(self) -> int:
+        """The number of another request that is no update."""
+        self._num_fetches += 1
+        return _FINAL - self._num_fetches
 
     def join(self) -> None:
         """Joins the run; waits for the parameters; raises RunStopped if the run ended before a server started."""
@@ -198,14 +225,12 @@ class Client:
         self._exchange(self._fetches())
 
     def _fetches(self) -> list[Message]:
-        self._num_fetches += 1
-        number = _FINAL - self._num_fetches
+        number = self._next_fetch()
         return [Message("fetch", number, self._copy.held(shard)) for shard in self._shards]
 
     def meet(self) -> None:
         """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
-        self._num_fetches += 1
-        self._request(dict.fromkeys(self._shards, Message("meet", _FINAL - self._num_fetches)))
+        self._request(dict.fromkeys(self._shards, Message("meet", self._next_fetch())))
         self._has_met = True
 
     def come_back(self) -> None:
@@ -240,8 +265,7 @@ class Client:
         versions = self._copy.versions
         while self._aligned and (newest := max(versions)) != min(versions):
             # Some shards were a step behind: they had refused this worker's gradient before that step.
-            self._num_fetches += 1
-            number = _FINAL - self._num_fetches
+            number = self._next_fetch()
             behind = [shard for shard in self._shards if versions[shard] < newest]
             self._request({one: Message("fetch", number, self._copy.held(one), version=newest) for one in behind})
         if requests[0].kind != "push-only":
@@ -294,6 +318,8 @@ class Client:
                     self._clock_of_next.pop(shard, None)  # a successor counts from what it knows
                 case PeerBack(peer=peer) if (shard := peer - self._first_server) in self._shards:
                     self._left.pop(shard, None)
+                    if self._copy.follows:
+                        self._send(shard, self._tables()[shard])
                     if self._told is not None:
                         self._send_state([shard])
                         self._send(shard, self._told)

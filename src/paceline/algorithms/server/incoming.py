@@ -15,7 +15,10 @@ from paceline.ports.ports import Received
 from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 
 _FROM_WORKERS = frozenset(
-    ("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet", "rows")
+    (
+        *("push", "push-only", "settings", "state", "echo", "join", "bye", "fetch", "final", "clock", "save", "meet"),
+        *("rows", "lookup", "tables"),
+    )
 )
 _COUNTED = frozenset(("push", "push-only", "join", "clock", "choice", "save", "rows"))  # whose number is a count
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from paceline.ports.ports import Message
 
-_END = -1  # number of the last request
+END = -1  # number of the last request
+_WITHOUT_X = ("push-only", "meet", "tables")
 
 
 class Due(NamedTuple):
@@ -34,11 +35,11 @@ class Requests:
 
     def hear(self, worker_id: int, message: Message) -> None:
         """Notes a worker's request; the shard itself adds a push to `decided` once it has decided on it."""
-        (self.without_x.add if message.kind in ("push-only", "meet") else self.without_x.discard)(worker_id)
+        (self.without_x.add if message.kind in _WITHOUT_X else self.without_x.discard)(worker_id)
         match message.kind:
             case "join":
                 self.decided[worker_id] = (message.number, 0)
-            case "fetch" | "meet":
+            case "fetch" | "lookup" | "meet" | "tables":
                 self.fetches[worker_id] = (message.number, message.version)
             case "final":
                 self.ends.add(worker_id)
@@ -59,7 +60,7 @@ class Requests:
         for worker in [one for one, (_, wanted) in self.fetches.items() if version >= wanted]:
             due.append(Due(worker, self.fetches.pop(worker)[0], 0))
         if is_end:
-            due += [Due(worker, _END, 0) for worker in sorted(self.ends)]
+            due += [Due(worker, END, 0) for worker in sorted(self.ends)]
             self.ends.clear()
         return due
 

@@ -69,7 +69,7 @@ class Shard:
         self._known: dict[int, DecidedUpdate] = {}
         self._held: dict[int, WaitingGradient] = {}
         self._announced = Announced(self._x, ports.shared.ranges[shard_id], takes_rows=rules.takes_rows)
-        self._answers = Answers(ports, shard_id)
+        self._answers = Answers(ports, shard_id, self._announced)
         self._requests, self._meetings = Requests(), Meetings()
         self._present = set(range(ports.num_workers))
         self._said_goodbye: set[int] = set()
@@ -182,7 +182,7 @@ class Shard:
         check_form(received, self._ports.num_workers)
         self._not_back.discard(sender)
         self._requests.hear(sender, message)
-        self._answers.hear(sender, message)
+        self._answers.hear(received)
         self._admission.absent = self._meetings.hear(sender, message)
         match message.kind:
             case "push" | "push-only":
@@ -194,7 +194,7 @@ class Shard:
             case "state" if self._user is not None:
                 self._user.begin_with(read_state(received, self._x))
                 self._log("copy-loaded", message.x, about=sender)
-            case "rows" | "echo":
+            case "rows" | "lookup" | "echo":
                 self._announced.hear(received)
             case "join":
                 # With a number, the worker is a member already and adopts another shard's clock.
@@ -338,8 +338,9 @@ class Shard:
             if (clock := self._admission.clock(worker)) > number >= 0:
                 self._mailbox.send(worker, Message("clock", clock))
             self._ports.moved(2.0 * self._applier.keeps_reads)
-            self._answers.send(worker, number, applied_version, version, self._applier.read(worker, version))
-            if self._admission.times_workers:
+            echo = self._applier.read(worker, version)
+            is_whole = self._answers.send(worker, number, applied_version, version, echo)
+            if is_whole and self._admission.times_workers:
                 self._given_s[worker] = self._ports.clock.now_s()
         except PeerLostError as error:
             self._left(worker, str(error))

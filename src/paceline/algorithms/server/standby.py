@@ -53,8 +53,8 @@ class SecondCopy(Shard):
         ports.shared.restore(self._x, self._shared.version)
         self._ports, self._shared, self._x = ports, ports.shared, ports.shared.x
         assert self._ports.mailbox is not None
-        self._mailbox, self._answers = self._ports.mailbox, Answers(ports, self._id)
         self._announced = Announced(self._x, self._shared.ranges[self._id], takes_rows=self._rules.takes_rows)
+        self._mailbox, self._answers = self._ports.mailbox, Answers(ports, self._id, self._announced)
         if self._user is not None:
             self._user.load(self._user.state())  # restarts on the shared vector
         self._not_back, self._patience_s = set(self._present), RETURN_DEADLINE_S

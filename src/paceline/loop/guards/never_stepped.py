@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.loop.looked_up_tables import LookedUpTable
 
 _BATCHES, _PASSES = 2, 10  # with moves: a step may move the parameters, compute there, and put them back
 _SAYS = (
@@ -60,7 +61,7 @@ class StepsAwaited:
             UsageError: it updates its parameters by hand.
         """
         moved = [
-            before != now and not (self._is_shared and p._version == count)
+            _differ(before, now) and not (self._is_shared and p._version == count)
             for p, before, now, count in zip(self._parameters, self._sums, self._sums_now(), self._counts, strict=True)
         ]
         made = [one is not None and bool(one.any()) for one in self._made]
@@ -89,17 +90,24 @@ class StepsAwaited:
         """
         self.look()
         has_made = any(gradient is not None for gradient in self._made)
-        has_moved = not loaded and self._sums_now() != self._sums
+        has_moved = not loaded and any(map(_differ, self._sums, self._sums_now()))
         if self._threw_away or (has_made and self.came_to_end) or (has_moved and (has_made or has_begun)):
             return UsageError(_SAYS)
         return None
 
     def _sums_now(self) -> list[str]:
-        """As text, in which NaN equals itself."""
-        return [float(p.detach().sum(dtype=torch.float64)).hex() for p in self._parameters]
+        """As text, in which NaN equals itself; empty for tables whose rows come and go."""
+        return [
+            "" if type(p) is LookedUpTable else float(p.detach().sum(dtype=torch.float64)).hex()
+            for p in self._parameters
+        ]
 
     def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
         return zip(self._parameters, self._before, strict=True)
+
+
+def _differ(before: str, now: str) -> bool:
+    return before != now and before != "" != now
 
 
 def _is_old(gradient: torch.Tensor | None, before: tuple[torch.Tensor, int] | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.guards.loaded_weights import Loads
-from paceline.optim.flat import FlatBinding
+from paceline.optim.flat import FlatBinding, Ranges, outside
 
 Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 
@@ -108,7 +108,8 @@ class OutsideChanges:
         self.moves = is_published and not is_alone
         self._has_moved = self._is_seen = False
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
-        self._known: dict[int, tuple[list[int], torch.Tensor, torch.Tensor, tuple[Effect, Effect]]] = {}
+        self._known: dict[int, tuple[list[int], list[torch.Tensor], list[torch.Tensor], tuple[Effect, Effect]]] = {}
+        self._left_out: Ranges = ()
         self._num_taken = 0
         self._moves = False  # the loop moves its parameters, and perhaps puts them back
         self._addresses: list[int] = []
@@ -116,8 +117,8 @@ class OutsideChanges:
         self._fate: Effect = "lasts"
         self.is_idle = self._compares = False
         self.lasting: torch.Tensor | None = None
-        self._words: torch.Tensor | None = None
-        self._probe: torch.Tensor | None = None
+        self._words: list[torch.Tensor] = []
+        self._probe: list[torch.Tensor] = []
         self._sum: int | None = None
         self._stride = 1  # every how many words are added up
         self._probed = 0
@@ -133,31 +134,36 @@ class OutsideChanges:
         """Whether the loop has loaded values since it got the parameters."""
         return self._loads.were_any
 
-    def take(self, *, idle: bool = False, whole: bool = False, is_sparse: bool = False) -> None:
+    def take(
+        self, *, idle: bool = False, whole: bool = False, is_sparse: bool = False, keeps_loads: bool = False
+    ) -> None:
         """The loop gets the parameters as they are bound now.
 
         Args:
             idle: between two steps.
             whole: with the sum; they are a copy, which others do not see.
             is_sparse: the gradient is sparse, so that a sum over all parameters would take longer than the step.
+            keeps_loads: the loop has them already, and may have begun to load values.
         """
-        if self._loads.were_any:
+        if self._loads.were_any and not keeps_loads:
             self._loads.forget()
         x = self._binding.bound_to
         assert x is not None
         key = x.data_ptr()
         known = self._known.get(key)
         if known is None:
-            words = x.view(torch.int64)
+            words = self._words_of(x)
+            stride = max(1, sum(map(len, words)) // _PROBES)
             known = self._known[key] = (
                 _addresses(self._binding.views(x)),
                 words,
-                words[:: max(1, len(words) // _PROBES)],
+                [one[::stride] for one in words],
                 (self._fate_of(x, False), self._fate_of(x, True)),
             )
         self._addresses, words, probe, fates = known
         self._fate, self.is_idle = fates[idle], idle
-        self._words = self._sum = self.lasting = None
+        self._words = []
+        self._sum = self.lasting = None
         self._is_seen = not (idle or whole or self._has_moved or self._is_alone) and (
             key == self._others or self._is_published
         )
@@ -171,7 +177,7 @@ class OutsideChanges:
         if key == self._others:
             return
         self._num_taken += 1
-        stride = len(words) // _SUMMED + 1 if is_sparse else 1
+        stride = sum(map(len, words)) // _SUMMED + 1 if is_sparse else 1
         self._compares = (
             whole
             or self._moves
@@ -180,11 +186,25 @@ class OutsideChanges:
         )
         self._compares &= x.is_cpu
         if x.is_cpu:
-            self._probe, self._probed = probe, int(probe.sum())
+            self._probe, self._probed = probe, _total(probe)
         self._stride = 1 if self._compares else stride
-        self._words = words[:: self._stride]
+        self._words = words if self._stride == 1 else [one[:: self._stride] for one in words]
         if self._compares or (self._fate in ("lost", "moves", "is added") and x.is_cpu):
-            self._sum = int(self._words.sum())
+            self._sum = _total(self._words)
+
+    def leave_out(self, ranges: Ranges) -> None:
+        """Looks at all but these elements of the vectors from now on; they change while the loop has them."""
+        is_taken = bool(self._addresses) and not self.found()
+        self._left_out = ranges
+        self._known.clear()
+        if is_taken:
+            self.take(idle=self.is_idle, whole=True, keeps_loads=True)
+
+    def _words_of(self, x: torch.Tensor) -> list[torch.Tensor]:
+        per_word = 8 // x.element_size()
+        ranges = tuple((first // per_word, -(-last // per_word)) for first, last in self._left_out)
+        words = x.view(torch.int64)
+        return [words[part] for part in outside(ranges, 0, len(words))]
 
     def found(self) -> bool:
         """Whether the loop has changed its parameters since then; what it has changed and put back does not count."""
@@ -197,8 +217,8 @@ class OutsideChanges:
         # Checked once: if others write the vector meanwhile, a second check could find what the first did not.
         may_have = self._have_counts_moved() or self._has_probed()
         self._moves |= may_have
-        if self._words is not None and self._sum is not None and (self._compares or may_have):
-            return int(self._words.sum()) != self._sum or (self._stride > 1 and may_have)
+        if self._words and self._sum is not None and (self._compares or may_have):
+            return _total(self._words) != self._sum or (self._stride > 1 and may_have)
         return may_have
 
     def settle(self) -> bool:
@@ -262,7 +282,7 @@ class OutsideChanges:
         if self._sum is None and not torch.equal(values, x):
             return True
         if self._sum is not None:
-            if int(values.view(torch.int64)[:: self._stride].sum()) != self._sum:
+            if _total([one[:: self._stride] for one in self._words_of(values)]) != self._sum:
                 return True
             x.copy_(values)
         self._binding.rebind(x)
@@ -272,7 +292,7 @@ class OutsideChanges:
         return [parameter._version for parameter in self._parameters] != self._counts
 
     def _has_probed(self) -> bool:
-        return self._words is not None and self._probe is not None and int(self._probe.sum()) != self._probed
+        return bool(self._words) and _total(self._probe) != self._probed
 
     def _refusal(self) -> str:
         when = (
@@ -287,6 +307,10 @@ class OutsideChanges:
             f"The loop has changed its parameters {when} other than by optimizer.step(), and under {self._spec} that would be"
             f" lost: load weights before attach, or after the last step; {remedy}."
         )
+
+
+def _total(words: list[torch.Tensor]) -> int:
+    return sum(int(one.sum()) for one in words)
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:

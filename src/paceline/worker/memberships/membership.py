@@ -53,7 +53,8 @@ class Membership(Protocol):
         streams: iterators that workers in threads of one process share, by epoch; None: each has its own.
         fetches_ahead: whether batches may be fetched before the loop asks for them.
         stopped: tells whether the run is being stopped.
-        snapshot: copies the run's newest parameters into a vector (P,).
+        snapshot: copies the run's newest parameters into a vector (P,); where servers hold them, without ranges that are given
+            as a second argument.
         saves_after_loss: whether workers save the last step when another one is lost, as each has all that it had.
         part: of the model that this worker has, under a layout; None: all of it.
         replica: makes the loop's replica, given its optimizer.
@@ -75,7 +76,7 @@ class Membership(Protocol):
     streams: dict[int, object] | None = None
     fetches_ahead: bool = True
     stopped: Callable[[], bool]
-    snapshot: Callable[[torch.Tensor], object]
+    snapshot: Callable[..., object]
     replica: Callable[[torch.optim.Optimizer], AttachedReplica]
     part: LayoutPart | None = None
     saves_after_loss: bool = False

@@ -21,7 +21,7 @@ from paceline.memory.mirrored import MirroredVector
 from paceline.memory.private import PrivateVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
-from paceline.optim.flat import FlatBinding
+from paceline.optim.flat import FlatBinding, Ranges
 from paceline.ports.ports import Ports, Storage
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
@@ -81,11 +81,11 @@ class WorkerMemory:
         """Whether the run is being stopped in the middle of a round, so that no worker waits for another."""
         return self.arena.load("abort") != 0
 
-    def snapshot(self, out: torch.Tensor) -> int:
-        """Copies the newest parameters into `out` (P,); returns their version."""
+    def snapshot(self, out: torch.Tensor, *left_out: Ranges) -> int:
+        """Copies the newest parameters into `out` (P,), but for ranges that are `left_out`; returns their version."""
         if self.arena.plan.sharding is not None:
             return self.arena.shared.copy_of(self.arena.participant_id, out)
-        return self.arena.shared.snapshot(out)
+        return self.arena.shared.snapshot(out, *left_out)
 
     def parameters(self, next_batch: int) -> checkpoint.Parameters:
         """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
@@ -259,7 +259,7 @@ def own_arena(
     x = binding.zeros()
     binding.read(x)
     if plan.num_servers:
-        arena.shared.initialise(x, version)
+        arena.shared.initialise(None if worker_id else x, version)  # worker 0 hosts the servers
         arena.shared.keep_copy(x)
     elif is_private:
         arena.shared = PrivateVector(x, version)
