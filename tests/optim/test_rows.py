@@ -223,3 +223,11 @@ def test_optimizers_without_steps_on_rows_are_refused(make, says):
     where = dict(zip(binding.parameters, binding.ranges, strict=True))
     with pytest.raises(UsageError, match=says):
         check_rows(settings_of(make(model.parameters()), where.get), binding.sparse_rows())
+
+
+def test_one_row_of_a_batch_with_columns_is_sent():
+    """PyTorch's only index has then the stride of the batch."""
+    rows = torch.tensor([[3, 4]])[:, 0]
+    assert rows.stride() == (2,)
+    selection = Selection({Table(0, 20, 4): rows}, 0, 20)
+    assert Selection.from_bytes(selection.to_bytes(), 0, 20).index().tolist() == [12, 13, 14, 15]
