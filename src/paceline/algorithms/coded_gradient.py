@@ -12,7 +12,7 @@ from paceline.compression.codec import Codec
 from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
 from paceline.errors import WorkerLostError
-from paceline.optim.flat import Ranges, within
+from paceline.optim.ranges import Ranges, within
 from paceline.ports.ports import Handle, Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters

@@ -9,7 +9,7 @@ import torch
 
 from paceline.algorithms.means import Layout
 from paceline.errors import UsageError
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.ports.replica import Replica
 
 

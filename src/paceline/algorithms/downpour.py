@@ -19,8 +19,8 @@ from paceline.algorithms.server.standby import serve_shard
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import NoGradient, UsageError
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Selection, sum_selected, whole_but
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.replica import Replica

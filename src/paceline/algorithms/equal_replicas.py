@@ -10,8 +10,8 @@ import torch
 
 from paceline.algorithms.round_messages import Header
 from paceline.errors import AlgorithmWarning, UsageError
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import SharedParameters

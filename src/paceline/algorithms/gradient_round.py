@@ -13,7 +13,7 @@ from paceline.algorithms.round import Round
 from paceline.algorithms.round_messages import Header, Heard, Reports
 from paceline.algorithms.shares import SharesBySpeed
 from paceline.errors import WorkerLostError
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import ReplicatedParameters

@@ -12,8 +12,8 @@ from paceline.algorithms.round_messages import Header, Heard
 from paceline.compression.codec import WHAT, Codec, NoCodec
 from paceline.compression.coded_mean import CodedMean, without_memories
 from paceline.compression.mean import Mean
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import NUM_NUMBERS, Collectives, Handle, Ports
 from paceline.ports.shared import ReplicatedParameters
 from paceline.system.saved_state import check_fits

@@ -24,8 +24,8 @@ from paceline.compression.mean import Mean
 from paceline.compression.pieces import Pieces, piece_of
 from paceline.compression.power import Power
 from paceline.errors import AlgorithmWarning, UsageError
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import NO_NUMBERS
 from paceline.system.saved_state import check_fits
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from paceline.compression.codec import Codec, Moves, Tuner
 from paceline.compression.measured import measured_moves
 from paceline.errors import NotFiniteWarning
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Collectives, Ports
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.compression.codec import Codec, Encoded
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 
 
 class Feedback:

@@ -13,8 +13,8 @@ from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
 from paceline.compression.pieces import check_slot, gaps
 from paceline.compression.power import Factored, Power, check_rank, factored
-from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
+from paceline.optim.ranges import Ranges, within
 from paceline.ports.ports import NUM_NUMBERS
 from paceline.system.saved_state import check_fits
 

@@ -17,8 +17,8 @@ from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
 from paceline.compression.piece_codes import HEAD, Head, PieceCodes, heads_of
 from paceline.errors import UsageError, name_workers
-from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite, sum_type
+from paceline.optim.ranges import Ranges, within
 from paceline.system.saved_state import check_fits
 
 _STATUS = 8  # bytes of a piece of the mean before its payload: the size of what was rounded for it, NaN: not finite

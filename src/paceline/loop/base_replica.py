@@ -17,7 +17,8 @@ from paceline.data.round_deal import RoundDeal
 from paceline.loop.new_counts import NO_COUNTS, NewCounts
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import FlatBinding
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Table
 from paceline.ports.lookups import Lookups
 from paceline.ports.ports import Counts

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.flat import TAKES_DENSE, FlatBinding, Ranges
+from paceline.optim.flat import TAKES_DENSE, FlatBinding
+from paceline.optim.ranges import Ranges
 from paceline.ports.shared import BUCKET_BYTES
 from paceline.system.torch_internals import foreach_copy
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.errors import UsageError, WorkerLostError
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import FlatBinding
 from paceline.optim.held_rows import HeldRows
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Table
 from paceline.system.torch_internals import without_overrides
 

@@ -20,8 +20,8 @@ from paceline.loop.program import Program
 from paceline.loop.sharded import SEES_A_PART, OwnedPieces
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
 from paceline.loop.table_gradient import TableGradient
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import is_finite
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
 from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers, members_of

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import FlatBinding
+from paceline.optim.ranges import Ranges
 from paceline.optim.saved_state import check_length, first_state
 from paceline.optim.settings import check_elementwise
 from paceline.ports.ports import Collectives

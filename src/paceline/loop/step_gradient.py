@@ -11,7 +11,8 @@ import torch
 
 from paceline.loop.buckets import GradientBuckets, PendingGradients
 from paceline.loop.loss_scales import scale_of_pass
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import FlatBinding
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
 
 

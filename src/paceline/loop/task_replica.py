@@ -15,8 +15,8 @@ from paceline.errors import DivergedError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import GradientBuckets
 from paceline.loop.sharded import check_sharded, cut_flat_state, in_pieces
-from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Selection
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of

@@ -14,8 +14,8 @@ from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
 from paceline.memory.sequence import SequenceLock
-from paceline.optim.flat import Ranges, outside
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges, outside
 from paceline.ports.shared import shard_ranges
 from paceline.system.pages import untouched_zeros
 

@@ -6,18 +6,16 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Selection, Table
 from paceline.system.pages import untouched_zeros
 from paceline.system.torch_internals import foreach_copy, without_overrides
-
-Ranges = tuple[tuple[int, int], ...]  # of elements of a flat vector: the first, and the one after the last
 
 TAKES_DENSE = (
     "This algorithm takes dense gradients, but the model has sparse ones: use sparse=False in its embeddings; or lockstep or"
@@ -371,47 +369,3 @@ def model_words(model: nn.Module) -> str:
     others = sorted((name, tuple(one.shape), str(one.dtype)) for name, one in (*model.named_buffers(), *frozen))
     digest = hashlib.sha256(repr((binding.describe(), binding.dtype, others)).encode()).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"
-
-
-def numbered(ranges: Ranges, num_elements: int) -> torch.Tensor:
-    """The number of each element's range (n,), from 1; 0 outside. So shards of a snapshot can be joined.
-
-    >>> numbered(((1, 2), (2, 4)), 5)
-    tensor([0, 1, 2, 2, 0], dtype=torch.int32)
-    """
-    numbers = torch.zeros(num_elements, dtype=torch.int32)
-    for number, (first, last) in enumerate(ranges, start=1):
-        numbers[first:last] = number
-    return numbers
-
-
-def ranges_of(numbers: torch.Tensor | None) -> Ranges:
-    """The inverse of `numbered`; None: no ranges."""
-    if numbers is None or not len(numbers):
-        return ()
-    ends = [0, *(numbers.diff().nonzero().flatten() + 1).tolist(), len(numbers)]
-    return tuple(own for own in pairwise(ends) if numbers[own[0]])
-
-
-def outside(ranges: Ranges, begin: int, end: int) -> list[slice]:
-    """The elements from `begin` to `end` that are in none of these ascending ranges.
-
-    >>> outside(((0, 4), (6, 9)), 3, 10)
-    [slice(4, 6, None), slice(9, 10, None)]
-    """
-    parts = []
-    for first, last in (*ranges, (end, end)):
-        if begin < min(first, end):
-            parts.append(slice(begin, min(first, end)))
-        begin = max(begin, last)
-    return parts
-
-
-def within(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """The parts of ranges within elements `begin` to `end`, counted from there.
-
-    >>> within(((0, 4), (6, 9)), 3, 8)
-    ((0, 1), (3, 5))
-    """
-    cut = ((max(first, begin) - begin, min(last, end) - begin) for first, last in ranges)
-    return tuple((first, last) for first, last in cut if first < last)

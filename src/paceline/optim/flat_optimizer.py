@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.flat import Ranges, with_its_own_storage
+from paceline.optim.flat import with_its_own_storage
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Selection
 from paceline.optim.saved_state import kinds_of
 from paceline.optim.settings import OptimizerSettings, as_vectors, cut_state, make_optimizer, named, raw_step

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.optim.saved_state import check_length
 from paceline.optim.settings import cut_state, raw_step, scaled_step
 from paceline.system.saved_state import unfit

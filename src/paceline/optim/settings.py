@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
 
 # With these, every element of a parameter is updated from its own gradient and state alone, so one step over the whole flat

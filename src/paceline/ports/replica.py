@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Table
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.lookups import Lookups

@@ -12,8 +12,8 @@ from paceline.data.plan import BatchSource
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import bucket_ranges
 from paceline.loop.task_replica import TaskReplica
-from paceline.optim.flat import Ranges
 from paceline.optim.flat_parameters import FlatParameters
+from paceline.optim.ranges import Ranges
 from paceline.optim.settings import OptimizerSettings, SettingsGroup
 from paceline.ports.replica import OnBucket, OnEnd, Piece
 from paceline.simulator.hardware.core import SUM_VECTORS, Core

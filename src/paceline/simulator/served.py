@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paceline.optim.flat import Ranges
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges
 from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
 from paceline.simulator.memory import EXCLUDES_NOBODY

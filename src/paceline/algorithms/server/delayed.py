@@ -13,7 +13,7 @@ from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.apply import SGD, WHAT, Applier, ApplyRule
 from paceline.algorithms.server.delay import Delay, DelayQueue
 from paceline.algorithms.server.update import UpdateInfo
-from paceline.optim.flat import numbered, ranges_of
+from paceline.optim.ranges import numbered, ranges_of
 from paceline.system.saved_state import check_fits
 
 

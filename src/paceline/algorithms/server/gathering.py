@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.algorithms.server.noise import NoiseMeter
 from paceline.algorithms.server.update import UpdateInfo, WaitingGradient
-from paceline.optim.flat import Ranges, numbered, ranges_of
 from paceline.optim.half_types import sum_type
+from paceline.optim.ranges import Ranges, numbered, ranges_of
 from paceline.ports.shared import ServedParameters
 from paceline.system.saved_state import check_fits
 

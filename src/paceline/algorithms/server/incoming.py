@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.compression.codec import Codec, Encoded
 from paceline.errors import UsageError
-from paceline.optim.flat import Ranges
+from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MOST, MalformedMessageError, checked_number, checked_vector, checked_weight

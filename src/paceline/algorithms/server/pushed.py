@@ -11,8 +11,8 @@ from paceline.compression.codec import WHAT, Codec, NoCodec, NotFiniteError, key
 from paceline.compression.feedback import Feedback
 from paceline.compression.measured import moves_in
 from paceline.errors import AlgorithmWarning, NotFiniteWarning
-from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import is_finite
+from paceline.optim.ranges import Ranges, within
 from paceline.ports.ports import Ports
 from paceline.ports.shared import ServedParameters
 from paceline.system.saved_state import check_fits

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from paceline.optim.flat import Ranges, within
 from paceline.optim.half_types import sum_type, to_sum_type
+from paceline.optim.ranges import Ranges, within
 from paceline.optim.rows import Selection, sum_selected, whole_but
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import torch
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import AlgorithmWarning, UsageError
 from paceline.loop.guards.loaded_weights import Loads
-from paceline.optim.flat import FlatBinding, Ranges, outside
+from paceline.optim.flat import FlatBinding
+from paceline.optim.ranges import Ranges, outside
 
 Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 

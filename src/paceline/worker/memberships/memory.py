@@ -21,7 +21,8 @@ from paceline.memory.mirrored import MirroredVector
 from paceline.memory.private import PrivateVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
-from paceline.optim.flat import FlatBinding, Ranges
+from paceline.optim.flat import FlatBinding
+from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Ports, Storage
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
