@@ -159,7 +159,8 @@ class ParameterServer(Served):
             return "the times that gradients' weights followed"
         if self.lets_gradients_wait or self.mode.ends_with_update:
             return "the order in which gradients waited"
-        return "the versions of each shard" if self.shards > 1 and not self.mode.together else ""
+        is_one = self.shards == 1 or self.mode.takes_all
+        return "" if is_one else "the versions of each shard"
 
     def weighting(self, num_workers: int) -> str:
         """The option that weights gradients, if the servers apply the workers' own optimizer to them."""

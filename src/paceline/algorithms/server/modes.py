@@ -40,6 +40,11 @@ class Mode:
         return ""
 
     @property
+    def takes_all(self) -> bool:
+        """Whether each update takes a gradient of every worker, so that all shards make the same updates."""
+        return False
+
+    @property
     def chosen_once(self) -> bool:
         """Whether shard 0 chooses for all shards whose gradients make a step; a worker then reads one version from all."""
         return False
@@ -128,6 +133,10 @@ class Sync(Mode):
             f"backups=auto assumes for every model that steps go as 1 + {PUBLISHED_HALF_EFFICIENT:.0f} / N with N gradients"
             " each, as published for Inception; paceline plan backups RUN --half-efficient uses another number."
         )
+
+    @property
+    def takes_all(self) -> bool:
+        return self.backups == 0
 
     @property
     def chosen_once(self) -> bool:
