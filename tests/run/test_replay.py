@@ -65,6 +65,16 @@ def rewrite(folder, change):
     return other
 
 
+def worker_of(records, version):
+    """Who made an update; timing decides it."""
+    return next(worker for worker, rows in records.items() if (rows["applied_version"] == version).any())
+
+
+def change_loss(records, version=12):
+    rows = records[worker_of(records, version)]
+    rows["loss"][rows["applied_version"] == version] += 1e-7
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -105,6 +115,42 @@ def test_retries_of_leashed_are_replayed(tmp_path, task):
     assert pl.RecordedRun(tmp_path / "run").replay().checkpoint is None
 
 
+@pytest.mark.parametrize("algorithm", ["locked", "leashed"])
+@pytest.mark.parametrize("last", [False, True])
+def test_killed_workers_and_their_replacements_are_replayed(tmp_path, task, algorithm, last):
+    """Worker 1 dies twice, in the middle; or worker 2 is alone at the end, when its replacement takes over."""
+    config = pl.TrainConfig(task=task, algorithm=algorithm, workers=3, momentum=0.9, restarts=3, partition="fixed")
+    faults = pl.Faults().kill(worker=1, step=4).kill(worker=1, at_s=0.07).slow(worker=0, factor=3, step=1)
+    if last:
+        faults = pl.Faults().kill(worker=2, step=18)
+    cluster = pl.Cluster(workers=3, detection_s=0.01, restart_s=1.0 if last else 0.01)
+    run = pl.simulate_task(config, cluster=cluster, faults=faults)
+    of_replaced = run.records[2 if last else 1]
+    assert (of_replaced["incarnation"] == of_replaced["incarnation"].max()).sum() > 1
+    assert run.result["restarts"] == (1 if last else 2)
+    run.config["backend"] = "processes"
+    run.save(tmp_path / "run")
+    recorded = pl.RecordedRun(tmp_path / "run")
+    replayed = recorded.replay()
+    assert replayed.steps == sum(map(len, run.records.values()))
+    before_death = of_replaced[of_replaced["incarnation"] == 0][-1]
+    (step,) = recorded.at(int(before_death["applied_version"])).steps
+    assert step["gradient"].norm() > 0
+    (step,) = recorded.at(int(of_replaced["applied_version"][-1])).steps
+    assert step["gradient"].norm() > 0
+
+
+def test_a_replay_that_ends_before_the_records_is_not_equal(locked, monkeypatch):
+    from paceline.run import replay
+
+    monkeypatch.setattr(replay.TaskReplay, "_work", lambda *_: None)
+    recorded = pl.RecordedRun(locked)
+    with pytest.raises(pl.UsageError, match="contradict each other. The replay ended after 0 of 60 steps"):
+        recorded.replay()
+    with pytest.raises(pl.UsageError, match="contradict each other. The replay ended before update 5"):
+        recorded.at(5)
+
+
 def test_two_updates_in_the_other_order_are_noticed(locked):
     def swap(records):
         places = [
@@ -123,14 +169,10 @@ def test_two_updates_in_the_other_order_are_noticed(locked):
 
 
 def test_the_first_step_that_differs_is_named(locked):
-    def change(records):
-        rows = next(rows for rows in records.values() if (rows["applied_version"] == 12).any())
-        rows["loss"][rows["applied_version"] == 12] += 1e-7
-
     with pytest.raises(
         ReplayMismatchError, match=r"at the gradient of update 12, step \d+ of worker \d: loss"
     ) as caught:
-        pl.RecordedRun(rewrite(locked, change)).replay()
+        pl.RecordedRun(rewrite(locked, change_loss)).replay()
     assert caught.value.version == 12
 
 
@@ -232,17 +274,44 @@ def test_what_replays_do_not_support_is_refused(locked, name, value, why, tmp_pa
         pl.RecordedRun(tmp_path / "run")
 
 
+def drop_last_row(records, version):
+    worker = worker_of(records, version)
+    records[worker] = records[worker][:-1]
+
+
+def end_before(records, version):
+    for worker, rows in records.items():
+        records[worker] = rows[rows["applied_version"] < version]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda records: records.__setitem__(0, records[0][:-1]), "has no record"),
-        (lambda records: records[1]["step"].__iadd__(1), "resumed, or lacks"),
+        (lambda records: drop_last_row(records, 9), "has no record|lacks records"),
+        (lambda records: end_before(records, 40), "lacks records of steps"),
+        (lambda records: records[worker_of(records, 9)]["step"].__iadd__(1), "resumed, or lacks"),
         (lambda records: records.clear(), "no updates"),
     ],
 )
 def test_missing_records_are_refused(locked, change, why):
     with pytest.raises(pl.UsageError, match=why):
         pl.RecordedRun(rewrite(locked, change))
+
+
+def test_missing_records_of_rounds_are_refused(tmp_path, task):
+    folder = trained(tmp_path / "run", task, "local-sgd")
+    events = folder / "events-1.jsonl"
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:-4]))
+    with pytest.raises(pl.UsageError, match="lacks records of steps"):
+        pl.RecordedRun(folder)
+
+
+def test_a_half_written_update_is_refused(locked, tmp_path):
+    run = pl.RunData.load(locked)
+    run.result["torn_updates"] = 1
+    run.save(tmp_path / "run")
+    with pytest.raises(pl.UsageError, match="killed while it wrote an update"):
+        pl.RecordedRun(tmp_path / "run")
 
 
 def test_other_runs_are_refused(tmp_path, task):
@@ -306,10 +375,7 @@ def test_wrong_options_give_one_sentence(locked, words, why):
 
 
 def test_a_difference_is_reported_with_exit_code_1(locked):
-    def change(records):
-        records[0]["loss"][3] += 1e-7
-
-    result = cli(rewrite(locked, change), "--json")
+    result = cli(rewrite(locked, change_loss), "--json")
     assert result.exit_code == 1
     assert not json.loads(result.stdout)["equal"]
     assert "differs from the run at" in result.stderr

@@ -127,6 +127,7 @@ class RecordedReplica(SimulatedReplica):
 
     Attributes:
         kept: that gradient (P,).
+        compared: number of steps that were equal.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class RecordedReplica(SimulatedReplica):
         super().__init__(*task, **base)
         self._recorded, self._keeps, self._on_applied = rows, keeps, on_applied
         self.kept: torch.Tensor | None = None
+        self.compared = 0
 
     @property
     def _row(self) -> Any:
@@ -155,6 +157,7 @@ class RecordedReplica(SimulatedReplica):
         replayed: dict[str, Any] = dict(zip(_COMPARED, values, strict=True))
         if not all(_equal(recorded[name], replayed[name]) for name in _COMPARED):
             raise _mismatch(self._core.worker_id, recorded, replayed)
+        self.compared += 1
         self._on_applied(applied_version)
 
 

@@ -37,7 +37,8 @@ class Replay:
     Attributes:
         updates: of the run.
         steps: of all workers.
-        checkpoint: the version of the checkpoint whose parameters the replay has; None: the run has none.
+        checkpoint: the version of the checkpoint whose parameters the replay has; None: the run has none after an update, or
+            ended while its workers' own models had different numbers of updates.
         warnings: what differs between the run's machine and this one.
     """
 
@@ -125,6 +126,11 @@ class RecordedRun:
         missing = np.setdiff1d(np.arange(1, self.updates + 1), made)
         if len(missing) and not self.algorithm.lockstep:
             return f"update {missing[0]} has no record, as after a worker or a server was killed"
+        computed = sum(np.count_nonzero(one["samples"]) for processes in records.values() for one in processes)
+        if (self.updates, computed) != (result["version"] or self.updates, result["computed_gradients"]):
+            return "it lacks records of steps"
+        if result.get("torn_updates"):
+            return "a worker was killed while it wrote an update, and the records do not have what it wrote"
         return ""
 
     def warnings(self) -> tuple[str, ...]:
@@ -205,7 +211,7 @@ class TaskReplay(TaskSimulation):
         super().__init__(run.config, evaluates=False)
         self._run, self._version, self._ends_there = run, version, ends_there
         self.kept: torch.Tensor | None = None
-        self._replicas: dict[int, RecordedReplica] = {}
+        self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation
         needs = self.algorithm.needs
         self._reads = slice(None) if needs.kind in _READ_BY_WORKERS else slice(1)
         self._turns: Turns | None = None
@@ -226,9 +232,17 @@ class TaskReplay(TaskSimulation):
         try:
             self.run()
         except DeadlockError as error:
-            raise UsageError(
-                f"{self._run.folder} cannot be replayed: its records contradict each other. {error}"
-            ) from error
+            raise self._contradiction(str(error)) from error
+        if self._ends_there:
+            if self.kept is None:
+                raise self._contradiction(f"The replay ended before update {self._version}.")
+            return
+        compared = sum(one.compared for one in self._replicas.values())
+        if compared < len(self._run.applied):
+            raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
+
+    def _contradiction(self, why: str) -> UsageError:
+        return UsageError(f"{self._run.folder} cannot be replayed: its records contradict each other. {why}")
 
     def compare_with(self, checkpoint: Path) -> int | None:
         """Compares the parameters with a checkpoint; returns its version, or None if the replay did not come to it."""
@@ -276,7 +290,7 @@ class TaskReplay(TaskSimulation):
             **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
             "staleness": int(row["applied_version"] - row["read_version"]) - 1,
             "samples": self.plan.indices(int(row["batch"])),
-            "gradient": self._replicas[worker].kept,
+            "gradient": self._replicas[worker, int(row["incarnation"])].kept,
         }
 
     # Parts of the simulation
@@ -306,8 +320,14 @@ class TaskReplay(TaskSimulation):
         else:
             ordered = {"turns": self._turns, "reads": self._reads, "on_applied": self._turns.updated}
             replica = OrderedReplica(*task, **ordered, **base)
-        self._replicas[worker_id] = replica
+        self._replicas[worker_id, base["incarnation"]] = replica
         return replica
+
+    def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
+        if ports.incarnation:
+            work()  # in the program of the process before, as the end of a program ends all that its worker has
+        else:
+            super()._start(ports, work)
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         worker_id, rows = ports.worker_id, self._rows(ports.worker_id, ports.incarnation)

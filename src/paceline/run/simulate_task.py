@@ -280,7 +280,7 @@ class TaskSimulation:
                     cast(TaskReplica, replica).enter(given)
                 self._work(cast(Any, replica), ports)
 
-            machine.start(worker_id, work)
+            self._start(ports, work)
             return replica
 
         return make
@@ -304,6 +304,9 @@ class TaskSimulation:
     def _own_buffers(self) -> bool:
         """Whether each worker keeps the model's buffers to itself."""
         return self.algorithm.lockstep
+
+    def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
+        self.machine.start(ports.worker_id, work)
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         self.algorithm.work(replica, ports)

@@ -375,7 +375,7 @@ class SimulatedMachine:
         self._network.welcome(worker_id)
 
     def start_again(self, worker_id: int, incarnation: int) -> None:
-        """Starts the program of a worker whose last one has ended."""
+        """Makes the replica of a worker's next incarnation, and starts its program."""
         assert self.restart is not None
         self._incarnations[worker_id] = incarnation
         self.restart(worker_id)
