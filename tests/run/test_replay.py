@@ -1,6 +1,8 @@
 """Replays of recorded runs: equal bit for bit, or the step at which they differ."""
 
+import dataclasses
 import json
+import math
 import re
 import shutil
 
@@ -188,6 +190,36 @@ def test_parameters_that_differ_are_noticed(locked, monkeypatch):
 
     monkeypatch.setattr(checkpoint_contents, "load_parameters", changed)
     with pytest.raises(ReplayMismatchError, match="All steps are equal, but 1 of"):
+        pl.RecordedRun(locked).replay()
+
+
+@pytest.mark.parametrize("mine", [float("nan"), 0.5])
+@pytest.mark.parametrize("theirs", [float("nan"), float("inf"), 0.5])
+def test_checkpoints_of_diverged_runs_are_compared(locked, monkeypatch, mine, theirs):
+    from paceline.records import checkpoint_contents, checkpoint_files
+    from paceline.run.replay import TaskReplay
+
+    recorded = pl.RecordedRun(locked)
+    checkpoint = checkpoint_files.newest(locked / "checkpoint")
+    parameters = checkpoint_contents.load_parameters(checkpoint)
+    simulation = TaskReplay(recorded, parameters.version)
+    simulation.kept = parameters.x.clone()
+    simulation.kept[3], parameters.x[3] = mine, theirs
+    monkeypatch.setattr(checkpoint_contents, "load_parameters", lambda _: parameters)
+    if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
+        assert simulation.compare_with(checkpoint) == parameters.version
+    else:
+        with pytest.raises(ReplayMismatchError, match="1 of 208 parameters differ .* at most inf"):
+            simulation.compare_with(checkpoint)
+
+
+def test_a_checkpoint_of_another_model_is_not_equal(locked, monkeypatch):
+    from paceline.records import checkpoint_contents
+
+    parameters = checkpoint_contents.load_parameters(next((locked / "checkpoint").iterdir()))
+    parameters = dataclasses.replace(parameters, x=parameters.x[:-1])
+    monkeypatch.setattr(checkpoint_contents, "load_parameters", lambda _: parameters)
+    with pytest.raises(ReplayMismatchError, match="the model has 208 parameters, and .* has 207"):
         pl.RecordedRun(locked).replay()
 
 

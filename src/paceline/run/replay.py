@@ -127,7 +127,7 @@ class RecordedRun:
         if len(missing) and not self.algorithm.lockstep:
             return f"update {missing[0]} has no record, as after a worker or a server was killed"
         computed = sum(np.count_nonzero(one["samples"]) for processes in records.values() for one in processes)
-        if (self.updates, computed) != (result["version"] or self.updates, result["computed_gradients"]):
+        if (self.updates, computed) != (result.get("version") or self.updates, result.get("computed_gradients")):
             return "it lacks records of steps"
         if result.get("torn_updates"):
             return "a worker was killed while it wrote an update, and the records do not have what it wrote"
@@ -145,12 +145,14 @@ class RecordedRun:
         Raises:
             ReplayMismatchError: a step differs from its record, or the parameters from those of the checkpoint.
         """
-        found = checkpoint_files.newest_or_none(self.folder / "checkpoint")
-        checkpoint = checkpoint_files.newest(self.folder / "checkpoint") if found is not None else None
-        saved = checkpoint_contents.load_parameters(checkpoint) if checkpoint is not None else None
-        simulation = TaskReplay(self, saved.version if saved is not None else None)
+        checkpoint, version, compared = checkpoint_files.newest_or_none(self.folder / "checkpoint"), None, None
+        if checkpoint is not None:
+            checkpoint_files.check(checkpoint)
+            version = checkpoint_contents.load_parameters(checkpoint).version
+        simulation = TaskReplay(self, version)
         simulation.replay()
-        compared = simulation.compare_with(checkpoint) if checkpoint is not None else None
+        if checkpoint is not None:
+            compared = simulation.compare_with(checkpoint)
         return Replay(self.updates, len(self.applied), compared, self.warnings())
 
     def at(self, version: int) -> Update:
@@ -259,14 +261,14 @@ class TaskReplay(TaskSimulation):
                 return None
             pairs, version = [(None, self.kept, parameters.x)], parameters.version
         for worker, mine, theirs in pairs:
-            if not torch.equal(mine, theirs):
-                count = int((mine != theirs).sum())
-                raise ReplayMismatchError(
-                    f"All steps are equal, but {count} of {len(theirs)} parameters differ from those of {checkpoint}, by at "
-                    f"most {float((mine - theirs).abs().max()):.3g}.",
-                    version,
-                    worker,
-                )
+            if mine.shape != theirs.shape:
+                why = f"the model has {len(mine)} parameters, and {checkpoint} has {len(theirs)}"
+            elif count := int((~torch.isclose(mine, theirs, rtol=0, atol=0, equal_nan=True)).sum()):
+                most = float((mine - theirs).abs().nan_to_num(torch.inf, torch.inf).max())
+                why = f"{count} of {len(theirs)} parameters differ from those of {checkpoint}, by at most {most:.3g}"
+            else:
+                continue
+            raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
         return version
 
     def update(self) -> Update:
