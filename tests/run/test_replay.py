@@ -147,9 +147,9 @@ def test_a_replay_that_ends_before_the_records_is_not_equal(locked, monkeypatch)
 
     monkeypatch.setattr(replay.TaskReplay, "_work", lambda *_: None)
     recorded = pl.RecordedRun(locked)
-    with pytest.raises(pl.UsageError, match="contradict each other. The replay ended after 0 of 60 steps"):
+    with pytest.raises(pl.UsageError, match=r"contradict each other\. The replay ended after 0 of 60 steps"):
         recorded.replay()
-    with pytest.raises(pl.UsageError, match="contradict each other. The replay ended before update 5"):
+    with pytest.raises(pl.UsageError, match=r"contradict each other\. The replay ended before update 5"):
         recorded.at(5)
 
 
@@ -209,7 +209,7 @@ def test_checkpoints_of_diverged_runs_are_compared(locked, monkeypatch, mine, th
     if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
         assert simulation.compare_with(checkpoint) == parameters.version
     else:
-        with pytest.raises(ReplayMismatchError, match="1 of 208 parameters differ .* at most inf"):
+        with pytest.raises(ReplayMismatchError, match=r"1 of 208 parameters differ .* at most inf"):
             simulation.compare_with(checkpoint)
 
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_model_is_not_equal(locked, monkeypatch):
     parameters = checkpoint_contents.load_parameters(next((locked / "checkpoint").iterdir()))
     parameters = dataclasses.replace(parameters, x=parameters.x[:-1])
     monkeypatch.setattr(checkpoint_contents, "load_parameters", lambda _: parameters)
-    with pytest.raises(ReplayMismatchError, match="the model has 208 parameters, and .* has 207"):
+    with pytest.raises(ReplayMismatchError, match=r"the model has 208 parameters, and .* has 207"):
         pl.RecordedRun(locked).replay()
 
 

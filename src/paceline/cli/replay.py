@@ -71,7 +71,11 @@ def _whole(recorded: RecordedRun, *, as_json: bool) -> None:
             print_json({"equal": False, "version": error.version, "worker": error.worker_id, "reason": str(error)})
         raise
     checkpoint = replayed.checkpoint
-    same = f", and the parameters of checkpoint {checkpoint:,}." if checkpoint is not None else "; no checkpoint was compared."
+    same = (
+        f", and the parameters of checkpoint {checkpoint:,}."
+        if checkpoint is not None
+        else "; no checkpoint was compared."
+    )
     text = f"Equal, bit for bit: {replayed.updates:,} updates, the losses of {replayed.steps:,} steps{same}"
     results(as_json=as_json).print(text, soft_wrap=True)
     if as_json:
