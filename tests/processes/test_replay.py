@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -45,6 +46,24 @@ class Dies:
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(output, target)
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Each sample is NumPy's next number, which is noted."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        number = float(numpy.random.random())
+        with (HERE / f"drawn-{os.getpid()}").open("a") as file:
+            print(number, file=file)
+        return torch.full((6,), number), 0
+
+
+def drawing():
+    data = Drawing()
+    return pl.Task(name="drawing", model=model, datasets=lambda folder: (data, data), batch_size=8, epochs=1)
 
 
 def named(loss):
@@ -92,3 +111,11 @@ def test_a_death_in_rounds_is_refused(tmp_path, task):
     folder = trained(tmp_path / "run", f"{task}:dying", "all-reduce")
     with pytest.raises(pl.UsageError, match="a worker died"):
         pl.RecordedRun(folder)
+
+
+def test_workers_draw_other_numbers_from_numpy(tmp_path, task):
+    trained(tmp_path / "run", f"{task}:drawing", "lockstep")
+    drawn = [path.read_text().split() for path in tmp_path.glob("drawn-*")]
+    workers = [one for one in drawn if len(one) in (8, 16)]
+    assert len(workers) >= 3
+    assert len({number for one in workers for number in one}) == sum(map(len, workers))

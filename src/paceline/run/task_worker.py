@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.algorithms import Algorithm
@@ -42,8 +43,11 @@ class TaskWorker:
         task = load_task(config.task)
         with _build_lock:
             model = task.new_model(config.seed)
+            seed = hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1)
             if environment.worker_id or environment.incarnation:  # worker 0 continues as plain training would
-                torch.manual_seed(hash((config.seed, environment.worker_id, environment.incarnation)) & (2**63 - 1))
+                torch.manual_seed(seed)
+            if config.backend == "processes":  # forks of one process, which begin with equal states
+                np.random.seed(seed % 2**32)
         shared = config.optimizer_state == "shared"
         state = shared_state_of(config.make_optimizer, model) if shared else {}
         run = SupervisedMembership(
