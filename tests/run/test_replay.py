@@ -346,6 +346,14 @@ def test_a_half_written_update_is_refused(locked, tmp_path):
         pl.RecordedRun(tmp_path / "run")
 
 
+def test_more_restarts_than_the_run_had_are_refused(locked):
+    def change(records):
+        records[0]["incarnation"][-1] = 10**9
+
+    with pytest.raises(pl.UsageError, match="more restarts"):
+        pl.RecordedRun(rewrite(locked, change))
+
+
 def test_other_runs_are_refused(tmp_path, task):
     run = pl.simulate_task(pl.TrainConfig(task=task, algorithm="locked", workers=2, steps=3))
     run.save(tmp_path / "simulated")

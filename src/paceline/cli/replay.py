@@ -15,7 +15,7 @@ from paceline.system.paths import check_new_file
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.run.replay import RecordedRun, Update
+    from paceline.run.replay import RecordedRun, Replay, Update
 
 _CHECK = "path/to/file.py:function"
 
@@ -47,36 +47,31 @@ def replay(
             raise UsageError("--save needs an update: add --until UPDATE or --bisect FILE.py:FUNCTION.")
         check_new_file(save, "The saved update")
 
-    from paceline.run.replay import RecordedRun
+    from paceline.run.replay import RecordedRun, ReplayMismatchError
 
     recorded = RecordedRun(run, data)
     for warning in recorded.warnings():
         say(f"The run was made with {warning}, which can round otherwise.")
-    if until is None and bisect is None:
-        _whole(recorded, as_json=as_json)
-        return
-    update = recorded.at(until) if until is not None else _bisected(recorded, str(bisect))
+    try:
+        if until is None and bisect is None:
+            _show_equal(recorded.replay(), as_json=as_json)
+            return
+        update = recorded.at(until) if until is not None else _bisected(recorded, str(bisect))
+    except ReplayMismatchError as error:
+        if as_json:
+            print_json({"equal": False, "version": error.version, "worker": error.worker_id, "reason": str(error)})
+        raise
     if save is not None:
         _save(update, save)
     _show(recorded, update, as_json=as_json)
 
 
-def _whole(recorded: RecordedRun, *, as_json: bool) -> None:
-    from paceline.run.replay import ReplayMismatchError
-
-    try:
-        replayed = recorded.replay()
-    except ReplayMismatchError as error:
-        if as_json:
-            print_json({"equal": False, "version": error.version, "worker": error.worker_id, "reason": str(error)})
-        raise
+def _show_equal(replayed: Replay, *, as_json: bool) -> None:
     checkpoint = replayed.checkpoint
     same = (
-        f", and the parameters of checkpoint {checkpoint:,}."
-        if checkpoint is not None
-        else "; no checkpoint was compared."
+        "; no checkpoint was compared" if checkpoint is None else f", and the parameters of checkpoint {checkpoint:,}"
     )
-    text = f"Equal, bit for bit: {replayed.updates:,} updates, the losses of {replayed.steps:,} steps{same}"
+    text = f"Equal, bit for bit: {replayed.updates:,} updates, the losses of {replayed.steps:,} steps{same}."
     results(as_json=as_json).print(text, soft_wrap=True)
     if as_json:
         print_json({"equal": True, "updates": replayed.updates, "steps": replayed.steps, "checkpoint": checkpoint})
@@ -92,7 +87,7 @@ def _bisected(recorded: RecordedRun, reference: str) -> Update:
     function = load_function(path, name, what="File", written=f"--bisect {_CHECK}")
 
     def holds(model: nn.Module) -> bool:
-        return bool(run_user_code(path, f"Function '{name}' of {path}", lambda: function(model)))
+        return run_user_code(path, f"Function '{name}' of {path}", lambda: bool(function(model)))
 
     update = recorded.first(holds, told=lambda version, answer: say(f"After update {version:,}: {answer}"))
     if update is None:

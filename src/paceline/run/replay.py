@@ -93,6 +93,9 @@ class RecordedRun:
             own |= {"epochs": None, "steps": max(map(len, run.records.values()), default=1)}
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
+        last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
+        if last > run.result.get("restarts", 0):
+            raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
         self.processes = {worker: _by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
         self.applied = np.sort(np.concatenate([*applied, np.zeros(0, np.int64)]))
