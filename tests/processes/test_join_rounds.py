@@ -89,8 +89,8 @@ class Crew:
             send(collectives, to, message)
 
         def answering(newcomers, to, message):
-            fatal = self.program.folder / f"fatal-{newcomers._collectives._worker_id}"
-            if message.kind == self.fatal.get(newcomers._collectives._worker_id) and not fatal.exists():
+            fatal = self.program.folder / f"fatal-{newcomers.collectives._worker_id}"
+            if message.kind == self.fatal.get(newcomers.collectives._worker_id) and not fatal.exists():
                 fatal.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             answer(newcomers, to, message)

@@ -524,7 +524,7 @@ def test_members_forget_what_a_newcomer_asked_that_has_gone():
     """Others could wait for ever, as they cannot reach it; what its successor asks counts."""
     asked = Message(ASK, x=torch.tensor([2]))
     events = [Received(1, 1, asked), PeerLeft(1, 0, "lost"), PeerLeft(1, 1, "lost"), Received(1, 2, asked)]
-    collectives, known = newcomer([])._collectives, []
+    collectives, known = newcomer([]).collectives, []
     for event in events:
         collectives._handle(event)
         known.append({one: request.incarnation for one, request in collectives.requests.items()})
