@@ -24,7 +24,7 @@ from paceline.simulator.compute import compute_registry
 
 gc.disable()  # until all tests are collected: these are a million objects that stay
 # Whichever test starts this process's fork server, what it has loaded is the same: it stays for all tests that follow.
-forkserver.set_forkserver_preload(forked.Preload(forked.PRELOAD))
+forkserver.set_forkserver_preload(list(forked.PRELOAD))
 forkserver.set_forkserver_preload = lambda modules: None
 # A TCPStore asks a name server about every connection; where none answers, this is how long it waits.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

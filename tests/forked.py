@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from paceline.run.fork_server import fork_server_context
 
 # What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded. The
-# workers' own modules come late, as they freeze what is loaded by then: a worker's collections pass over all of it.
+# workers' own modules come last, as they freeze what is loaded by then: a worker's collections pass over all of it.
 PRELOAD = (
     "paceline.advice.advise",
     "paceline.worker.attach",
@@ -41,23 +41,9 @@ PRELOAD = (
     "sklearn.datasets",
     "torch.distributed.launcher.api",
     "pytest",  # of workers whose functions are in a file of tests
-    *("loops.test_table", "model_parallel.tensor.model"),  # such files, and what they share
-    *("processes.join_programs", "processes.local_reference", "processes.survivors"),
-    *(
-        "torch.utils.serialization.config",
-        "encodings.cp437",
-        "encodings.idna",
-    ),  # of `torch.save`, zip files and addresses
+    *("loops.test_table", "model_parallel.tensor.model", "processes.survivors"),  # such files, and what they share
     "paceline.run.preload",
-    "huge_pages",  # of all that is loaded by now
 )
-
-
-class Preload(list):
-    """Modules that a fork server imports, also from this folder: Python up to 3.13 does not give it the tests' `sys.path`."""
-
-    def __repr__(self):  # as code of the fork server's command line
-        return f"__import__('sys').path.append({str(Path(__file__).parent)!r}) or {super().__repr__()}"
 
 
 _Popen = subprocess.Popen
