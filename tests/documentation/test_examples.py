@@ -49,13 +49,8 @@ SAYS = {
 
 
 def test_every_example_is_tested():
-    elsewhere = {
-        "digits",
-        "my_task",
-        "char_gpt",
-        "placement",
-        "tensor_parallel",
-    }  # the last three in tests/processes and tests/model_parallel
+    elsewhere = {"digits", "my_task", "checks"}  # by pages
+    elsewhere |= {"char_gpt", "placement", "tensor_parallel"}  # in tests/processes and tests/model_parallel
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SAYS, *elsewhere}
 
 
