@@ -16,7 +16,9 @@ nitpicky = True
 nitpick_ignore = [
     ("py:exc", "DivergedError"),
     ("py:exc", "NotWrittenError"),
-]  # named in docstrings; from paceline.errors
+    ("py:exc", "ReplayMismatchError"),
+    ("py:class", "torch.nn.modules.module.Module"),
+]  # named in docstrings, and documented elsewhere or in the sources
 nitpick_ignore_regex = [("py:class", "What may happen to a worker.*|the others")]  # a comment that is taken for a type
 
 myst_enable_extensions = ["deflist"]
