@@ -85,13 +85,16 @@ class OneClient:
     def leave(self):
         self.log.append("leave")
 
+    def follow(self, lookups):
+        assert lookups is None
+
 
 class QuadraticReplica:
     """f(x) = x^2 / 2: the gradient is x itself; the optimizer is SGD with rate ALPHA."""
 
     samples = 2
     missing = ()
-    rows = None
+    rows = lookups = None
 
     def take_rows(self):
         pass
@@ -146,7 +149,7 @@ def papers_loop(num_steps, n_fetch, n_push):
 @pytest.mark.parametrize("num_steps", [1, 6, 11])
 def test_is_the_papers_loop(fetch, push, num_steps):
     client, replica = OneClient(), QuadraticReplica(num_steps)
-    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None)
+    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None, fetched=None)
     with mock.patch.object(downpour, "Client", return_value=client):
         pl.Downpour(fetch=fetch, push=push).work(replica, ports)
     server, pushes = papers_loop(num_steps, fetch, push)
@@ -179,7 +182,7 @@ def papers_loop_that_overlaps(num_steps, n_fetch, n_push):
 @pytest.mark.parametrize("num_steps", [1, 6, 11])
 def test_is_the_papers_loop_that_overlaps(fetch, push, num_steps):
     client, replica = OneClient(), QuadraticReplica(num_steps)
-    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None)
+    ports = SimpleNamespace(num_servers=1, num_workers=1, moved=lambda _: None, fetched=None)
     with mock.patch.object(downpour, "Client", return_value=client):
         pl.Downpour(fetch=fetch, push=push, overlap=True).work(replica, ports)
     server, pushes = papers_loop_that_overlaps(num_steps, fetch, push)
