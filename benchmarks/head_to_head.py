@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,14 +190,9 @@ class Wanted:
 
 def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[Wanted]:
     """What is missing, everybody in turn, in another order in each repetition; later runs follow from the growing records."""
-    searching = list(arguments.methods) if arguments.tune else []
-    while searching:
-        for method in tuple(searching):
-            trial = rates_of(records, method).next_trial(RATES)
-            if trial is None:
-                searching.remove(method)
-            else:
-                yield Wanted("tune", method, trial[1], trial[0])
+    searching = arguments.methods if arguments.tune else ()
+    for method, rate, seed in protocol.trials(searching, partial(rates_of, records), RATES):
+        yield Wanted("tune", method, seed, rate)
     for _ in range(1 + TIMES_AGAIN):  # runs that were disturbed are missing again
         for seed in range(FIRST_SEED, FIRST_SEED + arguments.repetitions):
             for scene in arguments.scenes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -68,7 +68,7 @@ class Rates:
 
     @property
     def used(self) -> float | None:
-        """The largest rate whose worst run reaches the target: nobody runs at the edge of stability."""
+        """The largest rate whose worst run reaches the target, so that no method runs at the edge of stability."""
         return max(self.medians, default=None)
 
     @property
@@ -89,6 +89,20 @@ class RatesAtEqualTime(Rates):
     def used(self) -> float | None:
         """The rate with the least median cost."""
         return self.best
+
+
+def trials(
+    methods: Iterable[str], rates_of: Callable[[str], Rates], start: Sequence[float]
+) -> Iterator[tuple[str, float, int]]:
+    """The method, rate and seed of each missing run of all searches, the methods in turn; `rates_of` reads growing records."""
+    searching = list(methods)
+    while searching:
+        for method in tuple(searching):
+            trial = rates_of(method).next_trial(start)
+            if trial is None:
+                searching.remove(method)
+            else:
+                yield method, *trial
 
 
 def interval(costs: Sequence[float]) -> tuple[float, float, float]:

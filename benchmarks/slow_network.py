@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,8 @@ def parse() -> argparse.Namespace:
 def plan(parts: Sequence[str], methods: Sequence[str], records: list[dict[str, Any]]) -> Iterator[Wanted]:
     """All runs that are missing, everybody in turn; later ones follow from the records, which grow meanwhile."""
     if "tune" in parts:
-        searching = list(methods)
-        while searching:
-            for method in tuple(searching):
-                trial = rates_of(records, method).next_trial(RATES)
-                if trial is None:
-                    searching.remove(method)
-                else:
-                    yield Wanted("tune", method, trial[1], None, trial[0], UPDATES)
+        for method, rate, seed in protocol.trials(methods, partial(rates_of, records), RATES):
+            yield Wanted("tune", method, seed, None, rate, UPDATES)
     if "steps" in parts:
         for rate_mbit in reversed(LINKS_MBIT):  # the longest runs last
             for method in methods:
