@@ -14,7 +14,7 @@ from model_parallel.in_memory import batches, compare
 from model_parallel.models import TwoTowers
 
 PINS = {"a": 0, "b": 1, "head": 0}
-FACTOR = 0.5
+FACTOR = HALF = 0.5
 MODES = [
     torch.no_grad,
     torch.inference_mode,
@@ -108,8 +108,15 @@ class Settings:
     beta: float = 1.0
 
 
+def half_of():
+    return 2 * HALF
+
+
 class Annealed(TwoTowers):
     shared = 1.0
+
+    def helped(self):
+        return (lambda: half_of())()
 
     def __init__(self, where):
         super().__init__()
@@ -117,6 +124,7 @@ class Annealed(TwoTowers):
 
     def forward(self, x):
         factors = {
+            "helper": self.helped(),
             "attribute": self.beta,
             "container": self.betas["a"][0],
             "object": self.settings.beta,
@@ -136,11 +144,13 @@ def anneal(where, monkeypatch, model, step):
         model.settings.beta = value / 7
     elif where == "class":
         monkeypatch.setattr(Annealed, "shared", 0.3)
+    elif where == "helper":
+        monkeypatch.setattr(sys.modules[__name__], "HALF", value / 7)
     else:
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.7)
 
 
-@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file"])
+@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file", "helper"])
 def test_numbers_that_the_loop_changes_are_followed(where, monkeypatch):
     compare(made(Annealed, where), PINS, before_step=partial(anneal, where, monkeypatch))
 

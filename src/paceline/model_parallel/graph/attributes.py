@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from inspect import unwrap
-from types import FunctionType
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from sysconfig import get_path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, Enum)
+_NUMBERS, _FUNCTIONS = (int, float), (FunctionType, staticmethod, classmethod)
+_PYTHON, _OURS = Path(get_path("stdlib")), Path(__file__).parents[2]
 _LONGEST = 1000  # a longer list or dict is compared by identity: it is data rather than settings
 _DEEPEST = 3  # of an object's own objects, which may be all of a trainer
 _REGISTRIES = frozenset(vars(nn.Module()))
 
 
 def values_of(model: nn.Module) -> dict[str, Any]:
-    """By name, the attributes of the user's modules, and the numbers of their files that `forward` reads.
+    """By name, the attributes of the user's modules, and the numbers of their files that their methods read.
 
     Containers and objects are compared by their contents, tensors and others by identity. Modules of torch.nn are left out:
     a graph runs them as they are.
@@ -73,14 +78,54 @@ def _plain(value: Any) -> Any:
 
 
 def _read_by(kind: type[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Numbers of a module's classes, and those that its `forward` names: of its file, or of a function around the class."""
+    """Numbers of a module's classes, and those that its methods, and functions that these call, read from around them."""
     classes = [one for one in kind.__mro__ if not one.__module__.startswith("torch.")]
-    pairs = [(f"{kind.__qualname__}.{name}", value) for one in reversed(classes) for name, value in vars(one).items()]
-    function = unwrap(kind.forward)
-    if isinstance(function, FunctionType):
-        names, variables = function.__code__.co_names, function.__globals__
-        pairs += [(f"{name} of {kind.__module__}", variables[name]) for name in names if name in variables]
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # not assigned yet
-                pairs.append((f"{name} around {kind.__qualname__}", cell.cell_contents))
-    yield from (pair for pair in pairs if isinstance(pair[1], int | float))
+    members = [pair for one in reversed(classes) for pair in vars(one).items()]
+    for name, value in members:
+        if isinstance(value, _NUMBERS):
+            yield f"{kind.__qualname__}.{name}", value
+    functions = [one.fget if isinstance(one, property) else one for _, one in members]
+    seen: set[int] = set()
+    while functions:
+        function = functions.pop()
+        if not isinstance(function, _FUNCTIONS) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        functions.append(getattr(function, "__wrapped__", None))
+        if not isinstance(function, FunctionType) or not _is_users(function.__code__.co_filename):
+            continue
+        for name, value in _around(function):
+            if isinstance(value, _NUMBERS):
+                yield name, value
+            else:
+                functions.append(value)
+
+
+def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables that a function names: of its file, of modules that it names, and of a function around it."""
+    variables, names = function.__globals__, _names(function.__code__)
+    for name in names:
+        if name not in variables:
+            continue
+        value = variables[name]
+        yield f"{name} of {function.__module__}", value
+        if isinstance(value, ModuleType) and _is_users(getattr(value, "__file__", None) or ""):
+            yield from ((f"{name}.{one}", vars(value)[one]) for one in names if one in vars(value))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            yield f"{name} around {function.__qualname__}", cell.cell_contents
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that a function reads, or one inside it."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return tuple(sorted({*code.co_names, *chain.from_iterable(inner)}))
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's own, and so of neither Python, nor an installed package, nor this one."""
+    path = Path(file)
+    installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    return bool(file) and not installed and not any(one in path.parents for one in (_PYTHON, _OURS))
