@@ -138,7 +138,7 @@ def summary(records: Sequence[Record]) -> str:
     )
 
     def listed(names: Sequence[str]) -> str:
-        return "; ".join(f"{name} {protocol.said(others[name])}" for name in names) or "nobody"
+        return "; ".join(f"{name} {protocol.said(others[name])}" for name in names) or "no method"
 
     target = f"{100 * records[0]['target']:g} %"
     text = (

@@ -1,4 +1,4 @@
-"""Rows looked up at servers by real processes: whoever dies in the middle of a lookup, each row has each update once."""
+"""Rows looked up at servers by real processes: whichever process dies during a lookup, each row has each update once."""
 
 import os
 import signal

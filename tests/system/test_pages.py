@@ -1,4 +1,4 @@
-"""Memory without pages: zeros that nobody has written, and tensors whose pages are given back."""
+"""Memory without pages: zeros that were never written, and tensors whose pages are given back."""
 
 import re
 from pathlib import Path
