@@ -354,6 +354,19 @@ def test_more_restarts_than_the_run_had_are_refused(locked):
         pl.RecordedRun(rewrite(locked, change))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [("parameter-server(mode=async)", ""), ("lockstep", ""), ("leashed", "sparse gradients by plain SGD")],
+)
+def test_sparse_gradients_are_replayed_by_rows_or_refused(tmp_path, algorithm, why):
+    recorded = pl.RecordedRun(trained(tmp_path / "run", "clicks", algorithm, momentum=None, workers=2, steps=4))
+    if not why:
+        assert recorded.replay().checkpoint is not None
+        return
+    with pytest.raises(pl.UsageError, match=why):
+        recorded.replay()
+
+
 def test_other_runs_are_refused(tmp_path, task):
     run = pl.simulate_task(pl.TrainConfig(task=task, algorithm="locked", workers=2, steps=3))
     run.save(tmp_path / "simulated")

@@ -12,7 +12,7 @@ import torch
 
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import END
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.simulator.program import Program
 from paceline.simulator.replica import SimulatedReplica
 from paceline.simulator.scheduler import Scheduler
@@ -143,6 +143,11 @@ class RecordedReplica(SimulatedReplica):
         return self._recorded[self.step - 1]
 
     def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+        if self.binding.tables and self._is_plain_sgd and not self._takes_rows:
+            raise UsageError(
+                "This run cannot be replayed: its workers stepped on sparse gradients by plain SGD, which adds a row's "
+                "gradients one by one, and a replay would add them up first."
+            )
         if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
             self.kept = self.g.clone()
         super()._compute(ready, finish)
