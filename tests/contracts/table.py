@@ -26,6 +26,7 @@ class Row:
         follows_times: why two runs may round otherwise, and an epoch's last round is no whole batches.
         rate_follows_times: why the length of a step has no bound where other work delays a worker.
         waits_for_all: why no update is made before the slowest worker has begun.
+        unreplayable: what of several workers' timing records do not have; it is in the result's reason.
         policy: what alone it differs by from another row; what checkpoints hold, and how they are read, is the same.
     """
 
@@ -41,6 +42,7 @@ class Row:
     follows_times: str = ""
     rate_follows_times: str = ""
     waits_for_all: str = ""
+    unreplayable: str = ""
     policy: str = ""
 
     @property
@@ -94,36 +96,48 @@ _OUTER = "an outer optimizer steps with what the workers have learnt, also with 
 ROWS = [
     Row(pl.Sequential()),
     Row(pl.Lockstep()),
-    Row(pl.Lockstep(shares="auto"), follows_times=_SPEEDS),
+    Row(pl.Lockstep(shares="auto"), follows_times=_SPEEDS, unreplayable="speeds"),
     Row(pl.AllReduce()),
     Row(pl.AllReduce(sharded=True)),
     Row(pl.parse("all-reduce(codec=qsgd(bits=8))"), rounds="levels are 1/127 of the largest element"),
     Row(pl.parse("all-reduce(codec=sign)"), rounds="what a sign does not say comes later"),
-    Row(pl.AllReduce(shares="auto"), follows_times=_SPEEDS, policy="lockstep's and the sharded one's shares"),
-    Row(pl.AllReduce(shares="auto", sharded=True), follows_times=_SPEEDS),
+    Row(
+        pl.AllReduce(shares="auto"),
+        follows_times=_SPEEDS,
+        unreplayable="speeds",
+        policy="lockstep's and the sharded one's shares",
+    ),
+    Row(pl.AllReduce(shares="auto", sharded=True), follows_times=_SPEEDS, unreplayable="speeds"),
     Row(pl.Locked()),
     Row(pl.Locked(backoff=pl.ExponentialBackoff()), policy=_WAITS),
     Row(pl.Locked(step_size=pl.InverseStep()), scales_stale_updates=_ADAPTS, policy=_STEPS),
     Row(pl.Locked(kind="rwlock")),
     Row(pl.Locked(kind="rwlock", backoff=pl.ConstantBackoff(base=2.0)), policy=_WAITS),
-    Row(pl.Hogwild(), loses_updates=_RACES),
-    Row(pl.Hogwild(reads="copy"), loses_updates=_RACES),
+    Row(pl.Hogwild(), loses_updates=_RACES, unreplayable="single elements"),
+    Row(pl.Hogwild(reads="copy"), loses_updates=_RACES, unreplayable="single elements"),
     Row(
         pl.Hogwild(step_size=pl.ExponentialStep(threshold=3)),
         loses_updates=_RACES,
+        unreplayable="single elements",
         scales_stale_updates=_ADAPTS,
         policy=_STEPS,
     ),
     Row(pl.Leashed()),
     Row(pl.Leashed(backoff=pl.ExponentialBackoff(base=0.5)), policy=_WAITS),
-    Row(pl.Leashed(persistence=0), drops_updates="persistence 0 gives up after one failed publish"),
+    Row(
+        pl.Leashed(persistence=0),
+        drops_updates="persistence 0 gives up after one failed publish",
+        unreplayable="gradients were dropped",
+    ),
     Row(
         pl.Leashed(persistence=1, backoff=pl.LinearBackoff()),
         drops_updates="persistence 1 gives up after two failed publishes",
+        unreplayable="gradients were dropped",
         policy=_WAITS,
     ),
     Row(
         pl.Leashed(step_size=pl.TailStep()),
+        unreplayable="numbers of late updates",
         scales_fresh_updates="after ten updates per worker, fresh gradients are amplified by 1 + A",
         scales_stale_updates=_ADAPTS,
         policy=_STEPS,
@@ -144,28 +158,32 @@ ROWS = [
     Row(pl.DPSGD()),
     Row(pl.DPSGD(topology=Exponential()), policy=_MEETS),
     Row(pl.DPSGD(topology=OnePeerExponential())),
-    Row(pl.ADPSGD()),
-    Row(pl.ADPSGD(topology=Complete(), peers="rotate"), policy=_MEETS),
+    Row(pl.ADPSGD(), unreplayable="exchanged parameters"),
+    Row(pl.ADPSGD(topology=Complete(), peers="rotate"), unreplayable="exchanged parameters", policy=_MEETS),
     Row(pl.ParameterServer()),
     Row(
         pl.ParameterServer(mode=pl.Sync(backups=1), shards=2),
+        unreplayable="versions of each shard",
         drops_updates="gradients that come after the first N are dropped",
     ),
     Row(
         pl.ParameterServer(mode=pl.Sync(backups="auto"), shards=2),
+        unreplayable="number of backup workers",
         drops_updates="where backups pay, gradients that come after the first N are dropped",
     ),
     Row(pl.ParameterServer(mode=pl.Async())),
     Row(pl.ParameterServer(mode=pl.Async(), durability="replica")),
-    Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2)),
+    Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2), unreplayable="versions of each shard"),
     Row(
         pl.ParameterServer(mode=pl.Rennala(gradients=2)),
+        unreplayable="gradients waited",
         drops_updates="gradients of earlier parameters are dropped",
         accrues="two gradients, of whatever workers, make one update",
     ),
     Row(pl.ParameterServer(mode=pl.Ringmaster(threshold=2)), drops_updates="gradients that are too late are dropped"),
     Row(
         pl.ParameterServer(mode=pl.Ringleader()),
+        unreplayable="gradients waited",
         accrues="what a worker brings before its turn is in the update of its turn",
         scales_stale_updates="every update is a mean over all workers",
         scales_fresh_updates="every update is a mean over all workers",
@@ -173,6 +191,7 @@ ROWS = [
     ),
     Row(
         pl.ParameterServer(mode=pl.Async(rate="rescaled")),
+        unreplayable="weights followed",
         scales_stale_updates=_TIMES,
         scales_fresh_updates=_TIMES,
         rate_follows_times=_TIMES,
@@ -180,9 +199,15 @@ ROWS = [
     Row(pl.Downpour(), own_rule=_SERVERS_RULE),
     Row(
         pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),
+        unreplayable="pushed and fetched",
         accrues="three gradients are pushed as one",
     ),
-    Row(pl.AdaptiveRevision(shards=2), own_rule=_SERVERS_RULE, policy="the number of shards"),
+    Row(
+        pl.AdaptiveRevision(shards=2),
+        own_rule=_SERVERS_RULE,
+        unreplayable="versions of each shard",
+        policy="the number of shards",
+    ),
     Row(pl.AdaptiveRevision(), own_rule=_SERVERS_RULE),
 ]
 

@@ -270,6 +270,8 @@ def test_bisection_finds_the_first_update(locked):
         ("locked(step_size=tail)", "numbers of late updates"),
         ("parameter-server(mode=async,shards=2)", "versions of each shard"),
         ("parameter-server(mode=sync(backups=1),shards=2)", "versions of each shard"),
+        ("parameter-server(mode=sync(backups=auto))", "number of backup workers followed"),
+        ("parameter-server(mode=async(rate=rescaled))", "weights followed"),
         ("parameter-server(mode=rennala)", "waited"),
         ("downpour(push=2)", "pushed and fetched"),
         ("all-reduce(shares=auto)", "speeds"),
@@ -354,23 +356,26 @@ def test_more_restarts_than_the_run_had_are_refused(locked):
         pl.RecordedRun(rewrite(locked, change))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "why"),
-    [("parameter-server(mode=async)", ""), ("lockstep", ""), ("leashed", "sparse gradients by plain SGD")],
-)
-def test_sparse_gradients_are_replayed_by_rows_or_refused(tmp_path, algorithm, why):
-    recorded = pl.RecordedRun(trained(tmp_path / "run", "clicks", algorithm, momentum=None, workers=2, steps=4))
-    if not why:
-        assert recorded.replay().checkpoint is not None
-        return
-    with pytest.raises(pl.UsageError, match=why):
-        recorded.replay()
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "lockstep", "leashed", "local-sgd"])
+def test_sparse_gradients_are_replayed(tmp_path, algorithm):
+    """Under plain SGD, workers that step by themselves add a row's gradients one by one, and servers their sum."""
+    folder = trained(tmp_path / "run", "clicks", algorithm, momentum=None, workers=2, steps=4)
+    recorded = pl.RecordedRun(folder)
+    assert recorded.replay().checkpoint is not None
+    if algorithm == "leashed":
+        (step,) = recorded.at(2).steps
+        change = flat(recorded.at(2).model) - flat(recorded.at(1).model)
+        assert float(change.norm()) == pytest.approx(float(3.0 * step["gradient"].norm()), rel=1e-3)  # the task's rate
+
+
+def flat(model):
+    return torch.cat([one.detach().flatten().clone() for one in model.parameters()])
 
 
 def test_other_runs_are_refused(tmp_path, task):
     run = pl.simulate_task(pl.TrainConfig(task=task, algorithm="locked", workers=2, steps=3))
     run.save(tmp_path / "simulated")
-    with pytest.raises(pl.UsageError, match="not a finished run of paceline train"):
+    with pytest.raises(pl.UsageError, match="only finished runs of paceline train"):
         pl.RecordedRun(tmp_path / "simulated")
 
 

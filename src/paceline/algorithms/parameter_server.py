@@ -155,9 +155,9 @@ class ParameterServer(Served):
     def unrecorded(self, num_workers: int) -> str:
         if num_workers == 1:
             return ""
-        if self.mode.follows_times:
-            return "the times that gradients' weights followed"
-        if self.lets_gradients_wait or self.mode.ends_with_update:
+        if why := self.mode.unrecorded:
+            return why
+        if self.lets_gradients_wait:
             return "the order in which gradients waited"
         is_one = self.shards == 1 or self.mode.takes_all
         return "" if is_one else "the versions of each shard"

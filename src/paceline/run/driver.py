@@ -19,6 +19,7 @@ from paceline.run.earlier_part import EarlierPart, forget
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.run.loops import Loop
 from paceline.run.recording import Recording
+from paceline.run.replayable import replayability
 from paceline.run.supervisor import Supervisor
 from paceline.system.interrupts import noted
 from paceline.worker.supervised import ended_in_order, survivors
@@ -160,6 +161,7 @@ class Driver:
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
         run = RunData(self._record() | (about if loop.task is None else {}), result, records, recording.evaluations)
+        run.result |= replayability(run)
         if self._folder is not None:
             title = f"{about['task']}: {about['algorithm']}"
             try:

@@ -12,7 +12,9 @@ import torch
 
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import END
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError
+from paceline.loop.task_replica import TaskReplica
+from paceline.ports.replica import OnBucket, OnEnd
 from paceline.simulator.program import Program
 from paceline.simulator.replica import SimulatedReplica
 from paceline.simulator.scheduler import Scheduler
@@ -137,20 +139,49 @@ class RecordedReplica(SimulatedReplica):
         self._recorded, self._keeps, self._on_applied = rows, keeps, on_applied
         self.kept: torch.Tensor | None = None
         self.compared = 0
+        # As in the run, plain SGD steps with sparse gradients as backward makes them: it adds a row's one by one.
+        self._takes_own = self._is_plain_sgd and bool(self.binding.tables)
+        self._own: list[torch.Tensor | None] = []
 
     @property
     def _row(self) -> Any:
         return self._recorded[self.step - 1]
 
-    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
-        if self.binding.tables and self._is_plain_sgd and not self._takes_rows:
-            raise UsageError(
-                "This run cannot be replayed: its workers stepped on sparse gradients by plain SGD, which adds a row's "
-                "gradients one by one, and a replay would add them up first."
-            )
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
+        self._own.clear()
+        super().gradient(at, version, ready, finish)
+
+    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
+        if self._in_own:
+            self._own = [one.grad for one in self.binding.parameters]
         if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
-            self.kept = self.g.clone()
+            self.kept = self._dense() if self._in_own else self.g.clone()
         super()._compute(ready, finish)
+
+    def _dense(self) -> torch.Tensor:
+        g = self.binding.zeros()
+        for part, own in zip(self.binding.views(g), self._own, strict=True):
+            if own is not None:
+                part.copy_(own.to_dense())
+        return g
+
+    @property
+    def g(self) -> torch.Tensor:
+        self._bind_own()
+        return super().g
+
+    def _bind_own(self) -> None:
+        """Other workers have computed with the same model since."""
+        if self._in_own and self._own:
+            for parameter, own in zip(self.binding.parameters, self._own, strict=True):
+                parameter.grad = own
+
+    def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
+        if self._in_own and not self._takes_rows:
+            self._bind_own()
+            TaskReplica.apply(self, to, scale, of, weight)
+        else:
+            super().apply(to, scale, of, weight)
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         super()._record(applied_version, gradient_version, failed_publishes)
@@ -185,7 +216,7 @@ class OrderedReplica(RecordedReplica):
                 self._turns.wait_for(2 * self._row["read_version"])
             yield step
 
-    def _compute(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
         super()._compute(ready, finish)
         row = self._row
         if self.step - 1 in self._reads:

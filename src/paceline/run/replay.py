@@ -23,6 +23,7 @@ from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.recorded_order import OrderedReplica, RecordedClaims, RecordedReplica, ReplayMismatchError, Turns
+from paceline.run.replayable import by_incarnation, obstacle
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.system.machine import versions
@@ -83,58 +84,23 @@ class RecordedRun:
     def __init__(self, folder: str | Path, data: Path | None = None) -> None:
         self.folder = Path(folder)
         run = RunData.load(self.folder)
-        if run.config.get("backend") not in ("processes", "threads") or "task" not in run.result:
-            raise UsageError(f"{folder} is not a finished run of paceline train: only these can be replayed.")
+        last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
+        if last > run.result.get("restarts", 0):
+            raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
+        if why := obstacle(run):
+            raise UsageError(f"{folder} cannot be replayed: {why}.")
         self._result = run.result
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
         if registry.build(own["algorithm"]).lockstep:
-            own |= {"epochs": None, "steps": max(map(len, run.records.values()), default=1)}
+            own |= {"epochs": None, "steps": max(map(len, run.records.values()))}
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
-        last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
-        if last > run.result.get("restarts", 0):
-            raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
-        self.processes = {worker: _by_incarnation(rows) for worker, rows in run.records.items()}
+        self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
-        self.applied = np.sort(np.concatenate([*applied, np.zeros(0, np.int64)]))
-        self.updates = int(self.applied.max(initial=0))
-        self._check()
-
-    def _check(self) -> None:
-        if why := self._obstacle():
-            raise UsageError(f"{self.folder} cannot be replayed: {why}.")
-
-    def _obstacle(self) -> str:
-        config, result, records = self.config, self._result, self.processes
-        if why := self.algorithm.unrecorded(config.workers):
-            return f"with {config.algorithm}, its records do not have {why}"
-        unsupported = {
-            "optimizer state that workers share": config.optimizer_state == "shared",
-            "layouts": config.layout is not None,
-            "injected staleness": config.inject_staleness is not None,
-        }
-        for what in (one for one, is_there in unsupported.items() if is_there):
-            return f"replays do not support {what}"
-        if not self.updates:
-            return "it has no updates"
-        steps = [rows["step"] for processes in records.values() for rows in processes]
-        if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
-            return "it was resumed, or lacks records of steps"
-        keeps_order = self.algorithm.lockstep or self.algorithm.needs.kind == "served"
-        if keeps_order and (result["workers_lost"] or result["restarts"]):
-            return "a worker died, and the records do not have when the others learnt of it"
-        made = self.applied[self.applied > 0]
-        missing = np.setdiff1d(np.arange(1, self.updates + 1), made)
-        if len(missing) and not self.algorithm.lockstep:
-            return f"update {missing[0]} has no record, as after a worker or a server was killed"
-        computed = sum(np.count_nonzero(one["samples"]) for processes in records.values() for one in processes)
-        if (self.updates, computed) != (result.get("version") or self.updates, result.get("computed_gradients")):
-            return "it lacks records of steps"
-        if result.get("torn_updates"):
-            return "a worker was killed while it wrote an update, and the records do not have what it wrote"
-        return ""
+        self.applied = np.sort(np.concatenate(applied))
+        self.updates = int(self.applied.max())
 
     def warnings(self) -> tuple[str, ...]:
         """What differs from the run's machine; other releases and processors can round otherwise."""
@@ -370,8 +336,3 @@ class TaskReplay(TaskSimulation):
         copy(self.kept)
         if self._ends_there:
             self.scheduler.cut()
-
-
-def _by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
-    """A worker's records by its process, the first one first."""
-    return [rows[rows["incarnation"] == one] for one in range(int(rows["incarnation"].max(initial=-1)) + 1)]

@@ -40,6 +40,11 @@ class Mode:
         return ""
 
     @property
+    def unrecorded(self) -> str:
+        """As `Algorithm.unrecorded`, of the decisions on gradients."""
+        return "the order in which gradients waited" if self.ends_with_update else ""
+
+    @property
     def takes_all(self) -> bool:
         """Whether each update takes a gradient of every worker, so that all shards make the same updates."""
         return False
@@ -135,6 +140,10 @@ class Sync(Mode):
         )
 
     @property
+    def unrecorded(self) -> str:
+        return "the times that the number of backup workers followed" if self.backups == "auto" else ""
+
+    @property
     def takes_all(self) -> bool:
         return self.backups == 0
 
@@ -183,6 +192,10 @@ class Async(Mode):
     """
 
     rate: Literal["none", "rescaled"] = "none"
+
+    @property
+    def unrecorded(self) -> str:
+        return "the times that gradients' weights followed" if self.follows_times else ""
 
     @property
     def follows_times(self) -> bool:

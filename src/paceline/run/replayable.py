@@ -1,0 +1,63 @@
+"""Whether a run can be replayed: a run writes the answer into its result, and `paceline replay` refuses by the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.algorithms import Algorithm, registry
+from paceline.records.run_data import RunData
+
+_UNSUPPORTED = {
+    "optimizer state that workers share": lambda config: config.get("optimizer_state") == "shared",
+    "layouts": lambda config: config.get("layout") is not None,
+    "injected staleness": lambda config: config["inject_staleness"] is not None,
+}
+
+
+def replayability(run: RunData) -> dict[str, Any]:
+    """What `result.json` says about it."""
+    why = obstacle(run)
+    return {"replayable": not why, "replayable_reason": f"{why[0].upper()}{why[1:]}." if why else ""}
+
+
+def obstacle(run: RunData) -> str:
+    """Why a run cannot be replayed, as a part of a sentence; "" if it can."""
+    if run.config.get("backend") not in ("processes", "threads") or "inject_staleness" not in run.config:
+        return "only finished runs of paceline train can be replayed"
+    algorithm = registry.build(run.config["algorithm"])
+    if why := algorithm.unrecorded(run.config["workers"]):
+        return f"with {run.config['algorithm']}, its records do not have {why}"
+    for what in (one for one, is_there in _UNSUPPORTED.items() if is_there(run.config)):
+        return f"replays do not support {what}"
+    return _missing(algorithm, run.result, run.records)
+
+
+def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[int, np.ndarray]) -> str:
+    """What the records of one run do not have, although they should."""
+    applied = np.concatenate([*(rows["applied_version"] for rows in records.values()), np.zeros(0, np.int64)])
+    updates = int(applied.max(initial=0))
+    if not updates:
+        return "it has no updates"
+    steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
+    if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
+        return "it was resumed, or lacks records of steps"
+    keeps_order = algorithm.lockstep or algorithm.needs.kind == "served"
+    if keeps_order and (result["workers_lost"] or result["restarts"]):
+        return "a worker died, and the records do not have when the others learnt of it"
+    missing = np.setdiff1d(np.arange(1, updates + 1), applied)
+    if len(missing) and not algorithm.lockstep:
+        return f"update {missing[0]} has no record, as after a worker or a server was killed"
+    computed = sum(np.count_nonzero(rows["samples"]) for rows in records.values())
+    if (updates, computed) != (result.get("version") or updates, result.get("computed_gradients")):
+        return "it lacks records of steps"
+    if result.get("torn_updates"):
+        return "a worker was killed while it wrote an update, and the records do not have what it wrote"
+    return ""
+
+
+def by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
+    """A worker's records by its process, the first one first."""
+    return [rows[rows["incarnation"] == one] for one in range(int(rows["incarnation"].max(initial=-1)) + 1)]
