@@ -163,7 +163,6 @@ ROWS = [
     Row(pl.ParameterServer()),
     Row(
         pl.ParameterServer(mode=pl.Sync(backups=1), shards=2),
-        unreplayable="versions of each shard",
         drops_updates="gradients that come after the first N are dropped",
     ),
     Row(
@@ -173,7 +172,7 @@ ROWS = [
     ),
     Row(pl.ParameterServer(mode=pl.Async())),
     Row(pl.ParameterServer(mode=pl.Async(), durability="replica")),
-    Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2), unreplayable="versions of each shard"),
+    Row(pl.ParameterServer(mode=pl.Bounded(clock_bound=2), shards=2)),
     Row(
         pl.ParameterServer(mode=pl.Rennala(gradients=2)),
         unreplayable="gradients waited",
@@ -199,13 +198,11 @@ ROWS = [
     Row(pl.Downpour(), own_rule=_SERVERS_RULE),
     Row(
         pl.Downpour(fetch=2, push=3, apply=UserOptimizer(), warm_start_steps=20, shards=2),
-        unreplayable="pushed and fetched",
         accrues="three gradients are pushed as one",
     ),
     Row(
         pl.AdaptiveRevision(shards=2),
         own_rule=_SERVERS_RULE,
-        unreplayable="versions of each shard",
         policy="the number of shards",
     ),
     Row(pl.AdaptiveRevision(), own_rule=_SERVERS_RULE),

@@ -93,13 +93,15 @@ def trained(folder, task, algorithm, **named):
     return folder
 
 
-@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce"])
+@pytest.mark.parametrize(
+    "algorithm", ["leashed", "parameter-server(mode=async)", "downpour(push=2,fetch=2)", "all-reduce"]
+)
 def test_dropout_of_each_process_is_repeated(tmp_path, task, algorithm):
     folder = trained(tmp_path / "run", f"{task}:steady", algorithm)
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
-@pytest.mark.parametrize("algorithm", ["locked", "leashed"])
+@pytest.mark.parametrize("algorithm", ["locked", "leashed", "parameter-server(mode=async,shards=2)"])
 def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algorithm):
     folder = trained(tmp_path / "run", f"{task}:dying", algorithm, restarts=1)
     result = pl.RunData.load(folder).result

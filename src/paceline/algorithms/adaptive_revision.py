@@ -70,6 +70,11 @@ class AdaptiveRevision(Served):
     def server_rule(self) -> rule.AdaptiveRevision:
         return rule.AdaptiveRevision(alpha=self.alpha, revision_state=self.revision_state)
 
+    @property
+    def notices_deaths(self) -> bool:
+        """With snapshots: a server discards a dead worker's, at an instant that no record has."""
+        return self.revision_state == "snapshot"
+
     def unrecorded(self, num_workers: int) -> str:
         return self._server().unrecorded(num_workers)
 

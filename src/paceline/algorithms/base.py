@@ -190,6 +190,11 @@ class Algorithm:
         """Whether a gradient can be applied in a later update than its own."""
         return False
 
+    @property
+    def notices_deaths(self) -> bool:
+        """Whether a worker's death changes updates of others, or of its replacement, at an instant that no record has."""
+        return self.lockstep
+
     def unrecorded(self, num_workers: int) -> str:
         """What timing decides in a run and its records do not have, so that it cannot be replayed; "" if they have all."""
         if num_workers == 1 or self.same_batches:

@@ -102,9 +102,11 @@ class Downpour(Served):
     def server_rule(self) -> ApplyRule:
         return self.apply
 
+    @property
+    def keeps_order(self) -> bool:
+        return super().keeps_order or self.overlap or self.fetch > 1 or self.push > 1
+
     def unrecorded(self, num_workers: int) -> str:
-        if num_workers > 1 and (self.overlap or self.fetch > 1 or self.push > 1):
-            return "when each worker pushed and fetched"
         return self._plain_server().unrecorded(num_workers)
 
     @property

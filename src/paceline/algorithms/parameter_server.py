@@ -152,15 +152,16 @@ class ParameterServer(Served):
         except ValueError as error:
             raise UsageError(f"Staleness cannot be injected here: {error}.") from error
 
+    @property
+    def notices_deaths(self) -> bool:
+        return self.mode.waits
+
     def unrecorded(self, num_workers: int) -> str:
         if num_workers == 1:
             return ""
         if why := self.mode.unrecorded:
             return why
-        if self.lets_gradients_wait:
-            return "the order in which gradients waited"
-        is_one = self.shards == 1 or self.mode.takes_all
-        return "" if is_one else "the versions of each shard"
+        return "the order in which gradients waited" if self.lets_gradients_wait else ""
 
     def weighting(self, num_workers: int) -> str:
         """The option that weights gradients, if the servers apply the workers' own optimizer to them."""

@@ -32,6 +32,7 @@ from paceline.memory.waiting import wake_all
 from paceline.optim.sharding import REPLICAS, AxisShape, Sharding
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
+from paceline.records.order import ORDER, OrderWriter
 from paceline.system.clock import RealClock
 
 # A worker at full speed on a tiny model makes about 5,000 steps a second; the supervisor empties the rings every 50 ms.
@@ -70,6 +71,7 @@ class ArenaPlan:
     newcomers: Any  # where the others can let a dead worker's replacement in
     staleness: Any
     rings: tuple[Any, ...]
+    orders: tuple[Any, ...]  # rings of what timing decides; (): nothing is recorded of that
     epoch_claims: int
     stores: tuple[int, ...]  # one for each part of a model whose parts have servers of their own
     rounds: tuple[int, ...]  # one word for each group of workers that goes through rounds together
@@ -130,6 +132,10 @@ def plan_arena(
     rings = tuple(
         RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
     )
+    orders = tuple(
+        RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"order {worker}", rows=ORDER)
+        for worker in range(num_workers if needs.order and sharding is None else 0)
+    )
     epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
     members = seats.workers + seats.servers
     named = [NamedLayout(layout, f"part {part}.") for part in range(num_parts if needs.mailbox else 0)]
@@ -154,6 +160,7 @@ def plan_arena(
         newcomers=newcomers,
         staleness=staleness,
         rings=rings,
+        orders=orders,
         epoch_claims=epoch_claims,
         stores=stores,
         rounds=rounds,
@@ -282,6 +289,10 @@ class Arena:
     def ring(self, worker_id: int) -> RecordRing:
         return RecordRing(self.segment, self.plan.rings[worker_id])
 
+    def order(self, worker_id: int) -> RecordRing | None:
+        """The ring of what timing decides for a worker; None: nothing is recorded of that."""
+        return RecordRing(self.segment, self.plan.orders[worker_id], ORDER) if self.plan.orders else None
+
     def epoch_claims(self) -> SharedEpochClaims:
         return SharedEpochClaims(self.segment, self.plan.epoch_claims, self.plan.num_workers)
 
@@ -316,7 +327,10 @@ class Arena:
     def _given(self, clock: RealClock, seed: int) -> dict[str, Any]:
         clock.stopped = lambda: bool(self.load("abort"))
         seats = self.plan.seats
+        order = self.order(self.participant_id) if self.participant_id < self.plan.num_workers else None
+        decided = {"decided": OrderWriter(order.append, self._incarnation)} if order is not None else {}
         return {
+            **decided,
             "worker_id": seats.of(self.participant_id).member,
             "num_workers": seats.workers,
             "clock": clock,

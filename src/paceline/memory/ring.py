@@ -11,10 +11,7 @@ import numpy.typing as npt
 from paceline.memory.atomics import fence, kernel, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout, Segment
-from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT
-
-_RECORD_BYTES = RECORD_STRUCT.size
-_pack_into = RECORD_STRUCT.pack_into
+from paceline.records.step_record import STEPS, RowFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +38,18 @@ def _count_after_copying(written: int) -> int:
 
 
 class RecordRing:
-    """Records (`records/step_record.py`) from one writer to one reader; the writer never waits.
+    """Records (`records/step_record.py`, or rows of another format) from one writer to one reader; the writer never waits.
 
     A record counts once the writer has announced it by its number, so a record that a kill cut short is never read. A
     reader that falls `capacity` records behind loses the oldest and knows how many.
     Costs: `append` under 1 us, with no allocation and no system call.
     """
 
-    def __init__(self, segment: Segment, plan: RingPlan) -> None:
-        self._records = segment.array(plan.records, plan.capacity, RECORD_DTYPE)
+    def __init__(self, segment: Segment, plan: RingPlan, rows: RowFormat = STEPS) -> None:
+        self._records = segment.array(plan.records, plan.capacity, rows.dtype)
+        self._row_bytes, self._pack_into = rows.struct.size, rows.struct.pack_into
         self._buffer = memoryview(cast(bytearray, segment.mapping))[
-            plan.records : plan.records + plan.capacity * _RECORD_BYTES
+            plan.records : plan.records + plan.capacity * self._row_bytes
         ]
         self._capacity = plan.capacity
         self._written = segment.address + plan.written
@@ -60,7 +58,7 @@ class RecordRing:
         self.lost = 0  # number of records that were overwritten before `drain` read them
 
     @staticmethod
-    def reserve(layout: Layout, *, capacity: int = 4096, name: str = "ring") -> RingPlan:
+    def reserve(layout: Layout, *, capacity: int = 4096, name: str = "ring", rows: RowFormat = STEPS) -> RingPlan:
         """Reserves a ring of `capacity` records (184 bytes each; at 1000 steps per second, 4096 last four seconds).
 
         Raises:
@@ -71,7 +69,7 @@ class RecordRing:
         return RingPlan(
             capacity=capacity,
             written=layout.words(f"{name}.written", 1),
-            records=layout.reserve(f"{name}.records", capacity * _RECORD_BYTES),
+            records=layout.reserve(f"{name}.records", capacity * rows.struct.size),
         )
 
     def append(self, *fields: float) -> None:
@@ -82,7 +80,7 @@ class RecordRing:
         """
         fail_point("ring.unwritten")
         number = self._num_appended
-        _pack_into(self._buffer, number % self._capacity * _RECORD_BYTES, *fields)
+        self._pack_into(self._buffer, number % self._capacity * self._row_bytes, *fields)
         self._num_appended = number + 1
         _announce(self._written, number + 1)
 
@@ -104,7 +102,7 @@ class RecordRing:
         return self._num_read
 
     def drain(self) -> npt.NDArray[np.void]:
-        """The records since the last call, oldest first, as a private array of `RECORD_DTYPE` (the reader's side)."""
+        """The records since the last call, oldest first, as a private array (the reader's side)."""
         written = load(self._written)
         start = max(self._num_read, written - self._capacity)
         # take() with wrapping copies the ring's one or two pieces in one go.

@@ -139,6 +139,11 @@ def load_parameters(checkpoint: Path) -> Parameters:
     return replace(parameters, x=x, version=states[0]["version"])
 
 
+def shard_versions(checkpoint: Path) -> list[int]:
+    """The versions of the shards that servers saved, in the order of their ranges; empty if there were none."""
+    return [state["version"] for state in _server_states(checkpoint)]
+
+
 def load_fitting(
     checkpoint: Path,
     num_elements: int,

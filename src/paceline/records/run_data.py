@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
+from paceline.records.order import ORDER_FILE, read_order, save_order
 from paceline.records.step_record import CODED, RECORD_DTYPE, without_waiting
 from paceline.system import files
 
@@ -42,6 +43,7 @@ class RunData:
         config: the run's options: task, algorithm, workers, seed, learning rate and so on.
         result: `summarize`'s figures plus outcome, versions, machine and command.
         records: worker_id -> that worker's steps (`RECORD_DTYPE`), times in seconds from the run's start.
+        order: worker_id -> what timing has decided and the steps do not have (`ORDER_DTYPE`), where replays need that.
         evaluations: dicts with `elapsed_s`, `version`, `samples`, `train_loss`, `test_loss`, `test_accuracy`; a value
             that was not measured is None.
         returned: worker_id -> its function's return value; from `simulate` only, and not saved.
@@ -52,6 +54,7 @@ class RunData:
     records: dict[int, np.ndarray] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     returned: dict[int, Any] = field(default_factory=dict)
+    order: dict[int, np.ndarray] = field(default_factory=dict)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's files into `folder`, made if missing; events of workers that it no longer has are removed.
@@ -70,6 +73,7 @@ class RunData:
             (folder / "result.json").unlink(missing_ok=True)  # until everything is rewritten
         write_config(folder, self.config)
         save_events(folder, self.records)
+        save_order(folder / ORDER_FILE, self.order)
         write_json(folder / "evaluations.json", self.evaluations)
         write_json(folder / "result.json", self.result)  # last: a folder with a result is complete
         return folder
@@ -102,7 +106,7 @@ class RunData:
         config = files.read_json(folder / "config.json", {})
         if files.CHECKSUM in config or not decided:
             config = files.read_checked_json(folder / "config.json")
-        return cls(config, result, records, evaluations)
+        return cls(config, result, records, evaluations, order=read_order(folder / ORDER_FILE))
 
 
 def _is_evaluation(one: dict[str, Any]) -> bool:

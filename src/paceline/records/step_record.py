@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,16 @@ _FLOATS = (
 )
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
 RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
+
+
+class RowFormat(NamedTuple):
+    """Rows of fixed size: as an array, and as one writer packs them."""
+
+    dtype: np.dtype
+    struct: struct.Struct
+
+
+STEPS = RowFormat(RECORD_DTYPE, RECORD_STRUCT)
 #: What only runs with a codec have: files of events leave it out where nothing was coded, and it then counts as 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
 assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 184

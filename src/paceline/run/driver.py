@@ -160,7 +160,9 @@ class Driver:
             about=about,
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
-        run = RunData(self._record() | (about if loop.task is None else {}), result, records, recording.evaluations)
+        config = self._record() | (about if loop.task is None else {})
+        order = supervisor.spool.order() if not self._earlier.run.records else {}
+        run = RunData(config, result, records, recording.evaluations, order=order)
         run.result |= replayability(run)
         if self._folder is not None:
             title = f"{about['task']}: {about['algorithm']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from paceline.data.sources import END
 from paceline.errors import PacelineError
 from paceline.loop.task_replica import TaskReplica
 from paceline.ports.replica import OnBucket, OnEnd
+from paceline.records.accruals import ACCRUED
+from paceline.records.order import ORDER_DTYPE, OrderWriter
 from paceline.simulator.program import Program
 from paceline.simulator.replica import SimulatedReplica
 from paceline.simulator.scheduler import Scheduler
@@ -62,16 +64,15 @@ class Turns:
         self._stages: list[int] = []  # of these, the lowest last
         self._waiting: list[tuple[int, Program]] = []
 
-    def expect(self, rows: np.ndarray, *, reads: slice, retries: bool) -> None:
+    def expect(self, rows: np.ndarray, *, retries: bool) -> None:
         """Adds what the steps of one worker's process will do.
 
         Args:
             rows: their records.
-            reads: the steps that read the parameters by themselves; others get them in the answer to the last push.
             retries: whether failed updates read the parameters a second time, as with `leashed`.
         """
         applied = rows["applied_version"]
-        self._pending.update((2 * rows["read_version"][reads]).tolist())
+        self._pending.update((2 * rows["read_version"]).tolist())
         self._pending.update((2 * rows["gradient_version"][applied < 0]).tolist())
         if retries:
             self._pending.update((2 * rows["gradient_version"][rows["failed_publishes"] > 0]).tolist())
@@ -124,24 +125,25 @@ class RecordedReplica(SimulatedReplica):
 
     Args:
         rows: the records of the worker's process.
-        keeps: the update whose gradient is kept, if this worker computes one for it.
-        on_applied: called with the version of each update in which this worker has a part.
+        keeps: the update whose gradients are kept, if this worker computes any for it.
+        on_applied: called with the version of each update in which this worker has a part; None: never.
 
     Attributes:
-        kept: that gradient (P,).
+        kept: step -> that gradient (P,).
         compared: number of steps that were equal.
     """
 
     def __init__(
-        self, *task: Any, rows: np.ndarray, keeps: int | None, on_applied: Callable[[int], None], **base: Any
+        self, *task: Any, rows: np.ndarray, keeps: int | None, on_applied: Callable[[int], None] | None, **base: Any
     ) -> None:
         super().__init__(*task, **base)
         self._recorded, self._keeps, self._on_applied = rows, keeps, on_applied
-        self.kept: torch.Tensor | None = None
+        self.kept: dict[int, torch.Tensor] = {}
         self.compared = 0
         # As in the run, plain SGD steps with sparse gradients as backward makes them: it adds a row's one by one.
         self._takes_own = self._is_plain_sgd and bool(self.binding.tables)
         self._own: list[torch.Tensor | None] = []
+        self._accrued: list[Any] = []  # rows of gradients that wait for their update
 
     @property
     def _row(self) -> Any:
@@ -155,7 +157,7 @@ class RecordedReplica(SimulatedReplica):
         if self._in_own:
             self._own = [one.grad for one in self.binding.parameters]
         if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
-            self.kept = self._dense() if self._in_own else self.g.clone()
+            self.kept[self.step] = self._dense() if self._in_own else self.g.clone()
         super()._compute(ready, finish)
 
     def _dense(self) -> torch.Tensor:
@@ -187,14 +189,63 @@ class RecordedReplica(SimulatedReplica):
         super()._record(applied_version, gradient_version, failed_publishes)
         if self.step > len(self._recorded):
             return
-        recorded: dict[str, Any] = {name: self._row[name].item() for name in _COMPARED}
+        row = self._row
+        if applied_version == ACCRUED:
+            self._accrued.append(row)
+            applied_version = row["applied_version"].item()
+        else:
+            self._settle(applied_version)
         samples = self.samples if applied_version else 0
-        values = (self.step, self.batch, samples, self._read_version, applied_version, self.loss)
+        self._compare(row, (self.step, self.batch, samples, self._read_version, applied_version, self.loss))
+        self.compared += 1
+        if self._on_applied is not None:
+            self._on_applied(applied_version)
+
+    def settled(self, version: int) -> None:
+        super().settled(version)
+        self._settle(version)
+
+    def _settle(self, version: int) -> None:
+        """The gradients that wait have become this update, or were dropped."""
+        for row in self._accrued:
+            self._compare(row, [version if name == "applied_version" else row[name].item() for name in _COMPARED])
+        self._accrued.clear()
+
+    def _compare(self, row: Any, values: Sequence[float]) -> None:
+        recorded: dict[str, Any] = {name: row[name].item() for name in _COMPARED}
         replayed: dict[str, Any] = dict(zip(_COMPARED, values, strict=True))
         if not all(_equal(recorded[name], replayed[name]) for name in _COMPARED):
             raise _mismatch(self._core.worker_id, recorded, replayed)
-        self.compared += 1
-        self._on_applied(applied_version)
+
+
+class OrderCheck:
+    """Compares what is decided in a replay with the record; implements `Ports.decided`.
+
+    Args:
+        process: the worker and its incarnation.
+        rows: of its order.
+    """
+
+    def __init__(self, process: tuple[int, int], rows: np.ndarray) -> None:
+        self._worker_id, self._rows = process[0], iter(rows.tolist())
+        self._writer = OrderWriter(self._check, process[1])
+
+    def __call__(self, *numbers: int, **named: int) -> None:
+        self._writer(*numbers, **named)
+
+    def _check(self, *replayed: int) -> None:
+        recorded = next(self._rows, None)
+        if recorded is not None and recorded != replayed:
+            differ = [
+                f"{name} {then} then, {now} now"
+                for name, then, now in zip(ORDER_DTYPE.names or (), recorded, replayed, strict=True)
+                if then != now
+            ]
+            raise ReplayMismatchError(
+                f"The replay differs from the run at exchange {recorded[0]} of worker {self._worker_id}: {', '.join(differ)}.",
+                recorded[2],
+                self._worker_id,
+            )
 
 
 class OrderedReplica(RecordedReplica):
@@ -202,25 +253,21 @@ class OrderedReplica(RecordedReplica):
 
     Args:
         turns: of all workers.
-        reads: as for `Turns.expect`.
     """
 
-    def __init__(self, *task: Any, turns: Turns, reads: slice, **base: Any) -> None:
+    def __init__(self, *task: Any, turns: Turns, **base: Any) -> None:
         super().__init__(*task, **base)
         self._turns = turns
-        self._reads = set(range(len(self._recorded))[reads])
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
-            if step - 1 in self._reads:
-                self._turns.wait_for(2 * self._row["read_version"])
+            self._turns.wait_for(2 * self._row["read_version"])
             yield step
 
     def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
         super()._compute(ready, finish)
         row = self._row
-        if self.step - 1 in self._reads:
-            self._turns.happened(2 * row["read_version"])
+        self._turns.happened(2 * row["read_version"])
         if self._is_late or row["applied_version"] < 0:
             self._turns.wait_for(2 * row["gradient_version"])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -19,16 +20,26 @@ from paceline.data.plan import BatchPlan
 from paceline.errors import PacelineError, UsageError
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents, checkpoint_files
+from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded_exchanges
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
-from paceline.run.recorded_order import OrderedReplica, RecordedClaims, RecordedReplica, ReplayMismatchError, Turns
+from paceline.run.recorded_order import (
+    OrderCheck,
+    OrderedReplica,
+    RecordedClaims,
+    RecordedReplica,
+    ReplayMismatchError,
+    Turns,
+)
 from paceline.run.replayable import by_incarnation, obstacle
+from paceline.run.served_order import OrderedMailbox, ShardOrder
 from paceline.run.simulate_task import TaskSimulation
+from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.system.machine import versions
 
-_READ_BY_WORKERS = ("locked", "slots")  # kinds of parameters that each step reads; from servers, answers bring them
+_SHARED = ("locked", "slots")  # kinds of parameters that each step reads and updates in the memory of all workers
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class RecordedRun:
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
         if why := obstacle(run):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
-        self._result = run.result
+        self._result, self.order = run.result, run.order
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
@@ -115,10 +126,12 @@ class RecordedRun:
             ReplayMismatchError: a step differs from its record, or the parameters from those of the checkpoint.
         """
         checkpoint, version, compared = checkpoint_files.newest_or_none(self.folder / "checkpoint"), None, None
+        shards: Sequence[int] = ()
         if checkpoint is not None:
             checkpoint_files.check(checkpoint)
             version = checkpoint_contents.load_parameters(checkpoint).version
-        simulation = TaskReplay(self, version)
+            shards = checkpoint_contents.shard_versions(checkpoint)
+        simulation = TaskReplay(self, version, shards)
         simulation.replay()
         if checkpoint is not None:
             compared = simulation.compare_with(checkpoint)
@@ -135,9 +148,31 @@ class RecordedRun:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
         if not 1 <= version <= self.updates:
             raise UsageError(f"The run has updates 1 to {self.updates}, not {version}.")
-        simulation = TaskReplay(self, version, ends_there=True)
+        simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
         simulation.replay()
         return simulation.update()
+
+    def shard_versions(self, version: int) -> list[int]:
+        """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
+        processes = self.exchanges().values()
+        made = [shards for own in processes for shards in zip(*own, strict=True) if shards[0].of == version]
+        return [one.of or one.at or 0 for one in made[0]] if made else []
+
+    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]:
+        """By worker and incarnation, and then by shard: its requests, and how they were answered."""
+        num_shards = self.algorithm.needs.servers if self.config.workers > 1 else 0
+        found = {}
+        for worker, processes in self.processes.items() if num_shards else ():
+            for incarnation, rows in enumerate(processes):
+                order = self.order_of(worker, incarnation)
+                own = recorded_exchanges(order, num_shards) if self.algorithm.needs.order else [exchanges_of(rows)]
+                found[worker, incarnation] = own
+        return found
+
+    def order_of(self, worker: int, incarnation: int) -> np.ndarray:
+        """What timing decided in a worker's process beyond the records of its steps."""
+        order = self.order.get(worker, np.empty(0, ORDER_DTYPE))
+        return order[order["incarnation"] == incarnation]
 
     def first(
         self, holds: Callable[[nn.Module], bool], *, told: Callable[[int, bool], None] | None = None
@@ -172,27 +207,50 @@ class TaskReplay(TaskSimulation):
     Args:
         run: what to repeat.
         version: of the parameters to keep; None: none are.
+        shards: their version at each shard, if servers have them.
         ends_there: whether the replay ends with that version.
 
     Attributes:
         kept: these parameters (P,), once the replay has come to them.
     """
 
-    def __init__(self, run: RecordedRun, version: int | None, *, ends_there: bool = False) -> None:
+    def __init__(
+        self, run: RecordedRun, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
+    ) -> None:
         super().__init__(run.config, evaluates=False)
         self._run, self._version, self._ends_there = run, version, ends_there
         self.kept: torch.Tensor | None = None
         self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation
-        needs = self.algorithm.needs
-        self._reads = slice(None) if needs.kind in _READ_BY_WORKERS else slice(1)
+        needs, is_alone = self.algorithm.needs, self.config.workers == 1
         self._turns: Turns | None = None
-        if not self.algorithm.lockstep and self.config.workers > 1:
+        self._orders: list[ShardOrder] = []  # of servers
+        self._to_keep: dict[int, int] = {}  # shard -> version of the parameters to keep
+        self._kept_parts: torch.Tensor | None = None
+        if needs.kind in _SHARED and not is_alone:
             self._turns = Turns(self.scheduler, self._updated)
             for rows in chain.from_iterable(run.processes.values()):
-                self._turns.expect(rows, reads=self._reads, retries=needs.kind == "slots")
-            for shard in self._shards:
-                shard.on_update = self._shard_updated
+                self._turns.expect(rows, retries=needs.kind == "slots")
             self._turns.begin()
+        elif needs.kind == "served" and not is_alone:
+            self._order_servers(shards)
+
+    def _order_servers(self, versions: Sequence[int]) -> None:
+        exchanges = self._run.exchanges()
+        for number, shard in enumerate(self.machine.shared.shards):
+            own = {process: shards[number] for process, shards in exchanges.items()}
+            self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
+            shard.on_update = partial(self._shard_updated, number)
+        self.machine.new_mailbox = self._mailbox
+        self._to_keep = dict(enumerate(versions))
+        if self.algorithm.needs.order:
+            self.machine.decided = lambda *process: OrderCheck(process, self._run.order_of(*process))
+
+    def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
+        shard = worker_id - self.config.workers
+        if not 0 <= shard < len(self._orders):
+            return SimulatedMailbox(*args, worker_id=worker_id, **named)
+        about = {"order": self._orders[shard], "shard": self.machine.shared.shards[shard]}
+        return OrderedMailbox(*args, worker_id=worker_id, **about, **named)
 
     def replay(self) -> None:
         """Runs all workers.
@@ -200,10 +258,8 @@ class TaskReplay(TaskSimulation):
         Raises:
             ReplayMismatchError: a step differs from its record.
         """
-        try:
+        with suppress(DeadlockError):  # the messages below say it in the terms of the run
             self.run()
-        except DeadlockError as error:
-            raise self._contradiction(str(error)) from error
         if self._ends_there:
             if self.kept is None:
                 raise self._contradiction(f"The replay ended before update {self._version}.")
@@ -261,7 +317,7 @@ class TaskReplay(TaskSimulation):
             **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
             "staleness": int(row["applied_version"] - row["read_version"]) - 1,
             "samples": self.plan.indices(int(row["batch"])),
-            "gradient": self._replicas[worker, int(row["incarnation"])].kept,
+            "gradient": self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])],
         }
 
     # Parts of the simulation
@@ -273,7 +329,7 @@ class TaskReplay(TaskSimulation):
             raise error.cause if isinstance(error.cause, PacelineError) else error from None
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
-        if self._turns is None:
+        if self._turns is None and not self._orders:
             return super()._claims(plan, ports, claim_batch, taken)
         return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
 
@@ -287,10 +343,10 @@ class TaskReplay(TaskSimulation):
             "keeps": self._version if self._ends_there else None,
         }
         if self._turns is None:
-            replica = RecordedReplica(*task, on_applied=partial(self._applied, worker_id), **base)
+            on_applied = partial(self._applied, worker_id) if not self._orders else None
+            replica = RecordedReplica(*task, on_applied=on_applied, **base)
         else:
-            ordered = {"turns": self._turns, "reads": self._reads, "on_applied": self._turns.updated}
-            replica = OrderedReplica(*task, **ordered, **base)
+            replica = OrderedReplica(*task, turns=self._turns, on_applied=self._turns.updated, **base)
         self._replicas[worker_id, base["incarnation"]] = replica
         return replica
 
@@ -301,9 +357,7 @@ class TaskReplay(TaskSimulation):
             super()._start(ports, work)
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
-        worker_id, rows = ports.worker_id, self._rows(ports.worker_id, ports.incarnation)
-        if self._turns is not None and len(rows):
-            self._turns.wait_for(2 * rows["read_version"][0])  # it gets its first parameters as it joins servers
+        worker_id = ports.worker_id
         super()._work(replica, ports)
         if ports.incarnation + 1 < len(self._run.processes[worker_id]):
             self.machine.start_again(worker_id, ports.incarnation + 1)
@@ -312,27 +366,32 @@ class TaskReplay(TaskSimulation):
         processes = self._run.processes.get(worker_id, [])
         return processes[incarnation] if incarnation < len(processes) else np.empty(0, RECORD_DTYPE)
 
-    @property
-    def _shards(self) -> Sequence[Any]:
-        return self.machine.shared.shards if self.algorithm.needs.kind == "served" else ()
-
-    def _shard_updated(self, version: int) -> None:
-        if all(shard.version >= version for shard in self._shards):
-            assert self._turns is not None
-            self._turns.updated(version)
+    def _shard_updated(self, number: int, version: int) -> None:
+        if self._to_keep.get(number) != version:
+            return
+        shared, part = self.machine.shared, slice(*self.machine.shared.ranges[number])
+        if self._kept_parts is None:
+            self._kept_parts = self.binding.zeros()
+        self._kept_parts[part] = shared.x[part]
+        del self._to_keep[number]
+        if not self._to_keep:
+            self._keep(self._kept_parts)
 
     def _updated(self, version: int) -> None:
         if version == self._version:
-            self._keep(self.machine.shared.snapshot)
+            x = self.binding.zeros()
+            self.machine.shared.snapshot(x)
+            self._keep(x)
 
     def _applied(self, worker_id: int, version: int) -> None:
         if version == self._version and self.kept is None:
             shared = self.machine.shared
             is_own = self.algorithm.needs.kind == "replicated"  # others may not have made this update yet
-            self._keep(partial(shared.model, worker_id) if is_own else shared.snapshot)
+            x = self.binding.zeros()
+            (partial(shared.model, worker_id) if is_own else shared.snapshot)(x)
+            self._keep(x)
 
-    def _keep(self, copy: Callable[[torch.Tensor], int]) -> None:
-        self.kept = self.binding.zeros()
-        copy(self.kept)
+    def _keep(self, x: torch.Tensor) -> None:
+        self.kept = x
         if self._ends_there:
             self.scheduler.cut()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.algorithms import Algorithm, registry
+from paceline.records.order import ORDER_DTYPE, recorded_exchanges
 from paceline.records.run_data import RunData
 
 _UNSUPPORTED = {
@@ -32,7 +33,9 @@ def obstacle(run: RunData) -> str:
         return f"with {run.config['algorithm']}, its records do not have {why}"
     for what in (one for one, is_there in _UNSUPPORTED.items() if is_there(run.config)):
         return f"replays do not support {what}"
-    return _missing(algorithm, run.result, run.records)
+    why = _missing(algorithm, run.result, run.records)
+    is_ordered = algorithm.needs.order and run.config["workers"] > 1
+    return why or (_missing_order(algorithm.needs.servers, run) if is_ordered else "")
 
 
 def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[int, np.ndarray]) -> str:
@@ -44,17 +47,36 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
     steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
     if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
         return "it was resumed, or lacks records of steps"
-    keeps_order = algorithm.lockstep or algorithm.needs.kind == "served"
-    if keeps_order and (result["workers_lost"] or result["restarts"]):
+    if algorithm.notices_deaths and (result["workers_lost"] or result["restarts"]):
         return "a worker died, and the records do not have when the others learnt of it"
+    if result.get("server_restarts"):
+        return "a server died, and the records do not have which messages its successor got"
     missing = np.setdiff1d(np.arange(1, updates + 1), applied)
     if len(missing) and not algorithm.lockstep:
-        return f"update {missing[0]} has no record, as after a worker or a server was killed"
+        return f"update {missing[0]} has no record, as after a worker was killed"
     computed = sum(np.count_nonzero(rows["samples"]) for rows in records.values())
     if (updates, computed) != (result.get("version") or updates, result.get("computed_gradients")):
         return "it lacks records of steps"
     if result.get("torn_updates"):
         return "a worker was killed while it wrote an update, and the records do not have what it wrote"
+    return ""
+
+
+def _missing_order(num_shards: int, run: RunData) -> str:
+    """What the order of messages at several shards, or of several kinds, does not have."""
+    made: list[set[int]] = [set() for _ in range(num_shards)]
+    for worker, rows in run.records.items():
+        order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
+        for incarnation, process in enumerate(by_incarnation(rows)):
+            exchanges = recorded_exchanges(order[order["incarnation"] == incarnation], num_shards)
+            if exchanges is None or (len(process) and not exchanges[0]):
+                return "it lacks records of the order in which servers answered"
+            for own, answers in zip(made, exchanges, strict=True):
+                own.update(one.of for one in answers if one.of)
+    counts = [one["version"] for one in run.result.get("shards", ())] or [max(own, default=0) for own in made]
+    for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
+        if missing := set(range(1, version + 1)) - own:
+            return f"update {min(missing)} of shard {shard} has no record, as after a worker was killed"
     return ""
 
 

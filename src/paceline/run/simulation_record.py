@@ -13,6 +13,7 @@ import torch
 
 from paceline.algorithms import Algorithm
 from paceline.ports.shared import AVERAGE
+from paceline.records.order import OrderWriter, PackedOrder
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, without_waiting
 from paceline.records.summary import unrecorded
@@ -63,11 +64,17 @@ class SimulationRecord(RunRecord):
         self._evaluated = _SimulatedParameters(machine.shared, buffers)
         self._recorded = _Records(machine.cluster.workers)
         self._unrecorded_of_replaced = 0
+        self._order: dict[int, PackedOrder] = {}
+        if machine.needs.order and not timing_only:
+            machine.decided = self._order_of
         self.know_epoch(epoch_samples)
 
     def recorder(self, worker_id: int) -> _Recorder:
         watched = (self._evaluator, self.goal.target_loss, self.goal.limit_samples)
         return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
+
+    def _order_of(self, worker_id: int, incarnation: int) -> OrderWriter:
+        return OrderWriter(self._order.setdefault(worker_id, PackedOrder()).append, incarnation)
 
     def know_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch has, which decides how often to evaluate."""
@@ -150,7 +157,8 @@ class SimulationRecord(RunRecord):
             result["notes"] = [*result.get("notes", ()), *notes]
         if (counts := getattr(machine.shared, "counts", None)) is not None:
             result["shards"] = counts()
-        return RunData(config, result, records, self.evaluations)
+        order = {worker: rows.array() for worker, rows in sorted(self._order.items())}
+        return RunData(config, result, records, self.evaluations, order=order)
 
     def _unrecorded(self, records: dict[int, np.ndarray]) -> int:
         """Updates without a record, because their worker was killed, or the run stopped, before the worker learnt of them."""

@@ -30,6 +30,10 @@ class Spool:
         self.failure = ""  # why the disk takes no more records; "" if it does
         self._tell: Callable[[str], object] | None = tell  # takes a sentence, once, if the disk takes no more
         self._rings: list[RecordRing] = []
+        self._order_rings: list[RecordRing] = []
+        self._order: list[list[np.ndarray]] = [
+            [] for _ in range(num_workers)
+        ]  # in memory: a killed run is not replayed
         self._chunks: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
         self._folder = folder  # where `events-<worker>.bin` grow; None: kept in memory
         self._files: list[IO[bytes]] = []
@@ -40,12 +44,14 @@ class Spool:
                 self._files = [files.new_file(_file(folder, worker)) for worker in range(num_workers)]
 
     def open(self, arena: Arena) -> None:
-        self._rings = [arena.ring(worker) for worker in range(arena.plan.num_workers)]
+        workers = range(arena.plan.num_workers)
+        self._rings = [arena.ring(worker) for worker in workers]
+        self._order_rings = [ring for worker in workers if (ring := arena.order(worker)) is not None]
 
     @property
     def lost(self) -> int:
         """Records that were overwritten before they were read."""
-        return sum(ring.lost for ring in self._rings)
+        return sum(ring.lost for ring in (*self._rings, *self._order_rings))
 
     @property
     def is_on_disk(self) -> bool:
@@ -68,6 +74,9 @@ class Spool:
                 self._write(worker, records)
             elif len(records):
                 self._chunks[worker].append(records)
+        for rows, ring in zip(self._order, self._order_rings, strict=False):
+            if len(fresh := ring.drain()):
+                rows.append(fresh)
         if not any(self._unwritten):
             self.failure = ""
 
@@ -95,6 +104,10 @@ class Spool:
             worker: np.concatenate(chunks) if chunks else np.empty(0, RECORD_DTYPE)
             for worker, chunks in enumerate(self._chunks)
         }
+
+    def order(self) -> dict[int, np.ndarray]:
+        """What timing has decided so far, by worker; empty if nothing is recorded of that."""
+        return {worker: np.concatenate(rows) for worker, rows in enumerate(self._order) if rows}
 
     def close(self) -> None:
         """Closes the files; `records` can still be read."""

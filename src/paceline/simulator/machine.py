@@ -136,6 +136,10 @@ class SimulatedMachine:
         self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None
         self._restarts_left = restarts
+        self.new_mailbox: Callable[..., SimulatedMailbox] = SimulatedMailbox
+        self.decided: Callable[[int, int], Callable[..., None]] | None = (
+            None  # by worker and incarnation: `Ports.decided`
+        )
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
@@ -179,7 +183,7 @@ class SimulatedMachine:
         mailbox = concurrency = None
         self._counts.append(counts)
         if self.needs.mailbox:
-            mailbox = SimulatedMailbox(
+            mailbox = self.new_mailbox(
                 self.scheduler,
                 self._network,
                 worker_id=worker_id,
@@ -191,7 +195,11 @@ class SimulatedMachine:
             )
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
+        decided = {}
+        if self.decided is not None and worker_id < self.cluster.workers:
+            decided = {"decided": self.decided(worker_id, incarnation)}
         return {
+            **decided,
             "worker_id": worker_id,
             "num_workers": self.cluster.workers,
             "clock": SimulatedClock(self.scheduler),

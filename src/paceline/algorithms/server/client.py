@@ -91,7 +91,8 @@ class Client:
         self._told: Message | None = None
         self._state: Callable[[], dict[str, torch.Tensor]] = dict
         self._aligned, self._by_workers_optimizer, self._fetched = aligned, by_workers_optimizer, fetched
-        self._num_fetches = 0
+        self._num_fetches = self._num_exchanges = 0
+        self._decided = ports.decided
         self._under_way: dict[int, Message] = {}  # by shard: requests that `finish` waits for
         self._has_met = False
         self._clocks: dict[int, int] = {}  # shard -> clock of what it sent, where told in the last exchange
@@ -253,6 +254,7 @@ class Client:
     def _start(self, messages: list[Message]) -> dict[int, Message]:
         """Sends each shard its message."""
         self._has_met = False
+        self._num_exchanges += 1
         self._clocks.clear()
         return self._send_all(dict(enumerate(messages)))
 
@@ -271,6 +273,9 @@ class Client:
         if requests[0].kind != "push-only":
             self._copy.all_came()
             self._fetched(self.x)
+        for shard, answer in sorted(answers.items()):
+            at = answer.version if requests[0].kind == "push-only" else versions[shard]
+            self._decided(self._num_exchanges, peer=shard, at=at, of=answer.applied_version)
         self.version = versions[0]
         return answers[0]
 

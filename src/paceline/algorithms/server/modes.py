@@ -45,11 +45,6 @@ class Mode:
         return "the order in which gradients waited" if self.ends_with_update else ""
 
     @property
-    def takes_all(self) -> bool:
-        """Whether each update takes a gradient of every worker, so that all shards make the same updates."""
-        return False
-
-    @property
     def chosen_once(self) -> bool:
         """Whether shard 0 chooses for all shards whose gradients make a step; a worker then reads one version from all."""
         return False
@@ -142,10 +137,6 @@ class Sync(Mode):
     @property
     def unrecorded(self) -> str:
         return "the times that the number of backup workers followed" if self.backups == "auto" else ""
-
-    @property
-    def takes_all(self) -> bool:
-        return self.backups == 0
 
     @property
     def chosen_once(self) -> bool:

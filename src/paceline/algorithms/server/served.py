@@ -79,7 +79,12 @@ class Served(Algorithm):
     @property
     def needs(self) -> Needs:
         copies = 2 if self.durability == "replica" else 1
-        return Needs("served", mailbox=True, servers=self.shards, copies=copies)
+        return Needs("served", mailbox=True, servers=self.shards, copies=copies, order=self.keeps_order)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether each shard's order of updates is recorded; that of one shard is in the records of steps."""
+        return self.shards > 1
 
     @property
     def default_learning_rate(self) -> float | None:

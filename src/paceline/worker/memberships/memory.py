@@ -254,7 +254,7 @@ def own_arena(
         worker_id: this worker's place.
         version: of the parameters.
     """
-    needs = algorithm.needs._replace(views=False)  # no supervisor says who has died
+    needs = algorithm.needs._replace(views=False, order=False)  # no supervisor says who has died, or records
     plan = plan_arena(needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={})
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
     x = binding.zeros()

@@ -1,0 +1,120 @@
+"""What timing decides in a run and the records of steps do not have: 16 bytes for each answer of a server, or average.
+
+Under methods with servers a row is one shard's answer: `moment` counts the worker's requests, `peer` is the shard, `at` the
+version of the parameters after it, and `of` the version of the update that the worker's gradient became.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.records.step_record import RowFormat
+from paceline.system import files
+from paceline.system.plain_files import read_npz
+
+ORDER_FILE = "order.npz"
+
+NONE = 2**32 - 1  # in place of a version
+ORDER_DTYPE = np.dtype(
+    [
+        ("moment", "<u4"),
+        ("at", "<u4"),
+        ("of", "<u4"),
+        ("peer", "<u2"),
+        ("incarnation", "u1"),
+        ("peer_incarnation", "u1"),
+    ]
+)
+ORDER = RowFormat(ORDER_DTYPE, struct.Struct("<IIIHBB"))
+assert ORDER.struct.size == ORDER_DTYPE.itemsize == 16
+
+
+@dataclass(frozen=True)
+class OrderWriter:
+    """Writes one worker's rows; implements `Ports.decided`. Numbers wrap: a run that exceeds them cannot be replayed."""
+
+    append: Callable[..., None]
+    incarnation: int
+
+    def __call__(self, moment: int, *, peer: int, at: int, of: int, peer_incarnation: int = 0) -> None:
+        self.append(
+            moment & NONE, at & NONE, of & NONE, peer & 0xFFFF, self.incarnation & 0xFF, peer_incarnation & 0xFF
+        )
+
+
+class PackedOrder:
+    """Rows in memory, packed."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def append(self, *fields: int) -> None:
+        self._data += ORDER.struct.pack(*fields)
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(bytes(self._data), ORDER_DTYPE)
+
+
+def save_order(path: Path, order: Mapping[int, np.ndarray]) -> None:
+    """Writes all workers' rows; without any, removes the file.
+
+    Raises:
+        NotWrittenError: the file cannot be written.
+    """
+    with files.writing(path):
+        path.unlink(missing_ok=True)
+    if order:
+        with files.replacing(path) as file:
+            arrays: dict[str, Any] = {str(worker): rows for worker, rows in order.items()}
+            np.savez(file, **arrays)
+
+
+def read_order(path: Path) -> dict[int, np.ndarray]:
+    """By worker, what `save_order` wrote; empty if there is no file.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    remedy = "the file is damaged: without it, only replays are missing"
+    arrays = read_npz(path, remedy) if path.exists() else {}
+    if not all(name.isdecimal() and rows.dtype == ORDER_DTYPE and rows.ndim == 1 for name, rows in arrays.items()):
+        raise UsageError(f"{path} does not hold what timing has decided; {remedy}.")
+    return {int(name): rows for name, rows in arrays.items()}
+
+
+class Exchange(NamedTuple):
+    """One request of a worker, as one shard answered it."""
+
+    at: int | None  # the version of the parameters after it; None: unknown, and nothing depends on it
+    of: int  # the update that its gradient became; 0: it had none, or it was dropped
+
+
+def exchanges_of(rows: np.ndarray) -> list[Exchange]:
+    """A process's exchanges with a single shard, from the records of its steps."""
+    if not len(rows):
+        return []
+    reads: list[int | None] = [*rows["read_version"].tolist()]
+    applied, late = rows["applied_version"].tolist(), rows["gradient_version"].tolist()
+    after = [at if of < 0 else read for of, at, read in zip(applied, late, [*reads[1:], None], strict=True)]
+    return [Exchange(reads[0], 0), *(Exchange(at, max(of, 0)) for at, of in zip(after, applied, strict=True))]
+
+
+def recorded_exchanges(order: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
+    """By shard, a process's exchanges from the rows of its order; None: some are missing."""
+    if len(order) % num_shards:
+        return None
+    rows = order.reshape(-1, num_shards)
+    in_order = np.arange(1, len(rows) + 1)[:, None] == rows["moment"]
+    if not in_order.all() or (rows["peer"] != np.arange(num_shards)).any():
+        return None
+    return [
+        [Exchange(at, 0 if of == NONE else of) for at, of in own[["at", "of"]].tolist()]
+        for own in (rows[:, shard] for shard in range(num_shards))
+    ]
