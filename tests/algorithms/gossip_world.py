@@ -170,8 +170,8 @@ class Worker:
         self.final = None
         ports = SimpleNamespace(
             worker_id=me, num_workers=len(world.x0), incarnation=incarnation, mailbox=self, counts=self.counts,
-            random=self.random, shared=SimpleNamespace(x=x, writing=self.writing, advance=lambda updates: None),
-            clock=SimpleNamespace(now_s=lambda: world.now_s), moved=lambda _: None,
+            random=self.random, shared=SimpleNamespace(x=x, version=0, writing=self.writing, advance=lambda updates: 1),
+            clock=SimpleNamespace(now_s=lambda: world.now_s), moved=lambda _: None, decided=lambda *_, **__: None,
         )  # fmt: skip
         self.program = PairwiseAveraging(world.topology, world.peers, ports, self, MeasuredDeadline(**world.deadlines))
 

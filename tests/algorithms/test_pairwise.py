@@ -45,10 +45,11 @@ class Averaging:
     def __init__(self, me, topology=Ring(), workers=4, x=0.0, incarnation=0):  # noqa: B008
         self.me, self.now_s, self.x = me, 0.0, torch.full((2,), x, dtype=torch.float64)
         self.box, self.counts = Said({*range(workers)} - {me}), Counts()
-        shared = SimpleNamespace(x=self.x, writing=nullcontext, advance=lambda updates: 1)
+        shared = SimpleNamespace(x=self.x, version=0, writing=nullcontext, advance=lambda updates: 1)
         ports = SimpleNamespace(
             worker_id=me, num_workers=workers, incarnation=incarnation, mailbox=self.box, shared=shared, counts=self.counts,
             random=Random(1), clock=SimpleNamespace(now_s=lambda: self.now_s), moved=lambda _: None,
+            decided=lambda *_, **__: None,
         )  # fmt: skip
         self.program = PairwiseAveraging(topology, "random", ports, nullcontext())
 

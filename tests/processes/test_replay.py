@@ -101,7 +101,7 @@ def test_dropout_of_each_process_is_repeated(tmp_path, task, algorithm):
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
-@pytest.mark.parametrize("algorithm", ["locked", "leashed", "parameter-server(mode=async,shards=2)"])
+@pytest.mark.parametrize("algorithm", ["locked", "leashed", "parameter-server(mode=async,shards=2)", "ad-psgd"])
 def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algorithm):
     folder = trained(tmp_path / "run", f"{task}:dying", algorithm, restarts=1)
     result = pl.RunData.load(folder).result

@@ -70,6 +70,8 @@ def change_loss(records, version=12):
         "da-sgd",
         "diloco",
         "d-psgd",
+        "ad-psgd",
+        "ad-psgd(topology=complete,peers=rotate)",
     ],
 )
 def test_a_replay_is_equal_bit_for_bit(tmp_path, task, algorithm):
@@ -239,7 +241,6 @@ def test_bisection_finds_the_first_update(locked):
     ("algorithm", "why"),
     [
         ("hogwild", "single elements"),
-        ("ad-psgd", "exchanged"),
         ("leashed(persistence=2)", "dropped"),
         ("locked(step_size=tail)", "numbers of late updates"),
         ("parameter-server(mode=sync(backups=auto))", "number of backup workers followed"),

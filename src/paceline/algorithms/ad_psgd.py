@@ -60,7 +60,10 @@ class ADPSGD(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs("replicated", mailbox=True, own_models=True)
+        return Needs("replicated", mailbox=True, own_models=True, order=True)
+
+    def unrecorded(self, num_workers: int) -> str:
+        return ""
 
     def check(self, num_workers: int) -> None:
         super().check(num_workers)

@@ -40,6 +40,12 @@ from paceline.ports.shared import ReplicatedParameters
 
 _MOST_ASIDE = 4  # each keeps a snapshot; a worker with so many begins no more exchanges until one is resolved
 _INCARNATION_NUMBERS = 1 << 40  # numbers of a dead worker's requests must not recur at its successor
+COPIED = -1  # as the version of one's own vector: another worker's has replaced it
+
+
+def move(x: torch.Tensor, there: torch.Tensor, here: torch.Tensor) -> None:
+    """Makes one half of an average, x <- x + (there - here) / 2; all are (P,)."""
+    x.add_(there - here, alpha=0.5)
 
 
 @dataclass(slots=True)
@@ -49,6 +55,7 @@ class Request:
     peer: int
     number: int
     snapshot: torch.Tensor  # (P,)
+    version: int  # of the snapshot
     begun_s: float
     until_s: float  # then it is withdrawn
     turns_left: int  # partners still to try for this turn
@@ -82,7 +89,8 @@ class Exchanges:
         self._counts = ports.counts
         self._moved = ports.moved
         self._now_s = ports.clock.now_s
-        self._number = ports.incarnation * _INCARNATION_NUMBERS
+        self._first_number = self._number = ports.incarnation * _INCARNATION_NUMBERS
+        self._decided = ports.decided
         self.own: Request | None = None
         self.aside: dict[int, Request] = {}
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
@@ -108,12 +116,13 @@ class Exchanges:
     def begin(self, peer: int, turns_left: int) -> None:
         """Requests an exchange with a partner to which no request is set aside."""
         with self._lock:
-            snapshot = self._x.clone()
+            snapshot, version = self._x.clone(), self._shared.version
             self._moved(2)
         self._number += 1
-        if self.send(peer, Message("request", self._number, 0.0, snapshot)):
+        if self.send(peer, Message("request", self._number, 0.0, snapshot, self.stamped(version))):
             now_s = self._now_s()
-            self.own = Request(peer, self._number, snapshot, now_s, now_s + self._deadline.value_s, turns_left)
+            until_s = now_s + self._deadline.value_s
+            self.own = Request(peer, self._number, snapshot, version, now_s, until_s, turns_left)
 
     def withdraw(self) -> None:
         """Sets the own exchange aside, whose deadline has passed."""
@@ -158,14 +167,14 @@ class Exchanges:
         if request is None:
             return
         self._deadline.add(self._now_s() - request.begun_s)
-        x, theirs = answer.x, request.theirs
+        x, version, theirs = answer.x, answer.version, request.theirs
         if x is None and theirs is not None and theirs.number == answer.version:
-            x, theirs = theirs.x, None
+            x, version, theirs = theirs.x, theirs.version, None
         if x is None:
             self._counts.unresolved_exchanges += 1
         else:
             with self._lock:
-                self._move(x, request.snapshot)
+                self._move(peer, x, version, request.snapshot, request.version)
         if theirs is not None:
             self._refuse(peer, theirs)
 
@@ -251,10 +260,11 @@ class Exchanges:
     def _answer(self, peer: int, request: Message) -> bool:
         assert request.x is not None
         with self._lock:
-            if not self.send(peer, Message("answer", request.number, 0.0, self._x)):
+            version = self._shared.version
+            if not self.send(peer, Message("answer", request.number, 0.0, self._x, self.stamped(version))):
                 return False
             self._answered[peer] = request.number
-            self._move(request.x, self._x)
+            self._move(peer, request.x, request.version, self._x, version)
         return True
 
     def _answer_crossed(self, peer: int, request: Message, own: Request) -> bool:
@@ -265,7 +275,7 @@ class Exchanges:
                 return False
             self._answered[peer] = request.number
             self._resolve(peer, own.number)
-            self._move(request.x, own.snapshot)
+            self._move(peer, request.x, request.version, own.snapshot, own.version)
         return True
 
     # Partners that come and go
@@ -306,14 +316,24 @@ class Exchanges:
 
     # Both
 
-    def _move(self, there: torch.Tensor, here: torch.Tensor) -> None:
-        """Makes one half, x <- x + (there - here) / 2, under the lock."""
+    def _move(self, peer: int, there: torch.Tensor, at: int, here: torch.Tensor, of: int) -> None:
+        """Makes one half, under the lock, with a partner's vector of stamped version `at`, and an own one of version `of`."""
         shared = self._shared
         with shared.writing():
-            self._x.add_(there - here, alpha=0.5)
+            move(self._x, there, here)
             self._moved(6)
-            shared.advance(updates=0)
+            version = shared.advance(updates=0)
+        self.note(version, peer, at, of)
         self._counts.averages += 1
+
+    def stamped(self, version: int) -> int:
+        """A version of this worker's vector, with its incarnation, for a partner's `note`."""
+        return self._first_number + version
+
+    def note(self, version: int, peer: int, at: int, of: int) -> None:
+        """What has made this version of the own vector, for replays; `at` is the partner's stamped version."""
+        incarnation, at = divmod(at, _INCARNATION_NUMBERS)
+        self._decided(version, peer=peer, at=at, of=of, peer_incarnation=incarnation)
 
     def send(self, to: int, message: Message) -> bool:
         """Sends a message; returns whether the peer was reachable."""

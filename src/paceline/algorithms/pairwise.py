@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.algorithms.deadline import MeasuredDeadline
-from paceline.algorithms.exchange import Exchanges, Request
+from paceline.algorithms.exchange import COPIED, Exchanges, Request
 from paceline.algorithms.last_exchange import Ending, Step
 from paceline.algorithms.partners import Partners
 from paceline.algorithms.topology import Topology
@@ -125,6 +125,7 @@ class PairwiseAveraging:
             with self._lock, self._shared.writing():
                 self._x.copy_(x)
                 self._ports.moved(2)
+                self._exchanges.note(self._shared.version, peer, answer.message.version, COPIED)
             for number, tensor in enumerate(self._ports.untrained):
                 self._take_untrained(peer, number, tensor)
             return
@@ -196,7 +197,8 @@ class PairwiseAveraging:
                 exchanges.withdrawn(peer, message.number)
             case "model?":
                 with self._lock:
-                    exchanges.send(peer, Message("model", x=self._x))
+                    version = exchanges.stamped(self._shared.version)
+                    exchanges.send(peer, Message("model", x=self._x, version=version))
             case "state?":
                 tensor = self._ports.untrained[checked_number(received, message.number, 0, len(self._ports.untrained))]
                 own = torch.tensor(digest(tensor))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
+from paceline.run.gossip_order import Averages, AveragingReplica, Silence
 from paceline.run.recorded_order import (
     OrderCheck,
     OrderedReplica,
@@ -111,7 +112,8 @@ class RecordedRun:
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
         self.applied = np.sort(np.concatenate(applied))
-        self.updates = int(self.applied.max())
+        counts_averages = self.algorithm.gossip and not self.algorithm.lockstep  # as versions, beside updates
+        self.updates = int((self.applied > 0).sum() if counts_averages else self.applied.max())
 
     def warnings(self) -> tuple[str, ...]:
         """What differs from the run's machine; other releases and processors can round otherwise."""
@@ -224,6 +226,7 @@ class TaskReplay(TaskSimulation):
         needs, is_alone = self.algorithm.needs, self.config.workers == 1
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
+        self._averages: Averages | None = None  # in pairs
         self._to_keep: dict[int, int] = {}  # shard -> version of the parameters to keep
         self._kept_parts: torch.Tensor | None = None
         if needs.kind in _SHARED and not is_alone:
@@ -233,6 +236,9 @@ class TaskReplay(TaskSimulation):
             self._turns.begin()
         elif needs.kind == "served" and not is_alone:
             self._order_servers(shards)
+        elif needs.order and not is_alone:
+            orders = {(one, n): run.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
+            self._averages = Averages(self.scheduler, orders)
 
     def _order_servers(self, versions: Sequence[int]) -> None:
         exchanges = self._run.exchanges()
@@ -276,9 +282,10 @@ class TaskReplay(TaskSimulation):
         if self.algorithm.gossip:
             saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in self._run.processes}
             now = self.machine.shared.workers
-            if any(one is None or one[0] != now[worker].version for worker, one in saved.items()):
+            there = {worker: one for worker, one in saved.items() if one is not None}
+            if any(one[0] != now[worker].version for worker, one in there.items()):
                 return None
-            pairs = [(worker, now[worker].x, one[2]) for worker, one in saved.items() if one is not None]
+            pairs = [(worker, now[worker].x, one[2]) for worker, one in there.items()]
             version = checkpoint_contents.load_parameters(checkpoint).version
         else:
             parameters = checkpoint_contents.load_parameters(checkpoint)
@@ -329,7 +336,7 @@ class TaskReplay(TaskSimulation):
             raise error.cause if isinstance(error.cause, PacelineError) else error from None
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
-        if self._turns is None and not self._orders:
+        if self._turns is None and self._averages is None and not self._orders:
             return super()._claims(plan, ports, claim_batch, taken)
         return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
 
@@ -342,7 +349,10 @@ class TaskReplay(TaskSimulation):
             "rows": self._rows(worker_id, base["incarnation"]),
             "keeps": self._version if self._ends_there else None,
         }
-        if self._turns is None:
+        if self._averages is not None:
+            shared = self.machine.shared.workers[worker_id]
+            replica = AveragingReplica(*task, averages=self._averages, shared=shared, **base)
+        elif self._turns is None:
             on_applied = partial(self._applied, worker_id) if not self._orders else None
             replica = RecordedReplica(*task, on_applied=on_applied, **base)
         else:
@@ -358,6 +368,8 @@ class TaskReplay(TaskSimulation):
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         worker_id = ports.worker_id
+        if self._averages is not None:
+            ports = dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
         super()._work(replica, ports)
         if ports.incarnation + 1 < len(self._run.processes[worker_id]):
             self.machine.start_again(worker_id, ports.incarnation + 1)

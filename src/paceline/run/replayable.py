@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.algorithms import Algorithm, registry
-from paceline.records.order import ORDER_DTYPE, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, recorded_exchanges
 from paceline.records.run_data import RunData
 
 _UNSUPPORTED = {
@@ -35,7 +35,9 @@ def obstacle(run: RunData) -> str:
         return f"replays do not support {what}"
     why = _missing(algorithm, run.result, run.records)
     is_ordered = algorithm.needs.order and run.config["workers"] > 1
-    return why or (_missing_order(algorithm.needs.servers, run) if is_ordered else "")
+    if why or not is_ordered:
+        return why
+    return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
 
 
 def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[int, np.ndarray]) -> str:
@@ -52,17 +54,32 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
     missing = np.setdiff1d(np.arange(1, updates + 1), applied)
-    if len(missing) and not algorithm.lockstep:
+    if len(missing) and not algorithm.lockstep and not algorithm.gossip:
         return f"update {missing[0]} has no record, as after a worker was killed"
     computed = sum(np.count_nonzero(rows["samples"]) for rows in records.values())
-    if (updates, computed) != (result.get("version") or updates, result.get("computed_gradients")):
+    counts_averages = algorithm.gossip and not algorithm.lockstep
+    version = (not counts_averages and result.get("version")) or updates
+    if (updates, computed) != (version, result.get("computed_gradients")):
         return "it lacks records of steps"
     if result.get("torn_updates"):
         return "a worker was killed while it wrote an update, and the records do not have what it wrote"
     return ""
 
 
-def _missing_order(num_shards: int, run: RunData) -> str:
+def _missing_averages(run: RunData) -> str:
+    """What the order of averages between updates does not have: a version of a worker's model that nothing has made."""
+    for worker, rows in run.records.items():
+        order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
+        is_copy = order["of"] == NONE
+        begins = [0, *order["moment"][is_copy].tolist()]
+        made = np.concatenate([rows["applied_version"][rows["applied_version"] > 0], order["moment"][~is_copy]])
+        expected = np.setdiff1d(np.arange(1, int(made.max(initial=0)) + 1), begins)
+        if len(np.setdiff1d(expected, made)) or len(np.unique(made)) < len(made):
+            return f"it lacks records of the averages of worker {worker}"
+    return ""
+
+
+def _missing_answers(num_shards: int, run: RunData) -> str:
     """What the order of messages at several shards, or of several kinds, does not have."""
     made: list[set[int]] = [set() for _ in range(num_shards)]
     for worker, rows in run.records.items():

@@ -1,0 +1,140 @@
+"""Makes the recorded averages of workers with models of their own again, each at its place between their updates."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.algorithms.exchange import move
+from paceline.ports.replica import OnBucket, OnEnd
+from paceline.records.order import NONE
+from paceline.run.recorded_order import RecordedReplica
+from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
+
+
+class State(NamedTuple):
+    """A worker's model at one version."""
+
+    worker: int
+    incarnation: int
+    version: int
+
+
+class _Half(NamedTuple):
+    """One worker's half of an average, or a copy of another worker's model."""
+
+    version: int  # that it makes
+    theirs: State
+    own: State | None  # None: it is a copy
+
+
+class Averages:
+    """The averages of all workers: each takes the models that it took in the run, and keeps those that others will take.
+
+    Costs: a vector for each model that is still to be taken.
+
+    Args:
+        scheduler: of the workers' programs.
+        orders: by worker and incarnation, the rows of its order.
+    """
+
+    def __init__(self, scheduler: Scheduler, orders: Mapping[tuple[int, int], np.ndarray]) -> None:
+        self._scheduler = scheduler
+        self._halves = {process: deque(_halves(*process, rows)) for process, rows in orders.items()}
+        every = [one for halves in self._halves.values() for one in halves]
+        self._uses = Counter(state for one in every for state in (one.theirs, one.own) if state is not None)
+        self._kept: dict[State, torch.Tensor] = {}
+        self._waiting: list[tuple[State, Program]] = []
+
+    def reached(self, process: tuple[int, int], shared: Any) -> None:
+        """A worker's model has a new version."""
+        state = State(*process, shared.version)
+        if self._uses[state]:
+            self._kept[state] = shared.x.clone()
+            for waiting in [one for one in self._waiting if one[0] == state]:
+                self._waiting.remove(waiting)
+                self._scheduler.wake(waiting[1])
+
+    def until(self, process: tuple[int, int], shared: Any, version: float) -> None:
+        """Makes a worker's averages up to this version of its model."""
+        halves = self._halves[process]
+        while halves and halves[0].version <= version:
+            half = halves.popleft()
+            there = self._take(half.theirs)
+            if half.own is None:
+                shared.x.copy_(there)
+                shared.version = half.version
+            else:
+                move(shared.x, there, self._take(half.own))
+                shared.advance(updates=0)
+            self.reached(process, shared)
+
+    def _take(self, state: State) -> torch.Tensor:
+        while state not in self._kept:
+            self._waiting.append((state, self._scheduler.current))
+            self._scheduler.wait(f"version {state.version} of worker {state.worker}")
+        self._uses[state] -= 1
+        return self._kept[state] if self._uses[state] else self._kept.pop(state)
+
+
+def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
+    for version, at, of, peer, _, peer_incarnation in rows.tolist():
+        own = None if of == NONE else State(worker, incarnation, of)
+        yield _Half(version, State(peer, peer_incarnation, at), own)
+
+
+class AveragingReplica(RecordedReplica):
+    """A worker with a model of its own, which it averages where the run did.
+
+    Args:
+        averages: of all workers.
+        shared: the worker's model.
+    """
+
+    def __init__(self, *task: Any, averages: Averages, shared: Any, **base: Any) -> None:
+        process = base["core"].worker_id, base["incarnation"]
+        self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
+        self._begin = lambda: averages.reached(process, shared)
+        super().__init__(*task, on_applied=lambda version: averages.reached(process, shared), **base)
+
+    def steps(self) -> Iterator[int]:
+        self._begin()
+        for step in super().steps():
+            self._until(self._row["read_version"])
+            yield step
+        self._until(float("inf"))
+
+    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
+        super()._compute(ready, finish)
+        self._until(self._row["applied_version"] - 1)
+
+
+class Silence:
+    """A mailbox and concurrency for programs whose messages are not exchanged again."""
+
+    def send(self, to: int, message: Any) -> None:
+        pass
+
+    def receive(self, timeout_s: float | None = None, **which: Any) -> None:
+        pass
+
+    def peers(self) -> frozenset[int]:
+        return frozenset()
+
+    def serve(self, *program: Any) -> Silence:
+        return self
+
+    def lock(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def failed(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        pass

@@ -1,0 +1,116 @@
+"""Replays of workers that average in pairs, at any time between their updates."""
+
+import re
+
+import numpy as np
+import pytest
+
+import paceline as pl
+from paceline.run.replay import ReplayMismatchError
+from run.replay_task import rewrite, simulated, write_task
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return write_task(tmp_path_factory.mktemp("task"))
+
+
+def cluster(workers, **named):
+    """A slow network: averages begin and end in the middle of gradients, and requests cross."""
+    return pl.Cluster(workers=workers, slowness=((0, 1.7), (1, 2.9)), latency_s=0.007, compute_s=0.01, **named)
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory, task):
+    folder = tmp_path_factory.mktemp("runs") / "averaged"
+    return simulated(folder, task, "ad-psgd(topology=complete)", cluster=cluster(4), workers=4, momentum=0.9)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["ad-psgd", "ad-psgd(topology=complete,peers=rotate)"])
+def test_averages_are_made_at_their_places(tmp_path, task, algorithm, workers):
+    folder = simulated(tmp_path / "run", task, algorithm, cluster=cluster(workers), workers=workers)
+    run = pl.RunData.load(folder)
+    halves = np.concatenate([*run.order.values()])
+    assert len(halves) >= sum(rows["averages"].sum() for rows in run.records.values()) > 0
+    assert (halves["of"] < halves["moment"] - 1).any(), "an update is made while an answer is under way"
+    replayed = pl.RecordedRun(folder).replay()
+    assert replayed.updates == replayed.steps == run.result["computed_gradients"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_deaths_are_replayed(tmp_path, task, restarts):
+    faults = pl.Faults().kill(worker=1, at_s=0.083)
+    times = {"detection_s": 0.01, "restart_s": 0.01}
+    named = {"cluster": cluster(3, **times), "faults": faults, "restarts": restarts}
+    folder = simulated(tmp_path / "run", task, "ad-psgd(topology=complete)", **named)
+    run = pl.RunData.load(folder)
+    assert run.result["workers_lost"] == [1]
+    assert run.records[1]["incarnation"].max() == restarts
+    assert (run.order[1]["of"] == 2**32 - 1).sum() == restarts, "a replacement copies a neighbour's model"
+    assert pl.RecordedRun(folder).replay().steps == sum(map(len, run.records.values()))
+
+
+def drop(run):
+    run.order[1] = np.delete(run.order[1], 3)
+
+
+def drop_step(run):
+    run.records[1] = np.delete(run.records[1], 3)
+
+
+def repeat(run):
+    run.order[1] = run.order[1][[0, *range(len(run.order[1]))]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(drop, "averages of worker 1"), (repeat, "averages of worker 1"), (drop_step, "lacks records of steps")],
+)
+def test_missing_averages_are_refused(averaged, change, why):
+    with pytest.raises(pl.UsageError, match=why):
+        pl.RecordedRun(rewrite(averaged, change))
+
+
+def swap_partners(run):
+    rows = run.order[1]
+    place = np.flatnonzero(np.diff(rows["peer"].astype(int)))[2]
+    rows["peer"][[place, place + 1]] = rows["peer"][[place + 1, place]]
+
+
+def swap_halves(run):
+    rows = run.order[2]
+    for name in ("at", "of", "peer"):
+        rows[name][[4, 5]] = rows[name][[5, 4]]
+
+
+def change_partners_version(run):
+    """To the model before the partner's gradient; an average of two models that are equal already changes nothing."""
+    rows = run.order[0]
+    made = [at in run.records[peer]["applied_version"] for at, peer in zip(rows["at"], rows["peer"], strict=True)]
+    rows["at"][np.flatnonzero(made)[1]] -= 1
+
+
+def change_own_version(run):
+    rows = run.order[0]
+    rows["of"][np.flatnonzero(np.isin(rows["of"], run.records[0]["applied_version"]))[1]] -= 1
+
+
+@pytest.mark.parametrize("change", [swap_partners, swap_halves, change_partners_version, change_own_version])
+def test_other_averages_are_noticed(averaged, change):
+    with pytest.raises(
+        (ReplayMismatchError, pl.UsageError), match=r"differs from the run|contradict each other"
+    ) as caught:
+        pl.RecordedRun(rewrite(averaged, change)).replay()
+    assert not re.search("virtual|Deadlock", str(caught.value))
+
+
+def test_an_average_takes_16_bytes(averaged):
+    run = pl.RunData.load(averaged)
+    steps = sum(map(len, run.records.values()))
+    assert np.median([rows.nbytes / steps * len(run.order) for rows in run.order.values()]) <= 32
+
+
+def test_single_updates_are_not_shown(averaged):
+    with pytest.raises(pl.UsageError, match="a model and updates of its own"):
+        pl.RecordedRun(averaged).at(3)
