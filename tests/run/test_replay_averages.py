@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.run.replay import ReplayMismatchError
+from paceline.run.recorded_order import ReplayMismatchError
 from run.replay_task import rewrite, simulated, write_task
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.run.replay import ReplayMismatchError
+from paceline.run.recorded_order import ReplayMismatchError
 from run.replay_task import rewrite, simulated, trained, write_task
 
 

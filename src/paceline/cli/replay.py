@@ -47,7 +47,8 @@ def replay(
             raise UsageError("--save needs an update: add --until UPDATE or --bisect FILE.py:FUNCTION.")
         check_new_file(save, "The saved update")
 
-    from paceline.run.replay import RecordedRun, ReplayMismatchError
+    from paceline.run.recorded_order import ReplayMismatchError
+    from paceline.run.replay import RecordedRun
 
     recorded = RecordedRun(run, data)
     for warning in recorded.warnings():

@@ -247,6 +247,8 @@ class TaskSimulation:
             if not self.timing_only and (worker_id or ports.incarnation):
                 seed = hash((config.seed, worker_id, ports.incarnation)) & (2**63 - 1)
                 random_states.begin(worker_id, seed)
+            if buffers is not None and ports.incarnation and not self.algorithm.lockstep:
+                buffers.begin(worker_id)
             shares = deal = claims = None
             if self.plan is None:
                 if self.algorithm.by_speed and config.workers > 1:

@@ -52,7 +52,15 @@ class OwnBuffers:
 
     def __init__(self, model: nn.Module, num_workers: int) -> None:
         self._bound = list(model.buffers())
-        self._own = [[buffer.data.clone() for buffer in self._bound] for _ in range(num_workers)]
+        self._initial = [buffer.data.clone() for buffer in self._bound]
+        self._own = [self._fresh() for _ in range(num_workers)]
+
+    def _fresh(self) -> list[torch.Tensor]:
+        return [one.clone() for one in self._initial]
+
+    def begin(self, worker_id: int) -> None:
+        """Gives a worker's next incarnation the model's initial buffers."""
+        self._own[worker_id] = self._fresh()
 
     def enter(self, worker_id: int) -> None:
         for buffer, own in zip(self._bound, self._own[worker_id], strict=True):
