@@ -15,7 +15,7 @@ import paceline as pl
 from paceline.cli.app import app
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.task_replay import TaskReplay
-from run.replay_task import rewrite, simulated, trained, write_task
+from run.replay_task import TASK, rewrite, simulated, trained, write_task
 
 
 @pytest.fixture(scope="module")
@@ -428,3 +428,71 @@ def test_a_difference_is_reported_with_exit_code_1(locked):
     assert result.exit_code == 1
     assert not json.loads(result.stdout)["equal"]
     assert "differs from the run at" in result.stderr
+
+
+@pytest.fixture
+def moved(locked, task, tmp_path):
+    """A copy of the run, and of its task's file, which can be changed."""
+    path = tmp_path / "signs.py"
+    path.write_text(TASK)
+
+    def change(run):
+        run.config["task"] = f"{path}:task"
+
+    return rewrite(locked, change), path
+
+
+def test_a_changed_script_is_named(moved):
+    folder, path = moved
+    path.write_text(TASK.replace("nn.ReLU()", "nn.Tanh()"))
+    result = cli(folder)
+    assert result.exit_code == 1
+    assert "signs.py has changed since the run" in result.stderr
+    assert "differs from the run at the gradient of update 1" in result.stderr
+    path.write_text(f"{TASK}\n# a comment\n")
+    result = cli(folder)
+    assert result.exit_code == 0
+    assert "signs.py has changed since the run" in result.stderr
+
+
+@pytest.mark.parametrize(("now", "samples"), [("randn(200", "200"), ("randn(240, 6) + torch.randn(240", "240")])
+def test_another_training_set_is_refused(moved, now, samples):
+    folder, path = moved
+    path.write_text(TASK.replace("randn(240", now))
+    result = cli(folder)
+    assert result.exit_code == 2
+    assert f"its training set had 240 samples, and this one has {samples}, or others" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text(TASK.replace("x = torch.randn", "x = open(folder / 'x.npy'); torch.randn")),
+        lambda path: path.write_text(TASK.replace("def model", "def other")),
+    ],
+)
+def test_missing_data_and_scripts_are_refused(moved, lost):
+    folder, path = moved
+    lost(path)
+    result = cli(folder)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    assert "signs.py" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "told"),
+    [
+        ("versions", "paceline", "paceline 0.0.1"),
+        ("versions", "torch", "torch 0.0.1"),
+        ("machine", "processor", "processor 0.0.1"),
+    ],
+)
+def test_other_versions_and_machines_are_named(locked, where, name, told):
+    def change(run):
+        run.result[where][name] = "0.0.1"
+
+    result = cli(rewrite(locked, change))
+    assert result.exit_code == 0
+    assert f"The run was made with {told}, and this is " in " ".join(result.stderr.split())

@@ -52,7 +52,7 @@ def replay(
 
     recorded = RecordedRun(run, data)
     for warning in recorded.warnings():
-        say(f"The run was made with {warning}, which can round otherwise.")
+        say(warning)
     try:
         if until is None and bisect is None:
             _show_equal(recorded.replay(), as_json=as_json)

@@ -23,6 +23,7 @@ class TaskParts:
     plan: BatchPlan
     evaluator: Evaluator  # evaluates it in the supervisor's process
     initial_loss: float | None
+    inputs: dict[str, Any]  # fingerprints of its file and training set
     # Shared memory that has the training set; every worker receives a descriptor. None: the set is sent along.
     dataset: Segment | None
 
@@ -50,7 +51,8 @@ class Loop:
     def about(self, algorithm: Algorithm | None) -> dict[str, Any]:
         """The entries that identify the run in its result, with the algorithm that it used."""
         if self.task is not None and algorithm is not None:
-            about = self.config.about_task(algorithm) | {"num_parameters": self.task.evaluator.num_parameters}
+            about = self.config.about_task(algorithm)
+            about |= {"num_parameters": self.task.evaluator.num_parameters, "inputs": self.task.inputs}
         else:
             about = self.config.identity()
             about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None

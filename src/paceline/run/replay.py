@@ -16,9 +16,10 @@ from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded_exchanges
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
+from paceline.run.inputs import script_digest
 from paceline.run.replayable import by_incarnation, obstacle
 from paceline.run.task_replay import TaskReplay, Update
-from paceline.system.machine import versions
+from paceline.system.machine import machine, versions
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Replay:
         steps: of all workers.
         checkpoint: the number of the checkpoint, as in the name of its folder, whose parameters the replay has; None: the run
             has none after an update, or ended while its workers' own models had different numbers of updates.
-        warnings: what differs between the run's machine and this one.
+        warnings: what differs between the run's machine and this one, or its task's file and the present one.
     """
 
     updates: int
@@ -64,6 +65,7 @@ class RecordedRun:
         if why := obstacle(run):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
         self._result, self.order = run.result, run.order
+        self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
@@ -78,10 +80,20 @@ class RecordedRun:
         self.updates = int((self.applied > 0).sum() if counts_averages else self.applied.max())
 
     def warnings(self) -> tuple[str, ...]:
-        """What differs from the run's machine; other releases and processors can round otherwise."""
-        before, now = self._result.get("versions") or {}, versions()
-        differ = [name for name in sorted(before) if now.get(name, before[name]) != before[name]]
-        return tuple(f"{name} {before[name]} then, {now[name]} now" for name in differ)
+        """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
+        made_with = {**(self._result.get("versions") or {}), "processor": self.machine.get("processor")}
+        here = {**versions(), "processor": machine()["processor"]}
+        found = [
+            f"The run was made with {name} {before}, and this is {here[name]}, which can round otherwise."
+            for name, before in made_with.items()
+            if before is not None and here.get(name, before) != before
+        ]
+        script = self.inputs.get("script")
+        if script is not None and script_digest(self.config.task) != script:
+            found.append(
+                f"{self.config.task.rpartition(':')[0]} has changed since the run, which can compute otherwise."
+            )
+        return tuple(found)
 
     def replay(self) -> Replay:
         """Repeats the run.

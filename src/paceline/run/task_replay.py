@@ -21,6 +21,7 @@ from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.gossip_order import Averages, AveragingReplica, Silence
+from paceline.run.inputs import inputs_of
 from paceline.run.recorded_order import (
     OrderCheck,
     OrderedReplica,
@@ -73,6 +74,12 @@ class TaskReplay(TaskSimulation):
         self, run: RecordedRun, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
     ) -> None:
         super().__init__(run.config, evaluates=False)
+        before, now = run.inputs, inputs_of(run.config.task, self.train_set)
+        if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
+            raise UsageError(
+                f"{run.folder} cannot be replayed: its training set had {before['samples']:,} samples, and this one has "
+                f"{now['samples']:,}, or others; --data names the folder of the run's."
+            )
         self._run, self._version, self._ends_there = run, version, ends_there
         self.kept: torch.Tensor | None = None
         self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation

@@ -22,6 +22,7 @@ from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.driver import Driver
 from paceline.run.earlier_part import EarlierPart
+from paceline.run.inputs import inputs_of
 from paceline.run.loops import Loop, TaskParts
 from paceline.run.task_worker import TaskWorker
 from paceline.specs.bounds import check_vectors
@@ -118,7 +119,13 @@ def prepared(
         algorithm=algorithm,
         goal=resolved.goal(loss),
         command=command,
-        task=TaskParts(plan=plan, evaluator=evaluator, initial_loss=loss, dataset=segment),
+        task=TaskParts(
+            plan=plan,
+            evaluator=evaluator,
+            initial_loss=loss,
+            inputs=inputs_of(config.task, train_set),
+            dataset=segment,
+        ),
     )
     folder = out if out is not None else resume
     return Driver(loop, folder, earlier, on_progress=on_progress, progress_every_s=progress_every_s)
