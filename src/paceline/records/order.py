@@ -85,7 +85,7 @@ def read_order(path: Path) -> dict[int, np.ndarray]:
     Raises:
         UsageError: the file is damaged.
     """
-    remedy = "the file is damaged: without it, only replays are missing"
+    remedy = "remove it, as only replays need it"
     arrays = read_npz(path, remedy) if path.exists() else {}
     if not all(name.isdecimal() and rows.dtype == ORDER_DTYPE and rows.ndim == 1 for name, rows in arrays.items()):
         raise UsageError(f"{path} does not hold what timing has decided; {remedy}.")

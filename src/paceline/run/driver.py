@@ -161,7 +161,8 @@ class Driver:
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
         config = self._record() | (about if loop.task is None else {})
-        order = supervisor.spool.order() if not self._earlier.run.records else {}
+        is_whole = loop.task is not None and not self._earlier.run.records  # others are not replayed
+        order = supervisor.spool.order() if is_whole else {}
         run = RunData(config, result, records, recording.evaluations, order=order)
         run.result |= replayability(run)
         if self._folder is not None:

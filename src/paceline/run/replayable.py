@@ -53,9 +53,9 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
         return "a worker died, and the records do not have when the others learnt of it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
-    missing = np.setdiff1d(np.arange(1, updates + 1), applied)
-    if len(missing) and not algorithm.lockstep and not algorithm.gossip:
-        return f"update {missing[0]} has no record, as after a worker was killed"
+    missing = _first_missing(applied, updates)
+    if missing and not algorithm.lockstep and not algorithm.gossip:
+        return f"update {missing} has no record, as after a worker was killed"
     computed = sum(np.count_nonzero(rows["samples"]) for rows in records.values())
     counts_averages = algorithm.gossip and not algorithm.lockstep
     version = (not counts_averages and result.get("version")) or updates
@@ -70,18 +70,16 @@ def _missing_averages(run: RunData) -> str:
     """What the order of averages between updates does not have: a version of a worker's model that nothing has made."""
     for worker, rows in run.records.items():
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
-        is_copy = order["of"] == NONE
-        begins = [0, *order["moment"][is_copy].tolist()]
-        made = np.concatenate([rows["applied_version"][rows["applied_version"] > 0], order["moment"][~is_copy]])
-        expected = np.setdiff1d(np.arange(1, int(made.max(initial=0)) + 1), begins)
-        if len(np.setdiff1d(expected, made)) or len(np.unique(made)) < len(made):
+        applied, is_copy = rows["applied_version"], order["of"] == NONE
+        made = np.concatenate([applied[applied > 0], order["moment"][~is_copy].astype(np.int64)])
+        if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]])):
             return f"it lacks records of the averages of worker {worker}"
     return ""
 
 
 def _missing_answers(num_shards: int, run: RunData) -> str:
     """What the order of messages at several shards, or of several kinds, does not have."""
-    made: list[set[int]] = [set() for _ in range(num_shards)]
+    made: list[list[int]] = [[] for _ in range(num_shards)]
     for worker, rows in run.records.items():
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         for incarnation, process in enumerate(by_incarnation(rows)):
@@ -89,12 +87,19 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
             if exchanges is None or (len(process) and not exchanges[0]):
                 return "it lacks records of the order in which servers answered"
             for own, answers in zip(made, exchanges, strict=True):
-                own.update(one.of for one in answers if one.of)
-    counts = [one["version"] for one in run.result.get("shards", ())] or [max(own, default=0) for own in made]
+                own += [one.of for one in answers if one.of]
+    counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
     for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
-        if missing := set(range(1, version + 1)) - own:
-            return f"update {min(missing)} of shard {shard} has no record, as after a worker was killed"
+        if missing := _first_missing(np.array(own, np.int64), version):
+            return f"update {missing} of shard {shard} has no record, as after a worker was killed"
     return ""
+
+
+def _first_missing(made: np.ndarray, last: int = 0) -> int:
+    """The first version up to `last`, or to the last one made, that is missing; 0: none is."""
+    made = np.unique(made[made > 0])
+    gaps = np.flatnonzero(made != np.arange(1, len(made) + 1))
+    return int(gaps[0]) + 1 if len(gaps) else (len(made) + 1 if len(made) < last else 0)
 
 
 def by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
