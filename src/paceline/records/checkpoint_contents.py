@@ -19,17 +19,8 @@ from paceline.system.saved_state import check_fits, fits
 from paceline.system.torch_random import cuda_state, torch_state
 
 _OF_WORKERS = {
-    "optimizer",
-    "taken",
-    "random",
-    "random on the GPU",
-    "x",
-    "version",
-    "updates",
-    "program",
-    "left",
-    "batch sizes",
-}
+    "optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left", "batch sizes",
+}  # fmt: skip
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
 

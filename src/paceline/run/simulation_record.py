@@ -157,7 +157,7 @@ class SimulationRecord(RunRecord):
             result["notes"] = [*result.get("notes", ()), *notes]
         if (counts := getattr(machine.shared, "counts", None)) is not None:
             result["shards"] = counts()
-        order = {worker: rows.array() for worker, rows in sorted(self._order.items())}
+        order = {worker: own for worker, rows in sorted(self._order.items()) if len(own := rows.array())}
         return RunData(config, result, records, self.evaluations, order=order)
 
     def _unrecorded(self, records: dict[int, np.ndarray]) -> int:

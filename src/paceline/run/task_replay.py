@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from paceline.data.plan import BatchPlan
 from paceline.errors import PacelineError, UsageError
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
+from paceline.records.order import Exchange
 from paceline.records.step_record import RECORD_DTYPE
+from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import Averages, AveragingReplica, Silence
 from paceline.run.inputs import inputs_of
 from paceline.run.recorded_order import (
@@ -34,9 +36,6 @@ from paceline.run.served_order import OrderedMailbox, ShardOrder
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import DeadlockError, ProgramError
-
-if TYPE_CHECKING:
-    from paceline.run.replay import RecordedRun
 
 _SHARED = ("locked", "slots")  # kinds of parameters that each step reads and updates in the memory of all workers
 
@@ -57,6 +56,20 @@ class Update:
     steps: list[dict[str, Any]]
 
 
+class Recorded(Protocol):
+    """What a replay reads of a run; `RecordedRun` has it."""
+
+    folder: Path
+    config: TrainConfig
+    inputs: dict[str, Any]
+    processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
+    applied: np.ndarray  # the versions that all steps made
+
+    def order_of(self, worker: int, incarnation: int) -> np.ndarray: ...
+
+    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]: ...
+
+
 class TaskReplay(TaskSimulation):
     """One repetition of a run.
 
@@ -71,7 +84,7 @@ class TaskReplay(TaskSimulation):
     """
 
     def __init__(
-        self, run: RecordedRun, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
+        self, run: Recorded, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
     ) -> None:
         super().__init__(run.config, evaluates=False)
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)

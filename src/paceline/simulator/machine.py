@@ -132,14 +132,11 @@ class SimulatedMachine:
         self.shared: Any = shared_state(*own, **named, update_vectors=update_vectors)
         self.lost: list[int] = []
         self.restarts = self._num_ended = 0
-        self._is_abandoned = False
         self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None
-        self._restarts_left = restarts
+        self._restarts_left, self._is_abandoned = restarts, False
         self.new_mailbox: Callable[..., SimulatedMailbox] = SimulatedMailbox
-        self.decided: Callable[[int, int], Callable[..., None]] | None = (
-            None  # by worker and incarnation: `Ports.decided`
-        )
+        self.decided: Callable[[int, int], Any] = lambda *_: lambda *_, **__: None  # by worker, incarnation
         self._incarnations: dict[int, int] = {}  # of workers that were replaced
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
@@ -195,11 +192,8 @@ class SimulatedMachine:
             )
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
-        decided = {}
-        if self.decided is not None and worker_id < self.cluster.workers:
-            decided = {"decided": self.decided(worker_id, incarnation)}
         return {
-            **decided,
+            "decided": self.decided(worker_id, incarnation),
             "worker_id": worker_id,
             "num_workers": self.cluster.workers,
             "clock": SimulatedClock(self.scheduler),
@@ -359,10 +353,8 @@ class SimulatedMachine:
             heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
             self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
         if self._restarts_left:
-            self._restarts_left -= 1
-            self.restarts += 1
-            name = f"the successor of worker {worker_id}"
-            self.scheduler.start(-1, partial(self._replace, worker_id), server=name)
+            self._restarts_left, self.restarts = self._restarts_left - 1, self.restarts + 1
+            self.scheduler.start(-1, partial(self._replace, worker_id), server=f"the successor of worker {worker_id}")
         self.scheduler.end_worker(worker_id)
         if self.needs.kind == "replicated":
             self.shared.lose(worker_id)
