@@ -42,6 +42,7 @@ _CONTROL_WORDS = (
     "go",
     "next_batch",
     "checkpoint_epoch",
+    "checkpoint_step",
     "epoch",
     "initial_version",
     "workers_done",
@@ -273,6 +274,11 @@ class Arena:
     @property
     def is_stopped(self) -> bool:
         return bool(self.load("abort") or atomics.load(self.segment.address + self.plan.rounds[0]) & 1)
+
+    @property
+    def furthest_round(self) -> int:
+        """The furthest round that any worker has asked for; of a divided model, any of the first group."""
+        return atomics.load(self.segment.address + self.plan.rounds[0]) >> 1
 
     def rounds_address(self) -> int:
         """Address of the word for `Rounds` of this worker's group: of all workers, or of its replica of a divided model."""

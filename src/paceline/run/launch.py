@@ -71,7 +71,8 @@ def launch(
         intra_op_threads: threads per worker inside one PyTorch operation.
         out: folder for events, result, trace, report and checkpoints; None: nothing is written.
         resume: folder of a run to resume from its newest checkpoint; `worker.batches` skips the finished epochs.
-        checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch; 0: at every epoch.
+        checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch (with a plan, of a step); 0: at
+            every epoch.
         target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
         target_accuracy: instead: stop once the `evaluate` passed to `attach` finds at least this.
         limit_s: stop after this many seconds of training.

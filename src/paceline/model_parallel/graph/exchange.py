@@ -182,6 +182,6 @@ class Exchange:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
             f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
-            "step has ended on all workers; resume from the newest checkpoint with resume= and as many workers as are "
-            "left."
+            "step has ended on all workers; resume from the newest checkpoint with resume= and, for the workers that are "
+            "left, plan.again(devices=...)."
         )

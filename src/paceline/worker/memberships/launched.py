@@ -177,16 +177,17 @@ class LaunchedMembership(Membership):
 
     def begin_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         first_batch: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None,
         *,
         leads: bool,
+        step: int = 0,
     ) -> None:
         """As in `Membership`; every epoch is saved, if any is, but for those that the run has resumed from."""
-        if first_batch > self._resumed and self._environment.checkpoint is not None:
+        if epoch is not None and first_batch > self._resumed and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
             self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None, left)

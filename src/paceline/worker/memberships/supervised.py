@@ -267,35 +267,38 @@ class SupervisedMembership(Membership):
 
     def begin_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         first_batch: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None,
         *,
         leads: bool,
+        step: int = 0,
     ) -> None:
         """As in `Membership`."""
-        self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
-        if self.worker_id == 0:
-            self._put_buffers()  # for workers that replace others
-        if epoch and self._environment.checkpoint is not None:
-            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads)
+        if epoch is not None:
+            self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
+            if self.worker_id == 0:
+                self._put_buffers()  # for workers that replace others
+        if epoch != 0 and self._environment.checkpoint is not None:
+            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads, step=step)
 
     def save_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         number: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None = None,
         *,
         parameters: bool,
+        step: int = 0,
     ) -> None:
-        """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch begins."""
-        if self._environment.checkpoint is None or self.arena.load("checkpoint_epoch") not in (-1, epoch):
-            return
-        if epoch == self._entered_in:  # its beginning was before
+        """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch or step begins."""
+        is_due = epoch is not None and self.arena.load("checkpoint_epoch") in (-1, epoch)
+        is_due |= 0 < step == self.arena.load("checkpoint_step")
+        if self._environment.checkpoint is None or not is_due or epoch == self._entered_in:  # it began before
             return
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
         next_batch = number if kept is None else min(kept, number)
