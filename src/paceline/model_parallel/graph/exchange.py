@@ -54,6 +54,11 @@ def wire_bytes(shape: tuple[int, ...], dtype: str, wire: str) -> int:
     return math.prod(shape) * (2 if wire and dtype == "float32" else size)
 
 
+def described(name: str, x: torch.Tensor) -> TensorInfo:
+    """A tensor that belongs to no group; it is sent without a cast."""
+    return TensorInfo(name, -1, (), 0, is_output=True, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+
+
 class Exchange:
     """One worker's messages with the others.
 
@@ -153,11 +158,9 @@ class Exchange:
         self._go_on()
         return value
 
-    def gather(self, x: torch.Tensor, workers: int) -> list[torch.Tensor]:
+    def gather(self, x: torch.Tensor, workers: int, what: str = "the norms of its gradients") -> list[torch.Tensor]:
         """All workers' vectors, of one length, in the workers' order; all workers call it together."""
-        about = TensorInfo(
-            "the norms of its gradients", -1, (), 0, is_output=True, shape=tuple(x.shape), dtype="float64"
-        )
+        about = described(what, x)
         others = [one for one in range(workers) if one != self._worker]
         for to in others:
             self.send(to, "norms", self._gathered, x, about)
@@ -182,6 +185,6 @@ class Exchange:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
             f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
-            "step has ended on all workers; resume from the newest checkpoint with resume= and, for the workers that are "
-            "left, plan.again(devices=...)."
+            "step has ended on all workers; resume from the newest checkpoint, if there is one, and make a plan for the "
+            "workers that are left by plan.again(devices=...)."
         )

@@ -60,6 +60,7 @@ class PlacedPart(nn.Module):
     Attributes:
         worker: whose part this is.
         calls: number of forward passes so far, including micro-batches.
+        owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
     """
 
     worker_kind = "paceline.model_parallel.graph.placed_worker:PlacedWorker"
@@ -72,22 +73,23 @@ class PlacedPart(nn.Module):
         if worker is None:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
-                "with plan=plan, or name the worker with worker=."
+                "with plan=plan, or in a script under torchrun or paceline launch, or name the worker with worker=."
             )
         if not 0 <= worker < plan.workers:
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
         self.plan, self.worker, self.calls = plan, worker, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
-        self._follow(_graph_of(plan, model))
+        self._follow(graph_of(plan, model))
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
         self._transfers = {one: at for at, one in enumerate(plan.transfers())}
         self._seeds = {name: at for at, name in enumerate(plan.random)}
         self._added = added_in_another_order(plan, worker)
         self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # values that replace those of `env` for one reader
         self._exchange: Exchange | None = None
-        self._owned = self._own_state()
+        self.joined: Any = None  # the `JoinedRun` in which this is the worker's part
+        self.owner_of = _owners(plan, model)
         self.training = model.training
-        if not any(name in self._owned and one.requires_grad for name, one in model.named_parameters()):
+        if not any(self.owner_of[name] == self.worker and one.requires_grad for name, one in model.named_parameters()):
             dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
             self.nothing = nn.Parameter(torch.zeros((), dtype=dtype))  # optimizers and workers need one to train
 
@@ -113,17 +115,6 @@ class PlacedPart(nn.Module):
             )
         self._follow(graph)
 
-    def _own_state(self) -> frozenset[str]:
-        own: set[str] = set()
-        used: set[str] = set()
-        for group, device in zip(self.plan.problem.groups, self.plan.placement.device_of, strict=True):
-            used.update(group.state)
-            if device == self.worker:
-                own.update(group.state)
-        if self.worker == 0:  # unused parameters belong to worker 0
-            own |= {name for name, _ in (*self.whole.named_parameters(), *self.whole.named_buffers())} - used
-        return frozenset(own)
-
     def connect(self, exchange: Exchange, calls: int = 0) -> None:
         """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`."""
         self._exchange, self.calls = exchange, calls
@@ -143,7 +134,7 @@ class PlacedPart(nn.Module):
         yield from (pair for pair in self.whole.named_buffers(prefix, recurse) if self._is_own(pair[0], prefix))
 
     def _is_own(self, name: str, prefix: str) -> bool:
-        return name.removeprefix(f"{prefix}." if prefix else "") in self._owned
+        return self.owner_of.get(name.removeprefix(f"{prefix}." if prefix else "")) == self.worker
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The part's own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
@@ -294,7 +285,15 @@ class PlacedPart(nn.Module):
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
-def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
+def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:
+    """By name of each parameter and buffer, the worker whose part has it; unused ones belong to worker 0."""
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    pairs = zip(plan.problem.groups, plan.placement.device_of, strict=True)
+    return dict.fromkeys(names, 0) | {name: worker for group, worker in pairs for name in group.state}
+
+
+def graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
+    """The model's graph; refuses another model than the plan's."""
     with in_training_mode(model):
         graph = trace_graph(model, arguments_of(model, dict.fromkeys(plan.arguments))[1])
     if digest(graph, dict(plan.constants)) != plan.digest:

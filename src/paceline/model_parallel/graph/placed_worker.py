@@ -11,8 +11,14 @@ import torch
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
 from paceline.loop.guards.noted_gradients import NotedGradients
-from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
-from paceline.model_parallel.graph.exchange import Exchange
+from paceline.membership.environment import (
+    Invitation,
+    LaunchedEnvironment,
+    SupervisedEnvironment,
+    WorkerEnvironment,
+)
+from paceline.membership.final_mean import FinalMean, LeftWeights
+from paceline.model_parallel.graph.exchange import Exchange, described
 from paceline.model_parallel.graph.execute import PlacedPart
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.model_parallel.graph.recorder import Recorder
@@ -21,6 +27,7 @@ from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.system.saved_state import fits
+from paceline.worker.memberships.entry import Entry
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 
@@ -63,7 +70,23 @@ class PlacedWorker(Worker):
         _check(part, environment)
         super().__init__(part.whole, optimizer, algorithm, environment, evaluate, same_random=True)
         self._part = self._held = part
-        self._resume = environment.resume if isinstance(environment, SupervisedEnvironment) else None
+        has_checkpoints = isinstance(environment, SupervisedEnvironment | LaunchedEnvironment)
+        self._resume = environment.resume if has_checkpoints else None
+
+    def _enter(self) -> Entry:
+        environment, part = self._environment, self._part
+        if isinstance(environment, LaunchedEnvironment):
+            from paceline.worker.memberships.launched import LaunchedMembership
+
+            join = partial(LaunchedMembership, environment, plan=part.plan.title)
+            return Entry(environment.worker_id, environment.num_workers, join)
+        if isinstance(environment, Invitation):
+            from paceline.model_parallel.graph.joined import JoinedPart
+
+            return Entry(
+                part.joined.worker_id, part.joined.num_workers, partial(JoinedPart, part.joined, environment.out)
+            )
+        return super()._enter()
 
     def _begin(self) -> None:
         self._calls = 0
@@ -76,17 +99,16 @@ class PlacedWorker(Worker):
         self._options = GroupOptions(self._optimizer, {id(one): name for name, one in self._part.named_parameters()})
         super()._begin()
         run, part, environment = self._membership, self._part, self._environment
-        if isinstance(environment, SupervisedEnvironment):
+        if environment is not None:
             assert run.ports.mailbox is not None
-            exchange = Exchange(
-                run.ports.mailbox,
-                part.worker,
-                wire=part.plan.wire,
-                deadline_s=environment.step_deadline_s,
-                slowness=environment.slow.get(part.worker, 1.0),
-                recorder=Recorder(part.worker) if environment.checkpoint is not None else None,
-            )
-            self._exchange = exchange
+            options: dict[str, Any] = {"wire": part.plan.wire}
+            if isinstance(environment, SupervisedEnvironment):
+                options["deadline_s"] = environment.step_deadline_s
+                options["slowness"] = environment.slow.get(part.worker, 1.0)
+                options["recorder"] = Recorder(part.worker) if environment.checkpoint is not None else None
+            elif isinstance(environment, LaunchedEnvironment | Invitation):
+                options["deadline_s"] = environment.deadline_s
+            self._exchange = exchange = Exchange(run.ports.mailbox, part.worker, **options)
             part.connect(exchange, self._calls)
         if run.ports.storage is not None:
             run.ports.storage.keep(self._own_state, 0)
@@ -126,6 +148,32 @@ class PlacedWorker(Worker):
         if self._saved:
             self._options.restore(self._saved)
             self._saved = {}
+
+    def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
+        """As in `Worker`; without shared memory, the workers send each other their parts."""
+        final, mean = super()._final_model(left)
+        is_shared = isinstance(self._environment, SupervisedEnvironment)
+        if self._exchange is not None and not (is_shared or self._membership.stopped()):
+            self._exchange_parts(self._exchange, final, left)
+        return final, mean
+
+    def _exchange_parts(self, exchange: Exchange, final: torch.Tensor, left: LeftWeights | None) -> None:
+        """Completes the parameters (P,) and buffers by those of all parts, or by all that worker 0's loop has `left`."""
+        part, binding, workers = self._part, self._membership.binding, range(self.num_workers)
+        is_left = torch.tensor([left is not None], dtype=torch.float64)
+        is_all_of_0 = bool(exchange.gather(is_left, self.num_workers, "the end of its loop")[0])
+        if left is not None:
+            final.copy_(left.x)
+        views = dict(zip(map(id, binding.parameters), binding.views(final), strict=True))
+        trained = [(name, views[id(one)]) for name, one in part.whole.named_parameters() if id(one) in views]
+        for number, (name, one) in enumerate((*trained, *part.whole.named_buffers())):
+            owner, tensor = 0 if is_all_of_0 else part.owner_of[name], described(name, one)
+            if owner != part.worker:
+                one.copy_(exchange.receive(owner, "final", number, tensor))
+                continue
+            for to in workers:
+                if to != owner:
+                    exchange.send(to, "final", number, one, tensor)
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         super()._leave(failed=failed, is_cut=is_cut)
@@ -167,13 +215,21 @@ def _check(part: PlacedPart, environment: WorkerEnvironment | None) -> None:
         if plan.workers > 1:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: start them with paceline.launch(train, workers={plan.workers},"
-                " plan=plan)."
+                " plan=plan), torchrun, or paceline launch -- SCRIPT."
             )
         return
     if any(one.device.type != "cpu" for one in part.whole.parameters()):
         raise UsageError("Placed models train on the CPU: move the model there with model.cpu() before plan.part.")
+    if isinstance(environment, Invitation) and part.joined is not None:
+        return
+    if isinstance(environment, LaunchedEnvironment) and part.worker == environment.worker_id:
+        plan.check_workers(environment.num_workers)
+        return
     if not isinstance(environment, SupervisedEnvironment) or environment.plan is None:
-        raise UsageError("Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan).")
+        raise UsageError(
+            "Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan), or, in a script under "
+            "torchrun or paceline launch, attach plan.part(model)."
+        )
     if part.worker != environment.worker_id or environment.plan != plan:
         raise UsageError(
             f"This is worker {part.worker}'s part of a plan, but it runs in worker {environment.worker_id} of a "
