@@ -90,7 +90,7 @@ class Exchange:
         self.recorder = recorder
         self._since_s = time.perf_counter()
         self._is_computing = False
-        self._gathered = 0
+        self._gathered = self._fetched = 0
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -167,6 +167,11 @@ class Exchange:
         found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
         self._gathered += 1
         return [found.get(one, x) for one in range(workers)]
+
+    def number_fetched(self) -> int:
+        """The number of the next value of a partial execution, which all workers count alike."""
+        self._fetched += 1
+        return self._fetched
 
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""

@@ -27,6 +27,7 @@ from paceline.model_parallel.graph.capture import (
     trace_graph,
 )
 from paceline.model_parallel.graph.exchange import Exchange
+from paceline.model_parallel.graph.fetch import find_values, needed_for, run_needed
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
@@ -59,6 +60,7 @@ class PlacedPart(nn.Module):
 
     Attributes:
         worker: whose part this is.
+        owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
         calls: number of forward passes so far, including micro-batches.
         owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
     """
@@ -154,6 +156,60 @@ class PlacedPart(nn.Module):
             UsageError: the inputs have other shapes than the example, or the workers are not connected.
             WorkerLostError: another worker has left, or sends nothing within the deadline.
         """
+        exchange, arguments = self._prepared(args, kwargs)
+        exchange.begin_forward()
+        recorder = exchange.recorder
+        if recorder is not None:
+            recorder.begin_step(trains=torch.is_grad_enabled())
+        number = self.plan.problem.microbatches
+        outs: list[Any] = []
+        tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
+        for m in range(number):
+            part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
+            if recorder is not None:
+                recorder.begin_microbatch(m)
+            outs.append(self._pass(part, tokens))
+            self.calls += 1
+        out = outs[0] if number == 1 else joined(outs)
+        out = self._anchored(out, tokens) if tokens else out
+        exchange.end_forward()
+        return out
+
+    @torch.no_grad()
+    def fetch(self, names: str | Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        """Values inside the model, such as a tower's output, without the operations that they do not need.
+
+        Each operation runs on its own worker, and all workers get the values. All call it together, between two steps, with
+        the same names and inputs. There are no gradients.
+
+        Costs: the operations that the values need, their transfers, and sending the values to all workers.
+
+        Args:
+            names: of modules, by their paths, for their outputs in their last call; or of operations in the graph. One name,
+                or several.
+            *args: the model's inputs.
+            **kwargs: likewise, by name.
+
+        Returns:
+            the value of one name, or a list of values: copies, equal to those in the model's own forward pass.
+
+        Raises:
+            UsageError: the graph has no such value, it is not one tensor, or the plan has micro-batches.
+            WorkerLostError: as for a call of the model.
+        """
+        if self.plan.problem.microbatches > 1:
+            raise UsageError("fetch needs a plan without micro-batches: place the model for latency.")
+        exchange, arguments = self._prepared(args, kwargs)
+        fetched = find_values(self._graph, [names] if isinstance(names, str) else names)
+        needed = needed_for(fetched, self._graph, self.plan, self.whole)
+        env = self._inputs(arguments)
+        exchange.begin_forward()
+        values = run_needed(needed, fetched, self.plan, self.worker, exchange, self._value, env)
+        exchange.end_forward()
+        return values[0] if isinstance(names, str) else values
+
+    def _prepared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Exchange, dict[str, Any]]:
+        """The messages with the others, and the arguments by name."""
         if not (self.training or self.plan.any_mode):
             raise UsageError(
                 f"{self.plan.model} computes something else in evaluation mode than in training mode, in which it was "
@@ -171,23 +227,7 @@ class PlacedPart(nn.Module):
         arguments = self._checked(args, kwargs)
         if names := changed(self._attributes, values_of(self.whole)):
             self._follow_changed(names)
-        self._exchange.begin_forward()
-        recorder = self._exchange.recorder
-        if recorder is not None:
-            recorder.begin_step(trains=torch.is_grad_enabled())
-        number = self.plan.problem.microbatches
-        outs: list[Any] = []
-        tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
-        for m in range(number):
-            part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
-            if recorder is not None:
-                recorder.begin_microbatch(m)
-            outs.append(self._pass(part, tokens))
-            self.calls += 1
-        out = outs[0] if number == 1 else joined(outs)
-        out = self._anchored(out, tokens) if tokens else out
-        self._exchange.end_forward()
-        return out
+        return self._exchange, arguments
 
     def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         if args and kwargs:
@@ -208,14 +248,14 @@ class PlacedPart(nn.Module):
         return arguments
 
     def _pass(self, arguments: dict[str, Any], tokens: list[torch.Tensor]) -> Any:
-        env: dict[fx.Node, Any] = {}
-        self._read_as.clear()
-        for node in self._graph.nodes:
-            if node.op == "placeholder":
-                env[node] = arguments.get(str(node.target))
+        env = self._inputs(arguments)
         for one in self._program:
             self._do(one, env, tokens)
         return fx.map_arg(self._output.args[0], lambda node: self._read_as.get((LOSS, node), self._value(node, env)))
+
+    def _inputs(self, arguments: dict[str, Any]) -> dict[fx.Node, Any]:
+        self._read_as.clear()
+        return {node: arguments.get(str(node.target)) for node in self._graph.nodes if node.op == "placeholder"}
 
     def _do(self, one: Operation, env: dict[fx.Node, Any], tokens: list[torch.Tensor]) -> None:
         exchange = self._exchange
