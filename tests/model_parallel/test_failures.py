@@ -63,6 +63,7 @@ def check_goes_on(plan, folder, tmp_path):
     fewer = plan.again(devices=[pl.Device()] * 2)
     run = pl.launch(partial(train_long, fewer, tmp_path, more=3), workers=2, plan=fewer, resume=folder)
     assert run.result["steps"] == done + 3
+    assert run.result["samples"] == (done + 3) * BATCH
     model = made("two towers")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _, (x, y) in zip(range(done + 3), long_loader(), strict=False):

@@ -44,13 +44,14 @@ class Script:
         if self.namespace is not None:
             enter_namespace(self.namespace)
         part = pl.Plan.load(Path(self.folder, self.plan)).part(made(self.name), self.worker)
-        optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
+        optimizer, loader = torch.optim.Adam(part.parameters(), lr=0.01), batches(self.name)
         with pl.attach(part, optimizer) as worker:
             for epoch in range(self.epochs):
-                for at, (x, y) in enumerate(worker.batches(batches(self.name))):
+                for at, (x, y) in enumerate(worker.batches(loader)):
                     if (epoch, at) == (self.dies_in, 2):
                         os.kill(os.getpid(), signal.SIGKILL)
                     step(part, optimizer, x, y, worker.clip_grad_norm_)
+                Path(self.folder, f"trains-{worker.worker_id}").touch()
             if self.leaves and worker.worker_id == 0:
                 left_weights(part.whole)
         torch.save(part.whole.state_dict(), Path(self.folder, f"{worker.worker_id}.pt"))

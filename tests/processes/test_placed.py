@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import forked
+import leftovers
 import paceline as pl
 from free_ports import free_port
 from model_parallel.models import planned
@@ -75,6 +76,21 @@ def test_the_agent_starts_parts_and_writes_the_run(tmp_path):
     assert (result["outcome"], result["algorithm"], result["steps"]) == ("stopped", "placed", 10)
     state = torch.load(tmp_path / "run" / "model.pt")
     assert all(torch.equal(state[key], value) for key, value in alone(script.name).items())
+
+
+def test_sigterm_ends_the_agents_parts_and_keeps_what_they_recorded(tmp_path):
+    script = Script(str(tmp_path), epochs=100_000)
+    planned(script.name, 2).save(tmp_path / script.plan)
+    words = ["launch", "--workers", 2, "--out", "run", "--", PROGRAM]
+    with started(tmp_path, COMMAND, *words, PACELINE_TEST_PLACED=json.dumps(asdict(script))) as agent:
+        leftovers.wait_until(lambda: agent.poll() or len(list(tmp_path.glob("trains-*"))) == 2, "an epoch of both")
+        agent.send_signal(signal.SIGTERM)
+        _, errors = agent.communicate(forked.AGAINST_HANGS_S)
+    assert "Traceback" not in errors
+    result = pl.RunData.load(tmp_path / "run").result
+    assert (result["outcome"], result["outcome_reason"]) == ("stopped", "Interrupted by SIGTERM.")
+    assert result["steps"] >= 5
+    assert not (tmp_path / "run" / "model.pt").exists(), "each worker has its own part only"
 
 
 @pytest.mark.parametrize("start", [ranks, invited])

@@ -56,9 +56,7 @@ class JoinedPart(ElasticMembership):
         return None
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
-        """As in `Membership`."""
-        if self._run.leaves:
-            return
+        """As in `Membership`; a worker that a signal ends has no whole model."""
         if self._folder is not None:
-            self._write_end(self._folder, model)
+            self._write_end(self._folder, None if self._run.leaves else model)
         report(self._run, self._folder, "ended", consensus_distance=None, models_in_mean=0, batches_not_given=0)
