@@ -156,6 +156,16 @@ def test_fewer_workers_go_on_from_the_last_epochs_checkpoint_under_torchrun(tmp_
     check(run(scripts[:1] * 2, ranks(2, PACELINE_CHECKPOINT=folder)), scripts[0], 2)
 
 
+def test_a_part_that_there_is_not_is_refused_before_the_run_is_joined(monkeypatch):
+    plan = planned("two towers", 2)
+    monkeypatch.setenv("PACELINE_JOIN", "127.0.0.1:1")
+    monkeypatch.setattr(joined, "JoinedRun", lambda *_: pytest.fail("it has joined"))
+    with pytest.raises(pl.UsageError, match="There is no worker 2 in a plan for 2 workers, from 0"):
+        plan.part(made("two towers"), 2)
+    with pytest.raises(pl.UsageError, match="The plan belongs to another model"):
+        plan.part(made("skips"))
+
+
 def test_a_run_that_has_begun_takes_no_more_parts(monkeypatch):
     """A placed model's workers end together, so that a place is free for a moment only."""
     run = SimpleNamespace(num_workers=2, is_late=True, close=lambda: ended.append(True))

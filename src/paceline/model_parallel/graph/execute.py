@@ -77,8 +77,7 @@ class PlacedPart(nn.Module):
                 f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
                 "with plan=plan, or in a script under torchrun or paceline launch, or name the worker with worker=."
             )
-        if not 0 <= worker < plan.workers:
-            raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
+        plan.check_worker(worker)
         self.plan, self.worker, self.calls = plan, worker, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
         self._follow(graph_of(plan, model))

@@ -30,7 +30,9 @@ def join(environment: Invitation, plan: PlanData, model: nn.Module, worker: int 
     Raises:
         UsageError: the run has another plan or model, or has begun; or the place is taken.
     """
-    graph_of(plan, model)  # which refuses another model: before others wait for this worker
+    # Before others wait for this worker:
+    plan.check_worker(worker or 0)
+    graph_of(plan, model)  # refuses another model
     run = JoinedRun(environment, PlacedProgram(), model_words(model), plan.title, worker)
     try:
         plan.check_workers(run.num_workers)

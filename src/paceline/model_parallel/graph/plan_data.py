@@ -63,6 +63,11 @@ class PlanData:
         pairs = zip(self.problem.groups, self.placement.device_of, strict=True)
         return {name: device for group, device in pairs for name in group.nodes}
 
+    def check_worker(self, worker: int) -> None:
+        """Refuses a worker that has no part."""
+        if not 0 <= worker < self.workers:
+            raise UsageError(f"There is no worker {worker} in a plan for {self.workers} workers, from 0.")
+
     def check_workers(self, number: int) -> None:
         """Refuses a run with more or fewer workers."""
         if number != self.workers:
