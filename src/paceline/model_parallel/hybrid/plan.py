@@ -44,7 +44,7 @@ class CutLayer:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How a model is cut."""
+    """The layers of a model that a group's workers divide."""
 
     parts: int  # workers in a group
     layers: tuple[CutLayer, ...]  # that are cut, in the order of their registration
