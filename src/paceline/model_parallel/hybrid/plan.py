@@ -78,6 +78,11 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
                 f"{type(module).__name__} {name} draws from each worker's own generator, so results would depend on "
                 "the number of workers: use nn.Dropout, whose masks a layout draws by sample and feature."
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UsageError(
+                f"A layout averages dense gradients, and those of {name} are sparse: give it sparse=False, or leave the"
+                " layout out."
+            )
     chosen = _chosen(modules, layout, parts)
     if parts == 1:
         return CutPlan(1, (), ())
