@@ -85,7 +85,7 @@ class Exchange:
         self.recorder = recorder
         self._since_s = time.perf_counter()
         self._is_computing = False
-        self._gathered = 0
+        self._gathered = self._num_agreed = 0
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -164,6 +164,17 @@ class Exchange:
         found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
         self._gathered += 1
         return [found.get(one, x) for one in range(workers)]
+
+    def agreed(self, number: Callable[[], int], workers: int) -> int:
+        """The number that the first worker finds, on all; all workers call it together."""
+        about = TensorInfo("the next batch", -1, (), 0, is_output=True, shape=(1,), dtype="int64")
+        self._num_agreed, self._is_computing = self._num_agreed + 1, False
+        if self._worker:
+            return int(self.receive(0, "agreed", self._num_agreed, about))
+        found = torch.tensor([number()])
+        for to in range(1, workers):
+            self.send(to, "agreed", self._num_agreed, found, about)
+        return int(found)
 
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""

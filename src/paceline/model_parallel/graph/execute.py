@@ -68,7 +68,8 @@ class PlacedPart(nn.Module):
         super().__init__()
         environment = current_environment()
         if worker is None:
-            worker = environment.worker_id if environment is not None else 0 if plan.workers == 1 else None
+            alone = 0 if plan.workers == 1 else None
+            worker = environment.worker_id % plan.workers if environment is not None else alone
         if worker is None:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
@@ -76,7 +77,7 @@ class PlacedPart(nn.Module):
             )
         if not 0 <= worker < plan.workers:
             raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
-        self.plan, self.worker, self.calls = plan, worker, 0
+        self.plan, self.worker, self.calls, self._replica = plan, worker, 0, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
         self._follow(_graph_of(plan, model))
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
@@ -85,7 +86,7 @@ class PlacedPart(nn.Module):
         self._added = added_in_another_order(plan, worker)
         self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # values that replace those of `env` for one reader
         self._exchange: Exchange | None = None
-        self._owned = self._own_state()
+        self._owned = self.state_of(worker)
         self.training = model.training
         if not any(name in self._owned and one.requires_grad for name, one in model.named_parameters()):
             dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -113,20 +114,24 @@ class PlacedPart(nn.Module):
             )
         self._follow(graph)
 
-    def _own_state(self) -> frozenset[str]:
+    def state_of(self, worker: int) -> frozenset[str]:
+        """The names of a worker's parameters and buffers."""
         own: set[str] = set()
         used: set[str] = set()
         for group, device in zip(self.plan.problem.groups, self.plan.placement.device_of, strict=True):
             used.update(group.state)
-            if device == self.worker:
+            if device == worker:
                 own.update(group.state)
-        if self.worker == 0:  # unused parameters belong to worker 0
+        if worker == 0:  # unused parameters belong to worker 0
             own |= {name for name, _ in (*self.whole.named_parameters(), *self.whole.named_buffers())} - used
         return frozenset(own)
 
-    def connect(self, exchange: Exchange, calls: int = 0) -> None:
-        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`."""
-        self._exchange, self.calls = exchange, calls
+    def connect(self, exchange: Exchange, calls: int = 0, replica: int = 0) -> None:
+        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`.
+
+        `replica`: of the model, if there are several; each draws its own random numbers.
+        """
+        self._exchange, self.calls, self._replica = exchange, calls, replica
 
     @property
     def transfers(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -278,7 +283,7 @@ class PlacedPart(nn.Module):
             self._keep(node, self._runner.run_node(node), env)
             return
         with _generator, torch_undisturbed():
-            torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
+            torch.manual_seed(node_seed(self.plan.seed + self._replica, self.calls, self._seeds[node.name]))
             self._keep(node, self._runner.run_node(node), env)
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
