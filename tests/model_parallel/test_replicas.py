@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.algorithms import registry
 from paceline.model_parallel.graph.placed_worker import _calls_of
 from paceline.records import checkpoint_contents as contents
 from paceline.records import checkpoint_files as files
+from paceline.run.supervisor import Supervisor
 from paceline.transport.wire import HEADER_BYTES
 
 ONE_ONLY, UNEVEN = [0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0, 1, 1, 0]
@@ -144,6 +146,20 @@ def test_a_lost_part_is_a_lost_replica_and_the_others_go_on(killed, tmp_path, no
     left = 2 - killed // 2 * 2
     check_same(found(tmp_path, left), found(tmp_path, left + 1))
     assert len(found(tmp_path, left)["losses"]) >= 20 - 4, "a part may have claimed another batch"
+
+
+def test_a_part_may_notice_a_death_before_the_launcher(tmp_path, monkeypatch):
+    """Its connection to the lost part breaks before that process has ended."""
+    seen_s, lose = [], Supervisor._lose
+
+    def lose_later(supervisor, worker, how=""):
+        seen_s.append(time.monotonic())
+        if how or seen_s[-1] > seen_s[0] + 0.5:
+            lose(supervisor, worker, how)
+
+    monkeypatch.setattr(Supervisor, "_lose", lose_later)
+    run = launched(tmp_path, planned(NAME, 2), 2, steps=20, kill=(3, 2))
+    assert (run.result["outcome"], run.result["workers_lost"]) == ("stopped", [3, 2])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -122,8 +122,8 @@ def load_parameters(checkpoint: Path) -> Parameters:
     state = load_part(checkpoint, PARAMETERS)
     assert state is not None  # every complete checkpoint has it
     is_sound = (
-        state.keys() - {"division"} == {"x", "version", "next_batch", "buffers"}
-        and isinstance(state.get("division", ""), str)
+        state.keys() == {"x", "version", "next_batch", "buffers", "division"}
+        and isinstance(state["division"], str)
         and _is_vector(state["x"])
         and _is_count(state["version"])
         and _is_count(state["next_batch"], most=int(checkpoint.name))

@@ -58,6 +58,7 @@ class Exchange:
     """One worker's messages with the others.
 
     Args:
+        first: the number of worker 0 of these in the run, for error messages.
         wire: the type that floats are cast to.
         slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
 
@@ -70,6 +71,7 @@ class Exchange:
         mailbox: Mailbox,
         worker: int,
         *,
+        first: int = 0,
         wire: str = "",
         deadline_s: float = 60.0,
         slowness: float = 1.0,
@@ -77,7 +79,7 @@ class Exchange:
         recorder: Recorder | None = None,
     ) -> None:
         self._mailbox = mailbox
-        self._worker = worker
+        self._worker, self._first = worker, first
         self._wire = wire
         self._deadline_s = deadline_s
         self._slowness = slowness
@@ -192,7 +194,7 @@ class Exchange:
     def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
-            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
-            "step has ended on all workers; resume from the newest checkpoint with resume= and as many workers as are "
-            "left."
+            f"Worker {self._first + self._worker} waited for worker {self._first + worker}, which has part of the model,"
+            f" over {what}: {why}. The step has ended on all workers; resume from the newest checkpoint with resume= and as"
+            " many workers as are left."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.errors import UsageError
+from paceline.errors import UsageError, WorkerLostError
 from paceline.loop.guards.noted_gradients import NotedGradients
 from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
@@ -36,6 +37,8 @@ _CHANGED = (
 )
 
 _UNSOUND = "The checkpoint in {} is not one that a placed run of this model writes: start the run again without it."
+
+_NEWS_DEADLINE_S, _LOOK_EVERY_S = 5.0, 1e-3
 
 _NO_NORM = torch.tensor(-1.0, dtype=torch.float64)  # of a gradient that another worker has, or that does not exist
 
@@ -103,6 +106,7 @@ class PlacedWorker(Worker):
                 self._exchange = Exchange(
                     mailbox,
                     part.worker,
+                    first=environment.worker_id - part.worker,
                     wire=part.plan.wire,
                     deadline_s=environment.step_deadline_s,
                     slowness=environment.slow.get(environment.worker_id, 1.0),
@@ -150,6 +154,15 @@ class PlacedWorker(Worker):
         if self._saved:
             self._options.restore(self._saved)
             self._saved = {}
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
+        """As in `Worker`; a lost part is reported once the launcher, too, knows of it: connections break earlier."""
+        run: Any = self._membership
+        if run.part is not None and kind is not None and issubclass(kind, WorkerLostError):
+            mates, until_s = run.arena.plan.seats.mates(run.worker_id), time.monotonic() + _NEWS_DEADLINE_S
+            while not any(map(run.arena.has_ended, mates)) and time.monotonic() < until_s:
+                time.sleep(_LOOK_EVERY_S)
+        return super().__exit__(kind, *details)
 
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         super()._leave(failed=failed, is_cut=is_cut)
