@@ -62,8 +62,9 @@ def test_replicas_do_what_as_many_plain_workers_do(name, parts, order, algorithm
         check_same(one, other)
 
 
-@pytest.mark.parametrize("name", ["two towers", "attention"])
+@pytest.mark.parametrize("name", ["tied embedding", "attention"])
 def test_one_replica_does_what_one_worker_does(name, tmp_path):
+    """One part of the tied embedding's model has no parameters."""
     run = launched(tmp_path / "placed", planned(name, 3), name=name, clip=0.5)
     launched(tmp_path / "alone", None, name=name, clip=0.5)
     for worker in range(3):
