@@ -129,7 +129,7 @@ def test_a_placed_run_does_not_go_on_from_another_kind_of_run(tmp_path):
     placed(name, planned(name, 2), tmp_path, out=tmp_path / "placed", checkpoint_every_s=0)
     loop = partial(plain, name)
     pl.launch(loop, workers=2, algorithm="hogwild", out=tmp_path / "plain", checkpoint_every_s=0)
-    with pytest.raises(pl.UsageError, match="is of a run without a plan"):
+    with pytest.raises(pl.UsageError, match="started with hogwild: give launch the same algorithm"):
         placed(name, planned(name, 2), tmp_path, resume=tmp_path / "plain")
 
 

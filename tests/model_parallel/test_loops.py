@@ -113,7 +113,10 @@ def test_a_placed_model_is_refused_on_a_gpu():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"layout": "tensor(line=2)"}, "takes no layout"), ({"algorithm": "all-reduce"}, "takes no algorithm")],
+    [
+        ({"layout": "tensor(line=2)"}, "takes no layout"),
+        ({"algorithm": "all-reduce"}, "does not train replicas of a placed model"),
+    ],
 )
 def test_a_part_is_refused_beside_a_layout_or_an_algorithm(given, message):
     part = planned(NAME, 1).part(made(NAME))

@@ -73,6 +73,7 @@ class ArenaPlan:
     rings: tuple[Any, ...]
     epoch_claims: int
     stores: tuple[int, ...]  # one for each part of a model whose parts have servers of their own
+    mates: tuple[int, ...]  # likewise, one for each replica whose parts exchange messages
     rounds: tuple[int, ...]  # one word for each group of workers that goes through rounds together
     ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
@@ -135,6 +136,8 @@ def plan_arena(
     members = seats.workers + seats.servers
     named = [NamedLayout(layout, f"part {part}.") for part in range(num_parts if needs.mailbox else 0)]
     stores = tuple(SharedStore.reserve(one, members) for one in named)
+    replicas = range(seats.workers if num_parts > 1 and sharding is not None and sharding.lengths else 0)
+    mates = tuple(SharedStore.reserve(NamedLayout(layout, f"replica {one}."), num_parts) for one in replicas)
     rounds = tuple(layout.words(f"rounds {n}", 1) for n in range(seats.workers if num_parts > 1 else 1))
     ended = layout.words("ended", num_workers)
     places = {
@@ -157,6 +160,7 @@ def plan_arena(
         rings=rings,
         epoch_claims=epoch_claims,
         stores=stores,
+        mates=mates,
         rounds=rounds,
         seats=seats,
         ended=ended,
@@ -297,14 +301,24 @@ class Arena:
         part = seats.of(self.participant_id if participant_id is None else participant_id).part
         return SharedStore(self.segment, self.plan.stores[part], seats.workers + seats.servers)
 
+    @property
+    def division(self) -> str:
+        """How the model is divided into parts that have servers; "": it is not."""
+        sharding = self.plan.sharding
+        return sharding.digest if sharding is not None and self.plan.seats.num_parts > 1 else ""
+
+    def mates_store(self, worker: int) -> SharedStore:
+        """The store of the mailboxes in which the parts of a worker's replica exchange messages."""
+        seats = self.plan.seats
+        return SharedStore(self.segment, self.plan.mates[seats.of(worker).member], seats.num_parts)
+
     def checkpointed(self, of: int | None = None) -> tuple[torch.Tensor, int]:
         """A copy of the parameters as checkpoints hold them, and its version: the parts in a row if each has servers.
 
         With `of`, the parameters are those of this worker's copy of the model.
         """
         if self.plan.seats.num_parts > 1:
-            parts, version = self.shared.copies()
-            return parts.view(-1), version
+            return self.shared.copies()
         x = torch.empty(self.plan.num_elements, dtype=self.plan.dtype)
         return x, self.shared.snapshot(x) if of is None else self.shared.model(of, x)
 

@@ -114,10 +114,15 @@ class EarlierPart:
         """
         before = self.algorithm
         if before is not None and before.same_batches and not (algorithm and algorithm.same_batches):
-            raise UsageError("The run was started with a plan: resume it with launch(plan=...), or start another run.")
-        if before is None or algorithm is None or before == algorithm or algorithm.same_batches:
+            raise UsageError(
+                "The run was started with a plan and without an algorithm: resume it with launch(plan=...), or start another"
+                " run."
+            )
+        if before is None or algorithm is None or before == algorithm:
             return self  # workers of a placed model check their own parts
         old, new = spec(before), spec(algorithm)
+        if algorithm.same_batches:
+            raise UsageError(f"The run was started with {old}: give launch the same algorithm, or start another run.")
         rules = [_innermost(one.server_rule) for one in (before, algorithm)]
         if None not in rules and type(rules[0]) is not type(rules[1]):
             why = (

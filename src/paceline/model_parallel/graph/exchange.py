@@ -63,6 +63,7 @@ class Exchange:
     """One worker's messages with the others.
 
     Args:
+        first: the number of worker 0 of these in the run, for error messages.
         wire: the type that floats are cast to.
         slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
 
@@ -75,6 +76,7 @@ class Exchange:
         mailbox: Mailbox,
         worker: int,
         *,
+        first: int = 0,
         wire: str = "",
         deadline_s: float = 60.0,
         slowness: float = 1.0,
@@ -82,7 +84,7 @@ class Exchange:
         recorder: Recorder | None = None,
     ) -> None:
         self._mailbox = mailbox
-        self._worker = worker
+        self._worker, self._first = worker, first
         self._wire = wire
         self._deadline_s = deadline_s
         self._slowness = slowness
@@ -90,7 +92,7 @@ class Exchange:
         self.recorder = recorder
         self._since_s = time.perf_counter()
         self._is_computing = False
-        self._gathered = self._fetched = 0
+        self._gathered = self._fetched = self._num_agreed = 0
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -173,6 +175,17 @@ class Exchange:
         self._fetched += 1
         return self._fetched
 
+    def agreed(self, number: Callable[[], int], workers: int) -> int:
+        """The number that the first worker finds, on all; all workers call it together."""
+        about = TensorInfo("the next batch", -1, (), 0, is_output=True, shape=(1,), dtype="int64")
+        self._num_agreed, self._is_computing = self._num_agreed + 1, False
+        if self._worker:
+            return int(self.receive(0, "agreed", self._num_agreed, about))
+        found = torch.tensor([number()])
+        for to in range(1, workers):
+            self.send(to, "agreed", self._num_agreed, found, about)
+        return int(found)
+
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""
         return "" if tensor.is_output else self._wire
@@ -189,7 +202,7 @@ class Exchange:
     def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
-            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
-            "step has ended on all workers; resume from the newest checkpoint, if there is one, and make a plan for the "
-            "workers that are left by plan.again(devices=...)."
+            f"Worker {self._first + self._worker} waited for worker {self._first + worker}, which has part of the model,"
+            f" over {what}: {why}. The step has ended on all workers; resume from the newest checkpoint, if there is one, and"
+            " make a plan for the workers that are left by plan.again(devices=...)."
         )

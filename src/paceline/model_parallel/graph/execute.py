@@ -71,14 +71,15 @@ class PlacedPart(nn.Module):
         super().__init__()
         environment = current_environment()
         if worker is None:
-            worker = environment.worker_id if environment is not None else 0 if plan.workers == 1 else None
+            alone = 0 if plan.workers == 1 else None
+            worker = environment.worker_id % plan.workers if environment is not None else alone
         if worker is None:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
                 "with plan=plan, or in a script under torchrun or paceline launch, or name the worker with worker=."
             )
         plan.check_worker(worker)
-        self.plan, self.worker, self.calls = plan, worker, 0
+        self.plan, self.worker, self.calls, self._replica = plan, worker, 0, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
         self._follow(graph_of(plan, model))
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
@@ -116,9 +117,12 @@ class PlacedPart(nn.Module):
             )
         self._follow(graph)
 
-    def connect(self, exchange: Exchange, calls: int = 0) -> None:
-        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`."""
-        self._exchange, self.calls = exchange, calls
+    def connect(self, exchange: Exchange, calls: int = 0, replica: int = 0) -> None:
+        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`.
+
+        `replica`: of the model, if there are several; each draws its own random numbers.
+        """
+        self._exchange, self.calls, self._replica = exchange, calls, replica
 
     @property
     def transfers(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -308,7 +312,7 @@ class PlacedPart(nn.Module):
             self._keep(node, self._runner.run_node(node), env)
             return
         with _generator, torch_undisturbed():
-            torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
+            torch.manual_seed(node_seed(self.plan.seed + self._replica, self.calls, self._seeds[node.name]))
             self._keep(node, self._runner.run_node(node), env)
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
