@@ -275,7 +275,7 @@ def main() -> None:
         "|---" * (len(ALL) + 3) + "|",
         *errors,
         "",
-        "Time to a suboptimality, and the number of workers advised from the short runs:",
+        "Time until a given suboptimality, and the number of workers advised from the short runs:",
         "",
         "| | P - P* | best m | advised m | than the best | m = 1 | best | advised | m = 32 | predicted (90 %) | |",
         "|---" * 11 + "|",

@@ -316,8 +316,8 @@ def compared(spark: Any, problem: Problem, folder: Path) -> list[str]:
         f"## {problem.name}",
         "",
         f"{len(sets[0].x):,} rows to train on in {PARTITIONS} partitions, batches of {problem.batch} (`treeAggregate` takes"
-        f" all rows), {problem.epochs} epochs of DeepDist, {problem.limit_s:g} s of the others. By rate, with seed 0, the"
-        " mean loss at the times below (of logarithms); the best rate is taken from here on:",
+        f" all rows), {problem.epochs} epochs of DeepDist, {problem.limit_s:g} s of the others. The geometric mean"
+        " of the loss at the times below, with seed 0, by rate; all that follows uses the best rate:",
         "",
         "| method | rates | losses |",
         "|---|---|---|",

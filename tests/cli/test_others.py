@@ -55,6 +55,7 @@ def test_doctor_on_other_machines(monkeypatch, tmp_path):
 
 def test_doctor_in_a_small_container(monkeypatch):
     monkeypatch.setattr(limits, "memory_limit", lambda: 2**30)
+    monkeypatch.setattr(doctor, "available_bytes", lambda **which: 2**30)
     monkeypatch.setattr(limits, "cpu_quota", lambda: 0.5)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -199,7 +199,7 @@ def test_a_loop_of_ones_own_may_have_late_gradients_but_one_step():
                 parameter.grad = gradient
             optimizer.step()
     assert torch.equal(loop("constant(updates_late=3)"), flat(model))
-    with pytest.raises(pl.UsageError, match="steps once"):
+    with pytest.raises(pl.UsageError, match="calls step once"):
         loop("recorded(delays=1_0)")
 
 

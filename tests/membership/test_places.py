@@ -25,10 +25,11 @@ def address():
     holder.close()
 
 
-def takes_a_place(address, monkeypatch):
+def takes_a_place(address, monkeypatch, **wanted):
     """A worker that has a place, and has not published its mailbox's address yet."""
     monkeypatch.setattr(elastic, "_joined", False)
-    return elastic.JoinedRun(Invitation(address=address, of=2, deadline_s=10.0), registry.build("ad-psgd"), "a model")
+    invitation = Invitation(address=address, of=2, deadline_s=10.0)
+    return elastic.JoinedRun(invitation, registry.build("ad-psgd"), "a model", **wanted)
 
 
 def test_a_worker_that_dies_before_it_has_a_mailbox_leaves_its_place_to_the_next(address, monkeypatch):
@@ -59,6 +60,24 @@ def test_a_worker_that_is_stopped_before_it_has_a_mailbox_keeps_its_place(addres
         os.waitpid(pid, 0)
         os.close(told)
         os.close(tells)
+
+
+def test_a_worker_takes_no_other_place_than_the_one_that_it_asks_for(address, monkeypatch):
+    monkeypatch.setattr(elastic, "_PLACE_DEADLINE_S", 1.0)
+    run = takes_a_place(address, monkeypatch, place=1)
+    assert run.worker_id == 1
+    with pytest.raises(UsageError, match="has a worker 1 already: a worker can join when another has died"):
+        takes_a_place(address, monkeypatch, place=1)
+    run.close()
+
+
+def test_workers_with_two_plans_share_no_run(address, monkeypatch):
+    run = takes_a_place(address, monkeypatch, plan="one")
+    with pytest.raises(
+        UsageError, match=r"This worker's plan is two, and the run at \S+ has one: build the same model"
+    ):
+        takes_a_place(address, monkeypatch, plan="two")
+    run.close()
 
 
 def test_a_claim_that_no_worker_can_have_made_keeps_its_place(address, monkeypatch):

@@ -71,7 +71,8 @@ class Drawn(nn.Module):
             case "norm":
                 return self.norms[one.layer](u)
             case "swap":
-                return torch.cat(u.chunk(2, 1)[::-1], 1)
+                left, right = u.chunk(2, 1)
+                return torch.cat([right, left], 1)
             case "reverse":
                 return Reversed.apply(u)
             case "teacher":

@@ -1,6 +1,7 @@
 """Models that are placed in tests, each with an example and where its modules go, and the loop that trains them."""
 
 import os
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 import paceline as pl
 from paceline.records.checkpoint_files import newest_or_none
 
-BATCH, STEPS = 6, 5
+BATCH, STEPS, LONG_STEPS = 6, 5, 20_000
 
 
 def block(n_in=8, n_out=8):
@@ -235,3 +236,23 @@ def train_killed(name, plan, out, worker_id, at_step, signal_number, epochs):
                     os.kill(os.getpid(), signal_number)
                 loss.backward()
                 optimizer.step()
+
+
+def train_long(plan, folder, out=None, more=None):
+    """One epoch of many steps: worker 1 is killed once a checkpoint is there, or all leave the loop after `more` steps."""
+    part = plan.part(made("two towers"))
+    optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
+    with pl.attach(part, optimizer) as worker:
+        for at, (x, y) in enumerate(worker.batches(long_loader())):
+            if at == more:
+                break
+            if out is not None and worker.worker_id == 1 and is_saved(out):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            F.cross_entropy(part(x), y).backward()
+            optimizer.step()
+    torch.save(part.whole.state_dict(), Path(folder) / f"{worker.worker_id}.pt")
+
+
+def long_loader():
+    return torch.utils.data.DataLoader(data("two towers", steps=LONG_STEPS), batch_size=BATCH)

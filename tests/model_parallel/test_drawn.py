@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,13 +50,27 @@ def close(share, one, other):
     return one.shape == other.shape and torch.allclose(one, other, rtol=share, atol=share * float(other.abs().max()))
 
 
-@settings(max_examples=30, deadline=None)
-@given(
+DRAWN = (
     operations(),
-    st.lists(st.integers(0, 3), min_size=1, max_size=3),
-    st.lists(st.integers(0, 2), min_size=7, max_size=7),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),  # what the heads read
+    st.lists(st.integers(0, 2), min_size=7, max_size=7),  # the operations' devices
 )
+
+
+@settings(max_examples=30)
+@given(*DRAWN)
 def test_three_steps_are_those_of_the_model(operations, heads, device_of):
+    check(operations, heads, device_of)
+
+
+@pytest.mark.soak
+@settings(max_examples=1000)
+@given(*DRAWN)
+def test_three_steps_of_a_thousand_models(operations, heads, device_of):
+    check(operations, heads, device_of)
+
+
+def check(operations, heads, device_of):
     torch.manual_seed(0)
     is_cast = any(one.kind == "autocast" for one in operations)  # which leaves float64 as it is
     dtype = torch.float32 if is_cast else torch.float64

@@ -10,11 +10,27 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import forked
+import leftovers
 import paceline as pl
-from model_parallel.models import BATCH, STEPS, alone, data, is_saved, made, placed, planned, train_killed
+from model_parallel.models import (
+    BATCH,
+    LONG_STEPS,
+    STEPS,
+    alone,
+    data,
+    is_saved,
+    long_loader,
+    made,
+    placed,
+    planned,
+    train_killed,
+    train_long,
+)
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.run import supervisor
+from processes.scripts import started
 
 
 def epochs_saved(folder):
@@ -40,6 +56,63 @@ def test_a_killed_worker_is_named_and_two_go_on_from_the_checkpoint_with_nothing
         assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
 
 
+def check_goes_on(plan, folder, tmp_path):
+    """Fewer workers make three steps from a checkpoint within an epoch; they end as one process that has made all steps."""
+    done = checkpoint.load_parameters(checkpoint_files.newest(folder / "checkpoint")).next_batch
+    assert 0 < done < LONG_STEPS
+    fewer = plan.again(devices=[pl.Device()] * 2)
+    run = pl.launch(partial(train_long, fewer, tmp_path, more=3), workers=2, plan=fewer, resume=folder)
+    assert run.result["steps"] == done + 3
+    assert run.result["samples"] == (done + 3) * BATCH
+    model = made("two towers")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _, (x, y) in zip(range(done + 3), long_loader(), strict=False):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for worker in range(2):
+        state = torch.load(tmp_path / f"{worker}.pt")
+        assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+
+
+LONG = f"""
+    import sys
+    from functools import partial
+
+    import paceline as pl
+
+    sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+    from model_parallel.models import train_long
+
+    if __name__ == "__main__":
+        plan = pl.Plan.load("plan.json")
+        pl.launch(partial(train_long, plan, "."), workers=3, plan=plan, out="run", checkpoint_every_s=1e6)
+"""
+
+
+def test_a_kill_in_a_long_epoch_costs_the_steps_since_the_last_checkpoint_within_it(tmp_path):
+    plan, folder = planned("two towers", 3), tmp_path / "run"
+    loop = partial(train_long, plan, tmp_path, folder)
+    with pytest.raises(pl.WorkerLostError, match="resume from the newest checkpoint"):
+        pl.launch(loop, workers=3, plan=plan, out=folder, checkpoint_every_s=0.01, step_deadline_s=590)
+    check_goes_on(plan, folder, tmp_path)
+
+
+def test_sigterm_ends_all_parts_after_the_same_step_which_fewer_workers_go_on_from(tmp_path):
+    plan, folder = planned("two towers", 3), tmp_path / "run"
+
+    plan.save(tmp_path / "plan.json")
+    with started(tmp_path, LONG) as process:
+        spool = folder / "events-0.bin"
+        leftovers.wait_until(lambda: process.poll() or (spool.exists() and spool.stat().st_size > 6000), "some steps")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(forked.AGAINST_HANGS_S)
+    assert process.returncode in (-signal.SIGTERM, 143), errors
+    newest = checkpoint_files.newest(folder / "checkpoint")
+    assert pl.RunData.load(folder).result["version"] == checkpoint.load_parameters(newest).version > 0
+    check_goes_on(plan, folder, tmp_path)
+
+
 def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(monkeypatch):
     monkeypatch.setattr(supervisor, "_INTERRUPTED_GRACE_S", 2.0)  # until the one that hangs is killed
     plan = planned("two towers", 2)
@@ -56,7 +129,7 @@ def test_a_placed_run_does_not_go_on_from_another_kind_of_run(tmp_path):
     placed(name, planned(name, 2), tmp_path, out=tmp_path / "placed", checkpoint_every_s=0)
     loop = partial(plain, name)
     pl.launch(loop, workers=2, algorithm="hogwild", out=tmp_path / "plain", checkpoint_every_s=0)
-    with pytest.raises(pl.UsageError, match="is of a run without a plan"):
+    with pytest.raises(pl.UsageError, match="started with hogwild: give launch the same algorithm"):
         placed(name, planned(name, 2), tmp_path, resume=tmp_path / "plain")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import paceline as pl
-from model_parallel.models import BATCH, STEPS, alone, data, made, placed, planned
+from model_parallel.models import BATCH, STEPS, alone, data, made, placed, planned, steps_of
 from paceline.model_parallel.graph.exchange import Exchange
 
 NAME = "two towers"
@@ -61,6 +61,30 @@ def test_a_loop_that_fetches_its_own_batches_is_equal_too_and_is_evaluated_whole
     assert all(math.isfinite(one["test_accuracy"]) for one in run.evaluations)
 
 
+def evaluating_a_tower(plan, folder):
+    part = plan.part(made(NAME))
+    optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
+    x, found = data(NAME)[:BATCH][0], []
+    with pl.attach(part, optimizer) as worker:
+        for _ in range(2):
+            steps_of(part, optimizer, worker.batches(torch.utils.data.DataLoader(data(NAME), batch_size=BATCH)))
+            part.eval()
+            found += [part.fetch("a", x), part.fetch(["head", "b.0"], x)[0]]
+            part.train()
+    torch.save(found, Path(folder) / f"{worker.worker_id}.pt")
+
+
+def test_a_tower_is_evaluated_by_itself_between_epochs(tmp_path):
+    plan, expected = planned(NAME, 3), []
+    pl.launch(partial(evaluating_a_tower, plan, tmp_path), workers=3, plan=plan)
+    for epochs in (1, 2):
+        _, model = alone(NAME, epochs=epochs)
+        with torch.no_grad():
+            expected += [model.a(data(NAME)[:BATCH][0]), model(data(NAME)[:BATCH][0])]
+    for worker in range(3):
+        assert all(map(torch.equal, torch.load(tmp_path / f"{worker}.pt"), expected))
+
+
 def whole_model(plan):
     model = made(NAME)
     with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
@@ -89,7 +113,10 @@ def test_a_placed_model_is_refused_on_a_gpu():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"layout": "tensor(line=2)"}, "takes no layout"), ({"algorithm": "all-reduce"}, "takes no algorithm")],
+    [
+        ({"layout": "tensor(line=2)"}, "takes no layout"),
+        ({"algorithm": "all-reduce"}, "does not train replicas of a placed model"),
+    ],
 )
 def test_a_part_is_refused_beside_a_layout_or_an_algorithm(given, message):
     part = planned(NAME, 1).part(made(NAME))

@@ -56,7 +56,7 @@ class Nested(TwoTowers):
             with torch.no_grad():
                 b = self.b(x)
                 with torch.enable_grad():
-                    c = self.b(x)
+                    c = self.a(x)  # autocast of PyTorch 2.8 would reuse b's weights, which are cast without gradients
         return self.head(torch.cat([a, b + c], 1))
 
 

@@ -284,12 +284,6 @@ def attaches_twice():
     plain()
 
 
-def has_sparse_gradients():
-    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
-    loader = [(torch.arange(4).view(2, 2), torch.ones(2, 1))] * 8
-    loop(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
-
-
 def calls_parts(folder):
     """Draws its own batches, and leaves its model in a file."""
     model, optimizer = coder.made()

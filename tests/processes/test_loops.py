@@ -48,11 +48,6 @@ def test_attaching_twice_in_one_launch_is_refused():
         pl.launch(programs.attaches_twice, workers=1, algorithm="hogwild", backend="threads")
 
 
-def test_lockstep_refuses_sparse_gradients_in_one_sentence():
-    with pytest.raises(pl.UsageError, match="sparse=False"):
-        pl.launch(programs.has_sparse_gradients, workers=2, algorithm="lockstep", backend="threads")
-
-
 @pytest.mark.parametrize(
     "wrong", [{"workers": 0}, {"workers": 1, "backend": "fibers"}, {"workers": 1, "placement": "bind(node=977)"}]
 )

@@ -62,14 +62,6 @@ def test_no_limits(group):
     assert (limits.cpu_quota(), limits.memory_limit()) == (None, None)
 
 
-def test_available_memory_is_the_systems_or_the_groups(group, tmp_path, monkeypatch):
-    group("0::/\n", {"memory.max": 2**20})
-    monkeypatch.setattr(limits, "_SYSTEM", tmp_path / "meminfo")
-    assert limits.available_memory() == 2**20
-    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 512 kB\nHugePages_Total: 0\n")
-    assert limits.available_memory() == 2**19
-
-
 def test_without_a_folder_for_temporary_files_a_run_is_refused(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])

@@ -47,6 +47,8 @@ PARTS = {
     "_pytree.tree_leaves": "a placed model loses the gradient of a custom autograd function",
     "module._parameters": "weights loaded with assign=True are lost",
     "module._buffers": "buffers that the loop replaces are lost",
+    "tensor._backward_hooks": "a look at a table's hooks fetches all of the table",
+    "tensor._post_accumulate_grad_hooks": "a look at a table's hooks fetches all of the table",
     "tensor._version": "changes that the loop makes by itself go unseen",
     "tensor._base": "layers after a cut one cannot work in place",
     "distributed_c10d._get_default_store": "workers cannot meet in the user's process group",

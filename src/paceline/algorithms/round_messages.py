@@ -15,7 +15,7 @@ class Header(NamedTuple):
     """What a worker says with a mean.
 
     The members' `numbers` are added up, in float32 if they travel in the first elements of a flat vector, which are no
-    parameter's. `Heard` has what the sums say of each field.
+    parameter's. `Heard` is computed from the sums.
     """
 
     has_report: bool = False  # or: this worker has something to report

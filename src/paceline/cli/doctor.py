@@ -20,6 +20,7 @@ import paceline
 from paceline.cli.console import out, print_json
 from paceline.cli.installed import integrations
 from paceline.errors import UsageError
+from paceline.specs.bounds import available_bytes
 from paceline.system import limits
 
 _NODES = Path("/sys/devices/system/node")
@@ -127,7 +128,7 @@ def _memory() -> _Found:
     allowed = ""
     if limit is not None and limit < system["MemTotal"]:
         allowed = f" A container may use {limit / 2**30:.1f} GiB."
-    is_small = (limits.available_memory() or _SMALL_BYTES) < _SMALL_BYTES
+    is_small = available_bytes(by_this_process=False) < _SMALL_BYTES
     remedy = "Close something, or use fewer workers: two on a small model need 0.7 GiB." if is_small else ""
     available, total = (system[name] / 2**30 for name in ("MemAvailable", "MemTotal"))
     return f"{available:.1f} GiB available of {total:.1f} GiB.{allowed}", remedy

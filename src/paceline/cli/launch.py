@@ -84,7 +84,7 @@ def launch(
     """Run your own training in several workers: a function of a file, or a script on each of several machines.
 
     A function runs under a supervisor, with every algorithm, targets and a report.
-    A script's workers outlive each other, --join's machine and this command. One that comes late takes a dead one's place.
+    A script's workers survive the loss of each other, of --join's machine and of this command. A late one replaces a dead one.
 
     Example: paceline launch train.py:train --workers 4 --algorithm leashed --target-accuracy 0.96
 

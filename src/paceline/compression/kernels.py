@@ -28,7 +28,7 @@ _SMALL, _LIFT = np.float32(2.0**-60), np.float32(2.0**64)
 def largest(x_bits, bucket, scales_bits):  # noqa: ANN001, ANN201  (compiled; so are all below)
     """The largest magnitude of each bucket, as bits of a float32; returns whether all are finite.
 
-    Magnitudes are compared as whole numbers, which order them as their numbers do, with infinity and NaN above all.
+    Magnitudes are compared by their bits, as integers: the order is the same, with infinity and NaN above all.
     """
     n, top = len(x_bits), uint32(0)
     for b in range(len(scales_bits)):

@@ -120,7 +120,7 @@ def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> l
 
 
 class _Seeded(list[Any]):
-    """Indices of samples: a loader's process sets its random states from the seed before it fetches them."""
+    """Indices of samples that seed the random generators of the loader process that iterates over them."""
 
     def __init__(self, indices: Sequence[Any], seed: int) -> None:
         super().__init__(indices)

@@ -15,20 +15,21 @@ from paceline.optim.flat import FlatBinding
 from paceline.optim.held_rows import HeldRows
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Table
-from paceline.system.torch_internals import without_overrides
+from paceline.system.torch_internals import TENSOR_HOOKS, without_overrides
 
 LEAST_BYTES = 1 << 24  # of a table; smaller ones are not worth a request in every step
 
 # What does not read a parameter's values. Anything else that gets the parameter makes the table whole.
 _PROPERTIES = (
     "device dtype grad grad_dtype grad_fn is_cpu is_cuda is_leaf is_meta is_nested is_quantized is_sparse itemsize layout"
-    " names nbytes ndim requires_grad retains_grad shape _backward_hooks _post_accumulate_grad_hooks _version"
+    " names nbytes ndim requires_grad retains_grad shape _version"
 )
 _FUNCTIONS = (
     "__hash__ __len__ data_ptr dim element_size empty_like full_like get_device is_complex is_contiguous is_floating_point"
     " nelement numel ones_like register_hook register_post_accumulate_grad_hook requires_grad_ size stride zeros_like"
 )
-_HARMLESS_PROPERTIES, _HARMLESS_FUNCTIONS = frozenset(_PROPERTIES.split()), frozenset(_FUNCTIONS.split())
+_HARMLESS_PROPERTIES = frozenset((*_PROPERTIES.split(), *TENSOR_HOOKS))
+_HARMLESS_FUNCTIONS = frozenset(_FUNCTIONS.split())
 _LOST = (
     "This worker has left the run with an error and has only some rows of the table of shape {}: make the model anew, or load"
     " weights from a checkpoint."

@@ -280,8 +280,8 @@ class ProgramSide(BaseReplica):
         """
         if self._phase is Phase.IDLE:
             raise UsageError(
-                "With this delay several gradients can be due at once, and a loop of your own steps once: take a constant"
-                " delay, or paceline train, whose loop is Paceline's."
+                "With this delay several gradients can be due in one step, but your loop calls step once: take a constant"
+                " delay, or use paceline train, whose loop is Paceline's."
             )
         begun_s = self._now_s()
         to = to if of is None else to.copy_(of)

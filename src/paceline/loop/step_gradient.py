@@ -244,7 +244,7 @@ class BucketedGradient(ParameterGradient):
         self.has_returned = True
 
     def _return(self) -> None:
-        """Gives the parameters what came back."""
+        """Binds the exchanged gradient to the parameters."""
         if self._loss_scale is not None:
             self.vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
         self._binding.bind_gradients(self.vector, self.missing)

@@ -46,7 +46,11 @@ def check_joinable(algorithm: Algorithm, num_workers: int = 1) -> None:
     """Refuses algorithms that cannot continue without a worker, or that need shared memory or servers."""
     needs, spec = algorithm.needs, registry.spec(algorithm)
     needs_servers = needs.servers > 0 and num_workers > 1
-    if trains_in_rounds(algorithm) or ("kill" in algorithm.tolerates and needs.mailbox and not needs_servers):
+    if (
+        algorithm.same_batches
+        or trains_in_rounds(algorithm)
+        or ("kill" in algorithm.tolerates and needs.mailbox and not needs_servers)
+    ):
         return
     why = "works on memory that all workers share"
     if needs_servers:
@@ -83,6 +87,8 @@ class JoinedRun:
         invitation: where to go, and how long to wait for the others.
         algorithm: how the workers agree.
         model_words: the model's size and shapes, which all must agree on.
+        plan: likewise, a placed model's plan, as text that differs from other plans'.
+        place: the only one that this worker takes; None: the first free one.
 
     Attributes:
         silence_s: how long a worker that cannot be reached is waited for in rounds; `deadline_s`, but 40 s at most.
@@ -103,7 +109,14 @@ class JoinedRun:
         WorkerLostError: the others did not arrive within the deadline.
     """
 
-    def __init__(self, invitation: Invitation, algorithm: Algorithm, model_words: str) -> None:
+    def __init__(
+        self,
+        invitation: Invitation,
+        algorithm: Algorithm,
+        model_words: str,
+        plan: str = "none",
+        place: int | None = None,
+    ) -> None:
         global _joined
         if _joined:
             raise UsageError("A process can join only one run: start a new process, with another --join, for each run.")
@@ -126,8 +139,9 @@ class JoinedRun:
             algorithm.check_min_workers(invitation.min_workers, self.num_workers)
             check_joinable(algorithm, self.num_workers)
             least = str(invitation.min_workers)
-            self._agree({"algorithm": self.spec, "model": model_words, "min_workers": least})
-            self.worker_id, self.incarnation, self.is_late = self._take_place(self.num_workers)
+            self._agree({"algorithm": self.spec, "model": model_words, "plan": plan, "min_workers": least})
+            places = range(self.num_workers) if place is None else [place]
+            self.worker_id, self.incarnation, self.is_late = self._take_place(places)
         except BaseException:
             self.close()
             raise
@@ -137,6 +151,7 @@ class JoinedRun:
         """Waits for the others; all start with worker 0's tensors. A late worker keeps its own until it asks a neighbour."""
         if not self.is_late:  # before it can be reached
             self.tables.tell_random_states(random_states)
+        algorithm = self._algorithm
         peers = Peers(
             self._join_point,
             self.worker_id,
@@ -147,7 +162,7 @@ class JoinedRun:
             host=self._join_point.host,
             key=self._join_point.key,
             connect=False,
-            patience_s=self.silence_s / _HEARTBEATS_OF,
+            patience_s=algorithm.patience_s if algorithm.same_batches else self.silence_s / _HEARTBEATS_OF,
         )
         self._coming.close()
         try:
@@ -162,8 +177,9 @@ class JoinedRun:
                 self.counts.messages = self.counts.sent_bytes = 0
         except BaseException:
             peers.close()
+            self.close()
             raise
-        if trains_in_rounds(self._algorithm):
+        if trains_in_rounds(algorithm):
             self._coming.enter_context(contextlib.closing(Heir(self._join_point, peers.ends.addresses)))
         return peers
 
@@ -213,8 +229,12 @@ class JoinedRun:
                     " the same model and give the same options everywhere, or choose another port for another run."
                 )
 
-    def _take_place(self, num_workers: int) -> tuple[int, int, bool]:
-        """The first free place; else the first whose worker has died: (worker, incarnation, whether training has begun)."""
+    def _take_place(self, places: Sequence[int]) -> tuple[int, int, bool]:
+        """The first free one of these places; else the first whose worker has died.
+
+        Returns:
+            worker, incarnation, whether training has begun.
+        """
         join_point = self._join_point
         coming = self._coming.enter_context(join_point.listen())
         token = f"{secrets.token_hex(8)} {endpoint(coming.getsockname())}"
@@ -224,7 +244,7 @@ class JoinedRun:
             late = join_point.check(["started"])
             if join_point.check(["ending"]):
                 raise UsageError(f"The run at {join_point.address} is about to end and takes no more workers.")
-            for worker_id in range(num_workers):
+            for worker_id in places:
                 key = f"place/{worker_id}"
                 holder = join_point.get(key).decode() if join_point.check([key]) else ""
                 told, _, coming = holder.rpartition(" ")
@@ -235,9 +255,11 @@ class JoinedRun:
                 if join_point.compare_set(key, holder, mine).decode() == mine:
                     return worker_id, incarnation, late
             if time.monotonic() > until_s and not self._silent:
+                taken = f"All {len(places)} places of the run at {join_point.address} are taken"
+                if len(places) == 1:
+                    taken = f"The run at {join_point.address} has a worker {places[0]} already"
                 raise UsageError(
-                    f"All {num_workers} places of the run at {join_point.address} are taken: a worker can join when "
-                    "another has died; for more workers, start the run with a higher --of."
+                    f"{taken}: a worker can join when another has died; for more workers, start the run with a higher --of."
                 )
             time.sleep(_LOOK_EVERY_S / 4)
 

@@ -195,9 +195,12 @@ class LaunchedRun:
         if differing:
             other = others[differing[0]]
             what = next(name for name in other if other[name] != others[0].get(name))
+            remedy = "Build the same model and name the same algorithm on every worker."
+            if what == "plan":
+                remedy = "Load the plan from the same file on every worker."
             raise UsageError(
                 f"The workers disagree on the {what}: {_short(others[0][what])} on worker 0, {_short(other[what])} on"
-                f" {name_workers(differing)}. Build the same model and name the same algorithm on every worker."
+                f" {name_workers(differing)}. {remedy}"
             )
         on_this = [worker for worker, other in enumerate(gpus) if gpu is not None and other == gpu]
         if len(on_this) > 1:

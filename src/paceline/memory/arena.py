@@ -43,6 +43,7 @@ _CONTROL_WORDS = (
     "go",
     "next_batch",
     "checkpoint_epoch",
+    "checkpoint_step",
     "epoch",
     "initial_version",
     "workers_done",
@@ -74,6 +75,7 @@ class ArenaPlan:
     orders: tuple[Any, ...]  # rings of what timing decides; (): nothing is recorded of that
     epoch_claims: int
     stores: tuple[int, ...]  # one for each part of a model whose parts have servers of their own
+    mates: tuple[int, ...]  # likewise, one for each replica whose parts exchange messages
     rounds: tuple[int, ...]  # one word for each group of workers that goes through rounds together
     ended: int  # one word per worker: nonzero once its program has ended
     extra: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]  # named tensors: buffers, shared optimizer state
@@ -140,6 +142,8 @@ def plan_arena(
     members = seats.workers + seats.servers
     named = [NamedLayout(layout, f"part {part}.") for part in range(num_parts if needs.mailbox else 0)]
     stores = tuple(SharedStore.reserve(one, members) for one in named)
+    replicas = range(seats.workers if num_parts > 1 and sharding is not None and sharding.lengths else 0)
+    mates = tuple(SharedStore.reserve(NamedLayout(layout, f"replica {one}."), num_parts) for one in replicas)
     rounds = tuple(layout.words(f"rounds {n}", 1) for n in range(seats.workers if num_parts > 1 else 1))
     ended = layout.words("ended", num_workers)
     places = {
@@ -163,6 +167,7 @@ def plan_arena(
         orders=orders,
         epoch_claims=epoch_claims,
         stores=stores,
+        mates=mates,
         rounds=rounds,
         seats=seats,
         ended=ended,
@@ -281,6 +286,11 @@ class Arena:
     def is_stopped(self) -> bool:
         return bool(self.load("abort") or atomics.load(self.segment.address + self.plan.rounds[0]) & 1)
 
+    @property
+    def furthest_round(self) -> int:
+        """The furthest round that any worker has asked for; of a divided model, any of the first group."""
+        return atomics.load(self.segment.address + self.plan.rounds[0]) >> 1
+
     def rounds_address(self) -> int:
         """Address of the word for `Rounds` of this worker's group: of all workers, or of its replica of a divided model."""
         group = self.plan.seats.of(self.participant_id).member % len(self.plan.rounds)
@@ -302,14 +312,24 @@ class Arena:
         part = seats.of(self.participant_id if participant_id is None else participant_id).part
         return SharedStore(self.segment, self.plan.stores[part], seats.workers + seats.servers)
 
+    @property
+    def division(self) -> str:
+        """How the model is divided into parts that have servers; "": it is not."""
+        sharding = self.plan.sharding
+        return sharding.digest if sharding is not None and self.plan.seats.num_parts > 1 else ""
+
+    def mates_store(self, worker: int) -> SharedStore:
+        """The store of the mailboxes in which the parts of a worker's replica exchange messages."""
+        seats = self.plan.seats
+        return SharedStore(self.segment, self.plan.mates[seats.of(worker).member], seats.num_parts)
+
     def checkpointed(self, of: int | None = None) -> tuple[torch.Tensor, int]:
         """A copy of the parameters as checkpoints hold them, and its version: the parts in a row if each has servers.
 
         With `of`, the parameters are those of this worker's copy of the model.
         """
         if self.plan.seats.num_parts > 1:
-            parts, version = self.shared.copies()
-            return parts.view(-1), version
+            return self.shared.copies()
         x = torch.empty(self.plan.num_elements, dtype=self.plan.dtype)
         return x, self.shared.snapshot(x) if of is None else self.shared.model(of, x)
 

@@ -46,6 +46,7 @@ class ServedVector(SegmentPart[ServedPlan]):
     """
 
     plan_type = ServedPlan
+    begin = 0  # its first element in a checkpoint
 
     def __init__(self, *place: Any, **named: Any) -> None:
         super().__init__(*place, **named)

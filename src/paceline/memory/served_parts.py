@@ -29,6 +29,9 @@ class ServedParts:
 
     Args:
         participant_id: this participant among all; what is not of the whole model is of its part.
+
+    Attributes:
+        begin: its part's first element in a checkpoint, which has the parts' vectors in a row.
     """
 
     waited_s = 0.0
@@ -49,36 +52,36 @@ class ServedParts:
             for number, one in enumerate(plan.parts)
         ]
         self._own = self._parts[part]
+        self.begin = sum(plan.sharding.sizes[:part])
 
     @staticmethod
-    def reserve(
-        layout: Layout, num_parameters: int, _: int, *, sharding: Sharding, seats: Seats, **of_each: Any
-    ) -> ServedPartsPlan:
-        """Reserves a `ServedVector` of `num_parameters` (P) for each part, with the members of its group."""
+    def reserve(layout: Layout, *_: int, sharding: Sharding, seats: Seats, **of_each: Any) -> ServedPartsPlan:
+        """Reserves a `ServedVector` (P,) for each part, with the members of its group."""
         layouts = [NamedLayout(layout, f"part {part}.") for part in range(sharding.parts)]
-        members = seats.workers + seats.servers + 1
-        parts = tuple(ServedVector.reserve(one, num_parameters, members, **of_each) for one in layouts)
-        return ServedPartsPlan(parts, sharding, seats)
+        members, sizes = seats.workers + seats.servers + 1, sharding.sizes
+        parts = (ServedVector.reserve(one, size, members, **of_each) for one, size in zip(layouts, sizes, strict=True))
+        return ServedPartsPlan(tuple(parts), sharding, seats)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
-        own = torch.empty(self._sharding.num_local, dtype=x.dtype)
         for number, part in enumerate(self._parts):
+            own = torch.empty(self._sharding.sizes[number], dtype=x.dtype)
             self._sharding.cut(x, number, own)
             part.initialise(own, version)
 
     def copies(self) -> tuple[torch.Tensor, int]:
-        """A copy of the vectors of all parts (parts, P), and the version of the first."""
-        out = torch.empty(self._sharding.parts, self._sharding.num_local, dtype=self._own.x.dtype)
-        versions = [part.snapshot(row) for part, row in zip(self._parts, out, strict=True)]
+        """A copy of the vectors of all parts, in a row, and the version of the first."""
+        sizes = self._sharding.sizes
+        out = torch.empty(sum(sizes), dtype=self._own.x.dtype)
+        versions = [part.snapshot(row) for part, row in zip(self._parts, out.split(sizes), strict=True)]
         return out, versions[0]
 
     def snapshot(self, out: torch.Tensor) -> int:
         """Copies the model into `out` (W,); each shard of each part is consistent with one version."""
         locals_, version = self.copies()
-        self._sharding.assemble(locals_.unbind(), out)
+        self._sharding.assemble(locals_.split(self._sharding.sizes), out)
         return version
 
     def copy_of(self, _: int, out: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ from paceline.model_parallel.axes import Axis
 from paceline.model_parallel.placement import Placement
 from paceline.optim.flat import FlatBinding
 from paceline.optim.sharding import EXCHANGED_ELEMENTS, REPLICAS, AxisShape, Shard, Sharding
+from paceline.ports.ports import Mailbox
 from paceline.ports.rooted import RootedCollectives
 
 
@@ -32,7 +33,8 @@ class ShardedPart:
     """
 
     is_recorded = True
-    keeps_random_alike = False
+    keeps_random_alike = is_placed = False
+    mates: Mailbox | None = None
     without_batch: Callable[..., None] | None = None
 
     def __init__(self, model: nn.Module, axes: Mapping[str, AxisShape], worker_id: int) -> None:
@@ -98,7 +100,7 @@ class ShardedPart:
         return int(found)
 
     def whole_of(self, x: Tensor) -> Tensor:
-        return x if self.sharding is None else self.sharding.whole_of(self.along[self._group].all_gather(x))
+        return x if self.sharding is None else self.sharding.whole_of(self.along[self._group].all_gather(x).view(-1))
 
     def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, placement in self._placed.items():

@@ -315,7 +315,7 @@ def named(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]
 
 
 def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) -> dict[str, torch.Tensor]:
-    """The state of parts of a vector (n,) as vectors (n,), or as numbers if equal for all parts."""
+    """Joins the states of a vector's parts into vectors (n,); a number that is equal for all parts stays a number."""
     found: dict[str, torch.Tensor] = {}
     for key in {key: None for _, state in states for key in state}:
         values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]

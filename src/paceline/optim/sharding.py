@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -46,12 +47,14 @@ class Shard:
         at: the first element in a worker's vector.
         shape: of the whole parameter.
         cuts: (dimension, axis): the dimension is cut into equal parts along that axis. Empty: every worker has all of it.
+        owner: the only part that has it, as a placed model's; None: all have it, or a piece of it.
     """
 
     whole_at: int
     at: int
     shape: tuple[int, ...]
     cuts: tuple[tuple[int, AxisShape], ...] = ()
+    owner: int | None = None
 
     def part(self, whole: torch.Tensor, place: int) -> torch.Tensor:
         """A view of the part of the whole parameter that the worker at `place`, among those with one model, holds."""
@@ -67,10 +70,11 @@ class Sharding:
     Args:
         parts: workers that together hold one whole model.
         num_whole: W, of the whole vector, padding included.
-        num_local: P, of a worker's.
+        num_local: P, of a worker's; the longest one's if their lengths differ.
         first_cut: the first element of a worker's vector that belongs to a shard; earlier elements are equal on all workers.
         shards: of each parameter.
         axes: along which the workers of one model exchange activations, by name.
+        lengths: P of each part, if they differ; the workers of one model then exchange messages.
     """
 
     parts: int
@@ -79,27 +83,40 @@ class Sharding:
     first_cut: int
     shards: tuple[Shard, ...]
     axes: Mapping[str, AxisShape] = field(default_factory=dict[str, AxisShape])
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """P of each part."""
+        return self.lengths or (self.num_local,) * self.parts
+
+    @property
+    def digest(self) -> str:
+        """Differs between mappings, whose parts' vectors must not be mistaken for each other."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def cut(self, whole: torch.Tensor, part: int, out: torch.Tensor) -> None:
         """Copies the elements of `whole` (W,) that `part` holds into `out` (P,)."""
         out.zero_()
         for shard in self.shards:
-            view = shard.part(self._whole(whole, shard), part)
-            self._local(out, shard, view.shape).copy_(view)
+            if shard.owner in (None, part):
+                view = shard.part(self._whole(whole, shard), part)
+                self._local(out, shard, view.shape).copy_(view)
 
     def assemble(self, locals_: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Copies the vectors (P,) of all parts, in their order, into the whole `out` (W,)."""
         out.zero_()
         for shard in self.shards:
             view = self._whole(out, shard)
-            for part, local in reversed([*enumerate(locals_ if shard.cuts else locals_[:1])]):  # the first one's count
+            # Where several parts have the same elements, the first one's count.
+            for part in reversed(range(self.parts)) if shard.cuts else [shard.owner or 0]:
                 piece = shard.part(view, part)
-                piece.copy_(self._local(local, shard, piece.shape))
+                piece.copy_(self._local(locals_[part], shard, piece.shape))
 
     def whole_of(self, locals_: torch.Tensor) -> torch.Tensor:
-        """Joins the vectors of all parts (parts, P), in order, into the whole vector (W,)."""
+        """Joins the vectors of all parts, in a row (sum of their lengths,), into the whole vector (W,)."""
         whole = locals_.new_empty(self.num_whole)
-        self.assemble(locals_.unbind(), whole)
+        self.assemble(locals_.split(self.sizes), whole)
         return whole
 
     def _whole(self, whole: torch.Tensor, shard: Shard) -> torch.Tensor:

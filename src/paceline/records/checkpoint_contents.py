@@ -32,6 +32,7 @@ class Parameters:
     version: int
     next_batch: int
     buffers: dict[str, torch.Tensor]
+    division: str = ""  # of a model whose parts' vectors are in a row in `x`; "": it is not divided
 
 
 # Writing
@@ -112,7 +113,8 @@ def load_parameters(checkpoint: Path) -> Parameters:
     state = load_part(checkpoint, PARAMETERS)
     assert state is not None  # every complete checkpoint has it
     is_sound = (
-        state.keys() == {"x", "version", "next_batch", "buffers"}
+        state.keys() == {"x", "version", "next_batch", "buffers", "division"}
+        and isinstance(state["division"], str)
         and _is_vector(state["x"])
         and _is_count(state["version"])
         and _is_count(state["next_batch"], most=int(checkpoint.name))

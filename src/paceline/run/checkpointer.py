@@ -20,6 +20,8 @@ NO_LAST_STEP = (
     " checkpoint, if it exists."
 )
 
+_AHEAD_S = 0.1  # after which a step that was asked for begins
+
 About = Callable[[int, list[int]], dict[str, Any]]
 """Gives, by a checkpoint's number and workers, what a resumed run must know besides, as JSON."""
 
@@ -28,7 +30,7 @@ class Checkpointer:
     """Keeps the newest complete checkpoint of a run.
 
     Args:
-        every_s: at most one in this time; 0: at every epoch.
+        every_s: at most one in this time; 0: at every epoch. Of workers with parts of one model, at any step.
         resumed: the checkpoint from which the run starts. It stays to the end, since late or replaced workers still read it.
     """
 
@@ -61,6 +63,11 @@ class Checkpointer:
             supervisor.arena.store("checkpoint_epoch", -1)
         elif elapsed_s - self._last_s >= self._every_s:
             self._last_s = elapsed_s
+            if supervisor.algorithm is not None and supervisor.algorithm.same_batches:
+                # Likewise for steps; one that some workers have missed leaves an incomplete checkpoint, and has a successor.
+                step = supervisor.arena.furthest_round
+                supervisor.arena.store("checkpoint_step", step + 2 + int(_AHEAD_S * step / elapsed_s))
+                return
             epoch_s = elapsed_s / epochs_done if epochs_done else math.inf
             # No worker may have entered the requested epoch; if epochs are short, leave one in between.
             supervisor.arena.store("checkpoint_epoch", int(epochs_done) + (1 if epoch_s > 1.0 else 2))

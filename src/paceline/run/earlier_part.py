@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.algorithms import Algorithm, registry, spec
+from paceline.algorithms import Algorithm, spec
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.registries import apply_registry
 from paceline.errors import NotWrittenError, UsageError
-from paceline.model_parallel.graph.program import PlacedProgram
+from paceline.model_parallel.graph.program import algorithm_named
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.event_counts import Groups, num_missing, versions_of
@@ -114,10 +114,15 @@ class EarlierPart:
         """
         before = self.algorithm
         if before is not None and before.same_batches and not (algorithm and algorithm.same_batches):
-            raise UsageError("The run was started with a plan: resume it with launch(plan=...), or start another run.")
-        if before is None or algorithm is None or before == algorithm or algorithm.same_batches:
+            raise UsageError(
+                "The run was started with a plan and without an algorithm: resume it with launch(plan=...), or start another"
+                " run."
+            )
+        if before is None or algorithm is None or before == algorithm:
             return self  # workers of a placed model check their own parts
         old, new = spec(before), spec(algorithm)
+        if algorithm.same_batches:
+            raise UsageError(f"The run was started with {old}: give launch the same algorithm, or start another run.")
         rules = [_innermost(one.server_rule) for one in (before, algorithm)]
         if None not in rules and type(rules[0]) is not type(rules[1]):
             why = (
@@ -198,10 +203,8 @@ def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     named = config.get("algorithm")
     if named is None:
         return None
-    if named == PlacedProgram.unlisted_name:
-        return PlacedProgram()
     try:
-        return registry.build(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
+        return algorithm_named(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
     except UsageError as error:
         raise UsageError(f"{path} names an unknown algorithm: {error}") from error
 

@@ -40,7 +40,7 @@ class Handshake:
         self.arena: Arena | None = None
         self.note = ""  # a note about the memory's placement
         self._workers, self._num_workers = workers, len(workers)
-        self._config = loop.config
+        self._config, self._model_plan = loop.config, loop.plan
         self._saved = saved
         self._hello: Hello | None = None  # worker 0's
         self._plan: ArenaPlan | None = None  # without the tensors that are equal on all workers; known after all hellos
@@ -104,6 +104,9 @@ class Handshake:
         if self.arena is not None and self.arena.plan.stores:
             member = self.arena.plan.seats.of(worker.worker_id).member
             mark_ended(self.arena.shared_store(worker.worker_id), member, worker.incarnation)
+        if self.arena is not None and self.arena.plan.mates:
+            part = self.arena.plan.seats.of(worker.worker_id).part
+            mark_ended(self.arena.mates_store(worker.worker_id), part, worker.incarnation)
 
     def refuse(self, worker: WorkerState, why: str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its end is the next news
@@ -127,11 +130,11 @@ class Handshake:
                 f"The launcher runs {named} but attach names {hello.algorithm}: name the algorithm in one place only."
             )
         parts = hello.sharding.parts if hello.sharding is not None else 1
+        if self._model_plan is not None and not algorithm.same_batches and parts != self._model_plan.workers:
+            return "launch was given a plan: attach plan.part(model), of the same plan."
         servers = parts * algorithm.needs.server_programs if self._num_workers > 1 else 0
         if parts > 1 and servers and self._config.restarts:
-            return (
-                "A worker under a layout cannot be replaced alone, as it has a part of a replica: leave out restarts."
-            )
+            return "A worker that has a part of a replica cannot be replaced alone: leave out restarts."
         try:
             algorithm.check(self._num_workers)
             algorithm.check_min_workers(self._config.min_workers, self._num_workers)
@@ -157,6 +160,8 @@ class Handshake:
         if algorithm.needs.mailbox:
             for part in range(plan.seats.num_parts):
                 self.arena.shared_store(part).begin()
+            for replica in range(len(plan.mates)):
+                self.arena.mates_store(replica * plan.seats.num_parts).begin()
         return ""
 
     def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:

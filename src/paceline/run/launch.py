@@ -12,6 +12,7 @@ from paceline.algorithms import Algorithm
 from paceline.errors import UsageError, shown
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.program import PlacedProgram
+from paceline.model_parallel.graph.replica_part import check_replicas
 from paceline.observe.progress import Progress
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
@@ -71,7 +72,8 @@ def launch(
         intra_op_threads: threads per worker inside one PyTorch operation.
         out: folder for events, result, trace, report and checkpoints; None: nothing is written.
         resume: folder of a run to resume from its newest checkpoint; `worker.batches` skips the finished epochs.
-        checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch; 0: at every epoch.
+        checkpoint_every_s: at most one checkpoint in this time, at the beginning of an epoch (with a plan, of a step); 0: at
+            every epoch.
         target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
         target_accuracy: instead: stop once the `evaluate` passed to `attach` finds at least this.
         limit_s: stop after this many seconds of training.
@@ -79,8 +81,9 @@ def launch(
         evaluate_every_samples: call `evaluate` this often, unless it is still running; None: every quarter of an epoch with a
             target accuracy, else every epoch (10,000 samples if `worker.batches` cannot know how long one is).
         slow: by worker, how many times as long its gradients take: it sleeps for the rest of that time.
-        plan: from `place`, of a model whose parts the workers have; their loop attaches `plan.part(model)`, and all get the
-            same batches in the same order.
+        plan: from `place`, of a model whose parts the workers have; their loop attaches `plan.part(model)`. Without an
+            algorithm, there is one worker for each of the plan's devices, and all get the same batches in the same order. With
+            `downpour`, each of its replicas has as many workers, and each part has servers of its own.
         step_deadline_s: with a plan: how long a worker waits for another in a step. A death is noticed sooner.
         on_progress: called whenever the launcher checks the workers, about 20 times a second.
 
@@ -105,7 +108,7 @@ def launch(
     named = given_algorithm(algorithm)
     if plan is not None:
         named = _placed(plan, named, workers, backend)
-    servers = named.needs.server_programs if named is not None else 0
+    servers = named.needs.server_programs * (plan.workers if plan is not None else 1) if named is not None else 0
     check_launch(num_workers=workers, backend=backend, placement=placement, num_servers=servers)
     given = {
         "seed": 0 if seed is None else seed,
@@ -153,12 +156,19 @@ def _placed(plan: Plan, named: Algorithm | None, workers: int, backend: str) -> 
     """The program of a placed model's workers; refuses a plan that does not fit the launch."""
     if not isinstance(plan, Plan):
         raise UsageError(f"plan must be a plan from paceline.place, not {shown(plan)}.")
-    if named is not None:
-        raise UsageError("With a plan, each worker trains its own part of the model: leave the algorithm out.")
-    if workers != plan.workers:
-        raise UsageError(
-            f"The plan is for {plan.workers} workers, not {workers}: place the model on {workers} devices."
-        )
     if backend != "processes":
         raise UsageError("The parts of a placed model wait for each other: launch them as processes.")
+    if named is not None:
+        check_replicas(named)
+        if workers % plan.workers:
+            raise UsageError(
+                f"A replica has one worker for each of the plan's {plan.workers} devices, but there are {workers} workers:"
+                f" start a multiple of {plan.workers}."
+            )
+        return named
+    if workers != plan.workers:
+        raise UsageError(
+            f"The plan is for {plan.workers} workers, not {workers}: place the model on {workers} devices, or train replicas"
+            ' of it with algorithm="downpour".'
+        )
     return PlacedProgram()

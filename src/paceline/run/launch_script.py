@@ -24,6 +24,7 @@ from paceline.algorithms import Algorithm, registry
 from paceline.errors import NotWrittenError, UsageError, name_workers
 from paceline.membership.elastic import check_joinable, num_places, trains_in_rounds
 from paceline.membership.join_point import JoinPoint
+from paceline.model_parallel.graph.program import algorithm_named
 from paceline.observe.report import write_run
 from paceline.records.run_data import RunData, read_events
 from paceline.run.joined_result import joined_result
@@ -176,7 +177,7 @@ class Agent:
                 note = f"{who} was cut off from the others in {written['reason']}"
             elif code == 2:
                 note = f"{who} {how_ended(code)}: see its output."
-            is_replaced = algorithm is None or _is_replaced(registry.build(algorithm), code, written["state"])
+            is_replaced = algorithm is None or _is_replaced(algorithm_named(algorithm), code, written["state"])
             if self._num_restarted < self.restarts and is_replaced and code not in (2, -signal.SIGINT):
                 self._num_restarted += 1
                 note += " Another one starts in its place."
@@ -236,7 +237,7 @@ class Agent:
             about,
             own,
             records,
-            gossip=not own or registry.build(own[0]["algorithm"]).gossip,
+            gossip=not own or algorithm_named(own[0]["algorithm"]).gossip,
             notes=self.notes,
             restarts=self._num_restarted,
             reason=f"Interrupted by {interruption.name}." if interruption else why,
@@ -265,10 +266,13 @@ class Agent:
 
 
 def _is_replaced(algorithm: Algorithm, code: int, state: str) -> bool:
-    """Whether another process may take a worker's place: in rounds, not after an error, which ends the others, too."""
+    """Whether another process may take a worker's place: in rounds, not after an error, which ends the others, too.
+
+    Parts of a placed model end together.
+    """
     if trains_in_rounds(algorithm):
         return code < 0 or state in ("not let in", "excluded")
-    return True
+    return not algorithm.same_batches
 
 
 def _written(folder: Path) -> dict[int, dict[str, Any]]:

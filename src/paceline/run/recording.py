@@ -71,7 +71,7 @@ class Recording(RunRecord):
         return self.goal.share_done(self.elapsed_s(), self.samples)
 
     def samples_at(self, batch: int) -> int:
-        """Samples of the applied gradients in a checkpoint whose next batch is this one."""
+        """The number of samples trained on before this batch."""
         if self._task is None:
             return self.samples
         plan = self._task.plan

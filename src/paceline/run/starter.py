@@ -71,7 +71,7 @@ class Starter:
             environment,
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
-            algorithm=registry.spec(algorithm) if algorithm and environment.plan is None else None,
+            algorithm=registry.spec(algorithm) if algorithm and not algorithm.same_batches else None,
         )
         if self.own_processes:
             start_process(worker, self._context, pickled_target, environment, handles, theirs)

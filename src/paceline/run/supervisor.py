@@ -153,7 +153,7 @@ class Supervisor:
     def stop(self, *, at_once: bool = False) -> None:
         """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
         if self.arena is not None:
-            in_rounds = len(self.arena.plan.rounds) > 1 or (self.algorithm and self.algorithm.in_rounds)
+            in_rounds = self.arena.plan.seats.num_parts > 1 or (self.algorithm and self.algorithm.in_rounds)
             self.arena.stop(at_once=at_once or not (self.started_s and in_rounds))
 
     def _interrupt(self) -> None:
@@ -176,7 +176,7 @@ class Supervisor:
         assert self.arena is not None
         x, version = self.arena.checkpointed(of)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
-        return Parameters(x, version, next_batch, buffers)
+        return Parameters(x, version, next_batch, buffers, self.arena.division)
 
     def _end_servers(self) -> None:
         """Lets the servers end once they have written the workers' last messages."""

@@ -23,7 +23,7 @@ class AfterBackward:
         self._pending: list[tuple[greenlet, Callable[[], None]]] = []
 
     def call(self, what: Callable[[], None]) -> None:
-        """From inside a backward pass: has `what` called as soon as the pass has returned."""
+        """Calls `what` as soon as the current backward pass has returned."""
         self._pending.append((getcurrent(), what))
 
     def __enter__(self) -> Self:

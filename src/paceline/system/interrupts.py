@@ -145,7 +145,7 @@ def noted(*, patient: bool = False) -> Iterator[Interruption]:
 
 @contextlib.contextmanager
 def ended_by_system() -> Iterator[None]:
-    """Encloses `noted` and the cleanup after it; at its end, SIGTERM ends a program that leaves SIGTERM to the system."""
+    """Sends SIGTERM to this program again after `noted` and the cleanup, if the program has no handler of its own."""
     try:
         yield
     except Terminated as error:

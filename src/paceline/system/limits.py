@@ -40,12 +40,6 @@ def memory_limit() -> int | None:
     return min((limit for limit in limits if limit < _UNLIMITED), default=None)
 
 
-def available_memory() -> int | None:
-    """Bytes that processes can take: what the system has left, at most the control group's limit; None: unknown."""
-    known = [system_memory().get("MemAvailable"), memory_limit()]
-    return min((one for one in known if one is not None), default=None)
-
-
 def system_memory() -> dict[str, int]:
     """The system's memory in bytes, by Linux's names, such as `MemTotal`; empty on other systems."""
     lines = _SYSTEM.read_text().splitlines() if _SYSTEM.is_file() else []

@@ -36,6 +36,9 @@ without_overrides: Any = _C.DisableTorchFunctionSubclass
 # gradient overflowed, which no hook sees.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 
+# Where tensors keep hooks: reading these does not read a tensor's values.
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 # Where modules keep the hooks that Paceline adds and that copies leave out.
 PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
 

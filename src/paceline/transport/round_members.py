@@ -33,7 +33,7 @@ class _Standing(NamedTuple):
 
 
 class _Absence(NamedTuple):
-    """Since when a member cannot be reached, as the time."""
+    """The times between which a member became unreachable."""
 
     heard_s: float  # until when it was reachable for certain
     noticed_s: float

@@ -86,7 +86,7 @@ def attach(
     own_kind = getattr(model, "worker_kind", None) or getattr(layout, "worker_kind", None)
     kind: Any = resolve_name(own_kind) if own_kind else Worker
     environment = current_environment()
-    chosen = chosen_algorithm(kind.program if algorithm is None else algorithm, environment)
+    chosen = chosen_algorithm(algorithm, environment, kind.program)
     plain = is_plain(environment, chosen)
     in_turn = not isinstance(model, nn.Module)
     optimizer = as_one_optimizer(optimizer, None if plain else chosen, environment, in_turn=in_turn)

@@ -237,7 +237,11 @@ class WorkerBatches:
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     state = self._optimizer, claims.taken, claims.left()
-                    self._membership.begin_epoch(epoch, first_batch, *state, leads=leads)
+                    step = self._replica.step + 1 if self.algorithm.same_batches else 0
+                    self._membership.begin_epoch(epoch, first_batch, *state, leads=leads, step=step)
+                elif self.algorithm.same_batches and not (self._replica.is_under_way or self._not_begun):
+                    state, leads = (self._optimizer, claims.taken, claims.left()), self._leads(claims, number)
+                    self._membership.begin_epoch(None, number, *state, leads=leads, step=self._replica.step + 1)
                 self._membership.before_batch()
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)

@@ -20,8 +20,10 @@ def given_algorithm(algorithm: Algorithm | str | None) -> Algorithm | None:
     return algorithm
 
 
-def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvironment | None) -> Algorithm:
-    """The algorithm of a worker, from the argument of `attach` and its environment.
+def chosen_algorithm(
+    algorithm: Algorithm | str | None, environment: WorkerEnvironment | None, program: Algorithm | None = None
+) -> Algorithm:
+    """The algorithm of a worker, from the argument of `attach` and its environment; `program`: unless either names one.
 
     Raises:
         UsageError: the launcher and the loop name different ones, or it does not support users' loops.
@@ -29,6 +31,8 @@ def chosen_algorithm(algorithm: Algorithm | str | None, environment: WorkerEnvir
     named = given_algorithm(algorithm)
     launched = environment.algorithm if environment is not None else None
     given = registry.build(launched) if launched else None
+    if given is None and named is None:
+        named = program
     if given is None and (variable := named_algorithm()) is not None:
         given = registry.build(variable)
     if named is not None and given is not None and named != given:

@@ -217,9 +217,8 @@ class ServerStorage:
     @property
     def _range(self) -> tuple[int, int]:
         """The elements that it has in a checkpoint, where the vectors of the model's parts are in a row."""
-        part, shard = divmod(self._server, len(self._shared.ranges))
-        first = part * self._shared.ranges[-1][1]
-        return first + self._shared.ranges[shard][0], first + self._shared.ranges[shard][1]
+        begin, end = self._shared.ranges[self._server % len(self._shared.ranges)]
+        return self._shared.begin + begin, self._shared.begin + end
 
     def restore(self) -> dict[str, Any] | None:
         """The state that `begin` found."""

@@ -76,9 +76,14 @@ class WorkerStorage:
         """
         if self._resume is None:
             return None
-        size = binding.num_elements if parts is None else parts.parts * parts.num_local
+        size, division = (binding.num_elements, "") if parts is None else (sum(parts.sizes), parts.digest)
         saved = checkpoint.load_fitting(self._resume, size, binding.dtype, buffers, same_workers)
-        return saved if parts is None else replace(saved, x=parts.whole_of(saved.x.view(parts.parts, -1)))
+        if saved.division != division:
+            raise UsageError(
+                f"The checkpoint in {self._resume} has the servers' state of a model that was divided in another way: resume"
+                " with the layout or the plan that the run was started with."
+            )
+        return saved if parts is None else replace(saved, x=parts.whole_of(saved.x))
 
     def load_shared_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copies what the checkpoint has of the optimizer's state that all workers share, named by parameter and key."""

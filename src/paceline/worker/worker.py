@@ -86,7 +86,7 @@ class Worker(WholeRun):
         return next((p.device for p in self._model.parameters() if p.requires_grad), torch.device("cpu"))
 
     def __enter__(self) -> Worker:
-        entry = enter(self._environment, self._model, self.algorithm)
+        entry = self._enter()
         self.worker_id, self.num_workers = entry.worker_id, entry.num_workers
         device = self.device
         states = digests_of_states(device) if self.num_workers > 1 and not self._same_random else ()
@@ -106,6 +106,9 @@ class Worker(WholeRun):
             self._leave(failed=True)
             raise
         return self
+
+    def _enter(self) -> Entry:
+        return enter(self._environment, self._model, self.algorithm)
 
     def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
         return entry.join(self._model, self.algorithm, states, self._evaluate)

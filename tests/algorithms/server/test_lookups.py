@@ -14,6 +14,7 @@ from algorithms.server.test_sparse_gradients import (
     CLUSTER,
     MODES,
     ROWS,
+    SERVER,
     WIDTH,
     Loop,
     Recommender,
@@ -163,13 +164,15 @@ def test_downpours_rows_are_those_of_their_first_use_after_a_fetch(fetch, push, 
 
 
 @pytest.mark.parametrize("model", [{"bags": True}, {"tied": True}, {"padding_idx": 3}])
-def test_kinds_of_embeddings(model, fetched):
-    ends_alike("downpour(push=3, shards=2)", **model)
+@pytest.mark.parametrize("algorithm", [SERVER, "downpour(push=3, shards=2)"])
+def test_kinds_of_embeddings(model, algorithm, fetched):
+    ends_alike(algorithm, **model)
     assert fetched
 
 
-def test_half_types(fetched):
-    ends_alike("downpour(apply=sgd)", dtype=torch.bfloat16, number=6, rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("algorithm", [SERVER, "downpour(apply=sgd)"])
+def test_half_types(algorithm, fetched):
+    ends_alike(algorithm, dtype=torch.bfloat16, number=6, rtol=2e-2, atol=2e-2)
     assert fetched
 
 
@@ -233,13 +236,10 @@ def dense_lookup(model, seen):
     return F.embedding(torch.tensor([1, 5]), model.users.weight).square().mean()
 
 
-ASYNC = "parameter-server(mode=async, shards=2)"
-
-
 @pytest.mark.parametrize(
     ("during", "algorithm"),
     [
-        *((one, ASYNC) for one in (penalty, penalty_by_functions, tied_layer, dense_lookup, sums, copied, pickled)),
+        *((one, SERVER) for one in (penalty, penalty_by_functions, tied_layer, dense_lookup, sums, copied, pickled)),
         *((penalty, one) for one in ("parameter-server(mode=sync(backups=0))", "adaptive-revision")),
     ],
 )
@@ -323,9 +323,10 @@ def bounded(model):
 
 
 @pytest.mark.parametrize("change", [one_row, by_data, replaced, bounded])
-def test_changes_by_hand_are_refused(change):
+@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "downpour(fetch=2)"])
+def test_changes_by_hand_are_refused(change, algorithm):
     with pytest.raises(pl.UsageError, match="has changed its parameters"):
-        pl.simulate(Changes(change), cluster=CLUSTER, algorithm="parameter-server(mode=async)")
+        pl.simulate(Changes(change), cluster=CLUSTER, algorithm=algorithm)
 
 
 def test_rows_that_do_not_exist_are_pytorchs_error():

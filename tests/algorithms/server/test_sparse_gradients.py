@@ -72,6 +72,7 @@ CLUSTER = pl.Cluster(
     bus_bytes_per_s=1e18,
 )  # fmt: skip
 
+SERVER = "parameter-server(mode=async, shards=2)"
 RULES = ["sgd", "adagrad", "async-adagrad", "adaptive-revision(alpha=0.5)", "staleness-scaled"]
 
 
@@ -124,21 +125,53 @@ def test_the_users_adagrad_is_applied():
         {"padding_idx": 3},
     ],
 )
-@pytest.mark.parametrize("algorithm", ["parameter-server(mode=async, shards=2)", "downpour(fetch=2, push=3)"])
+@pytest.mark.parametrize("algorithm", [SERVER, "downpour(fetch=2, push=3)", "adaptive-revision"])
 def test_kinds_of_embeddings(model, algorithm):
     ends_alike(algorithm, **model)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-def test_half_types(dtype, rounding):
+@pytest.mark.parametrize("algorithm", [SERVER, "downpour(push=2, apply=sgd)"])
+def test_half_types(dtype, rounding, algorithm):
     """PyTorch adds rows that occur twice in another order than dense gradients."""
-    ends_alike("downpour(push=2, apply=sgd)", dtype=dtype, number=6, rtol=rounding, atol=rounding)
+    ends_alike(algorithm, dtype=dtype, number=6, rtol=rounding, atol=rounding)
 
 
-def test_embeddings_whose_norm_is_bounded_change_rows_outside_the_step():
+@pytest.mark.parametrize(
+    "algorithm",
+    [SERVER, "downpour", "downpour(fetch=2, push=2, apply=sgd)", "downpour(overlap=true)", "adaptive-revision"],
+)
+def test_embeddings_whose_norm_is_bounded_change_rows_outside_the_step(algorithm):
     """`max_norm` rescales rows in the forward pass, which servers would not see."""
     with pytest.raises(pl.UsageError, match="has changed its parameters"):
-        pl.simulate(Loop(True, max_norm=0.1), cluster=CLUSTER, algorithm="parameter-server(mode=async)")
+        pl.simulate(Loop(True, max_norm=0.1), cluster=CLUSTER, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", [SERVER, "downpour(fetch=2, push=3)", "adaptive-revision"])
+def test_a_row_that_all_batches_have_several_times_and_rows_that_none_has(algorithm):
+    """Row 0 occurs twice in each batch of each worker, besides row 1 or 2."""
+
+    def train(sparse):
+        table = nn.Embedding(ROWS, WIDTH, sparse=sparse, dtype=torch.float64)
+        with torch.no_grad():
+            table.weight.copy_(torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH))
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        with pl.attach(table, optimizer) as worker:
+            for rows in worker.batches([torch.tensor([0, 0, 1 + n % 2]) for n in range(24)]):
+                optimizer.zero_grad()
+                table(rows).square().sum().backward()
+                optimizer.step()
+        return table.weight.detach().clone()
+
+    dense, sparse = (
+        pl.simulate(partial(train, one), cluster=CLUSTER, algorithm=algorithm).returned.values()
+        for one in (False, True)
+    )
+    begun = torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH)
+    for expected, found in zip(dense, sparse, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+        assert torch.equal(found[3:], begun[3:])
+        assert (found[0] != begun[0]).all()
 
 
 class ChangedLate(Loop):

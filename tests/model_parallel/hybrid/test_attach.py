@@ -96,11 +96,13 @@ def test_an_optimizer_that_looks_at_whole_layers_is_refused():
         pl.attach(model, torch.optim.LBFGS(model.parameters()), "all-reduce", layout="hybrid(groups=1)")
 
 
-def test_tied_weights_and_batch_norm_between_cut_layers_are_refused():
+def test_tied_weights_batch_norm_between_cut_layers_and_sparse_tables_are_refused():
     tied = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
     tied[2].weight = tied[0].weight
     norm = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
-    for model, message in ((tied, "tied to"), (norm, "1 lies between the cut layers 0 and 2")):
+    sparse = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 8, sparse=True), torch.nn.Linear(8, 8))
+    messages = "tied to", "1 lies between the cut layers 0 and 2", "those of 0 are sparse: give it sparse=False"
+    for model, message in zip((tied, norm, sparse), messages, strict=True):
         with pytest.raises(pl.UsageError, match=message):
             plan_cuts(model, HybridParallel(groups=1, min_weights=1), 2)
 

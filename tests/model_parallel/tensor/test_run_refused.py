@@ -33,6 +33,12 @@ def with_a_linear_of_its_own():
     return model
 
 
+def with_a_sparse_table():
+    model = of_layers()
+    model.table = nn.Embedding(4, 2, sparse=True)
+    return model
+
+
 def on_two_meshes():
     model = of_layers()
     model.more = mp.Linear(8, 8, mp.Mesh.alone())
@@ -91,6 +97,9 @@ def with_a_dropout_along_nothing():
         ("tensor(q=2)", 4, "all-reduce", partial(of_layers, vocabulary=25), "of 25 cannot be cut into 2 equal parts"),
         ("tensor(q=2)", 4, "all-reduce", with_a_dropout_along_nothing, "axis='features'"),
         ("tensor(q=2)", 4, "all-reduce", with_a_linear_of_its_own, "more.weight belongs to no layer"),
+        ("tensor(line=2)", 2, "all-reduce", with_a_sparse_table, "table.weight belongs to no layer"),
+        ("tensor(line=2)", 2, "lockstep", with_a_sparse_table, "table.weight belongs to no layer"),
+        ("tensor(line=2)", 2, "downpour", with_a_sparse_table, "table.weight belongs to no layer"),
         ("tensor(q=2)", 4, "all-reduce", on_two_meshes, "one mp.Mesh.alone()"),
         ("tensor(q=2)", 4, "all-reduce", tied_two_ways, "shared with a layer that cuts it in another way"),
         ("tensor(line=2)", 2, "all-reduce", lambda: nn.Linear(4, 4), "The model has no layer on a mesh"),

@@ -190,7 +190,7 @@ def _work(line: Connection, segment: Segment) -> None:
 
 
 def few_samples(train_set: Any, number: int) -> bytes:
-    """The given number of samples, for the processes of a team."""
+    """Pickles the first samples, at most `number`."""
     number = min(number, len(train_set))
     if type(train_set) is TensorDataset:
         return pickle.dumps(TensorDataset(*(one[:number].clone() for one in train_set.tensors)))

@@ -78,7 +78,10 @@ class _Tracer(fx.Tracer):
                 f"{self.path_of_module(m)} has a backward hook, but consists of operations that may run on different "
                 "workers: put the hook on a module of torch.nn, or on a tensor."
             )
-        return super().call_module(m, forward, args, kwargs)
+        result = super().call_module(m, forward, args, kwargs)
+        if isinstance(result, fx.Proxy):
+            result.node.meta.setdefault("output_of", []).append(self.path_of_module(m))
+        return result
 
 
 @contextmanager
@@ -260,12 +263,17 @@ def _follow_changes(graph: fx.Graph, model: nn.Module) -> None:
     """Makes readers of a tensor that come after an in-place operation read that operation's result instead."""
     at = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-        changes = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
-        changes |= node.kwargs.get("inplace") is True
-        changes |= node.op == "call_module" and getattr(model.get_submodule(str(node.target)), "inplace", False) is True
-        if changes and node.args and isinstance(node.args[0], fx.Node):
+        if changes_in_place(node, model):
             node.args[0].replace_all_uses_with(node, lambda user, end=at[node]: at[user] > end)
+
+
+def changes_in_place(node: fx.Node, model: nn.Module) -> bool:
+    """Whether an operation changes its first argument."""
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    changes = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
+    changes |= node.kwargs.get("inplace") is True
+    changes |= node.op == "call_module" and getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+    return changes and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
 def _has_effect(node: fx.Node) -> bool:

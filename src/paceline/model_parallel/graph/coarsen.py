@@ -35,13 +35,13 @@ def find_nodes(traced: Traced, name: str) -> list[str]:
 def blocks_of(
     traced: Traced, labels: Mapping[str, object] | None = None
 ) -> tuple[list[tuple[str, ...]], list[list[int]]]:
-    """Groups that follow from the graph alone, as names in the graph's order, and sets of groups that must be on one device.
+    """Groups operations by the graph alone; returns the groups' names, and sets of groups that must be on one device.
 
     An operation joins the one with which it shares memory, as a view does; an operation whose value is no tensor, such as a
     tuple, is joined by its readers; both only if the graph of groups stays acyclic. Otherwise the two must only be on one
     device, like operations that share a parameter, a buffer, or memory that one of them changes in place.
 
-    Operations with different `labels`, by name, do not join.
+    `labels` maps names to labels: operations with different ones do not join.
     """
     nodes = [one for one in traced.nodes if not one.is_local]
     index = {one.name: at for at, one in enumerate(nodes)}

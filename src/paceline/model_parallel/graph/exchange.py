@@ -54,10 +54,16 @@ def wire_bytes(shape: tuple[int, ...], dtype: str, wire: str) -> int:
     return math.prod(shape) * (2 if wire and dtype == "float32" else size)
 
 
+def described(name: str, x: torch.Tensor) -> TensorInfo:
+    """A tensor that belongs to no group; it is sent without a cast."""
+    return TensorInfo(name, -1, (), 0, is_output=True, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
+
+
 class Exchange:
     """One worker's messages with the others.
 
     Args:
+        first: the number of worker 0 of these in the run, for error messages.
         wire: the type that floats are cast to.
         slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
 
@@ -70,6 +76,7 @@ class Exchange:
         mailbox: Mailbox,
         worker: int,
         *,
+        first: int = 0,
         wire: str = "",
         deadline_s: float = 60.0,
         slowness: float = 1.0,
@@ -77,7 +84,7 @@ class Exchange:
         recorder: Recorder | None = None,
     ) -> None:
         self._mailbox = mailbox
-        self._worker = worker
+        self._worker, self._first = worker, first
         self._wire = wire
         self._deadline_s = deadline_s
         self._slowness = slowness
@@ -85,7 +92,7 @@ class Exchange:
         self.recorder = recorder
         self._since_s = time.perf_counter()
         self._is_computing = False
-        self._gathered = 0
+        self._gathered = self._fetched = self._num_agreed = 0
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -153,17 +160,31 @@ class Exchange:
         self._go_on()
         return value
 
-    def gather(self, x: torch.Tensor, workers: int) -> list[torch.Tensor]:
+    def gather(self, x: torch.Tensor, workers: int, what: str = "the norms of its gradients") -> list[torch.Tensor]:
         """All workers' vectors, of one length, in the workers' order; all workers call it together."""
-        about = TensorInfo(
-            "the norms of its gradients", -1, (), 0, is_output=True, shape=tuple(x.shape), dtype="float64"
-        )
+        about = described(what, x)
         others = [one for one in range(workers) if one != self._worker]
         for to in others:
             self.send(to, "norms", self._gathered, x, about)
         found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
         self._gathered += 1
         return [found.get(one, x) for one in range(workers)]
+
+    def number_fetched(self) -> int:
+        """The number of the next value of a partial execution, which all workers count alike."""
+        self._fetched += 1
+        return self._fetched
+
+    def agreed(self, number: Callable[[], int], workers: int) -> int:
+        """The number that the first worker finds, on all; all workers call it together."""
+        about = TensorInfo("the next batch", -1, (), 0, is_output=True, shape=(1,), dtype="int64")
+        self._num_agreed, self._is_computing = self._num_agreed + 1, False
+        if self._worker:
+            return int(self.receive(0, "agreed", self._num_agreed, about))
+        found = torch.tensor([number()])
+        for to in range(1, workers):
+            self.send(to, "agreed", self._num_agreed, found, about)
+        return int(found)
 
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""
@@ -181,7 +202,7 @@ class Exchange:
     def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
-            f"Worker {self._worker} waited for worker {worker}, which has part of the model, over {what}: {why}. The "
-            "step has ended on all workers; resume from the newest checkpoint with resume= and as many workers as are "
-            "left."
+            f"Worker {self._first + self._worker} waited for worker {self._first + worker}, which has part of the model,"
+            f" over {what}: {why}. The step has ended on all workers; resume from the newest checkpoint, if there is one, and"
+            " make a plan for the workers that are left by plan.again(devices=...)."
         )

@@ -27,6 +27,7 @@ from paceline.model_parallel.graph.capture import (
     trace_graph,
 )
 from paceline.model_parallel.graph.exchange import Exchange
+from paceline.model_parallel.graph.fetch import find_values, needed_for, run_needed
 from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
@@ -59,7 +60,9 @@ class PlacedPart(nn.Module):
 
     Attributes:
         worker: whose part this is.
+        owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
         calls: number of forward passes so far, including micro-batches.
+        owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
     """
 
     worker_kind = "paceline.model_parallel.graph.placed_worker:PlacedWorker"
@@ -68,26 +71,27 @@ class PlacedPart(nn.Module):
         super().__init__()
         environment = current_environment()
         if worker is None:
-            worker = environment.worker_id if environment is not None else 0 if plan.workers == 1 else None
+            alone = 0 if plan.workers == 1 else None
+            worker = environment.worker_id % plan.workers if environment is not None else alone
         if worker is None:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: call plan.part in the function that paceline.launch runs, "
-                "with plan=plan, or name the worker with worker=."
+                "with plan=plan, or in a script under torchrun or paceline launch, or name the worker with worker=."
             )
-        if not 0 <= worker < plan.workers:
-            raise UsageError(f"There is no worker {worker} in a plan for {plan.workers} workers, from 0.")
-        self.plan, self.worker, self.calls = plan, worker, 0
+        plan.check_worker(worker)
+        self.plan, self.worker, self.calls, self._replica = plan, worker, 0, 0
         self._whole = (model,)  # a tuple, so that it is not a submodule whose parameters belong to the part
-        self._follow(_graph_of(plan, model))
+        self._follow(graph_of(plan, model))
         self._program = programs(plan.problem, plan.placement.device_of, plan.placement.order)[worker]
         self._transfers = {one: at for at, one in enumerate(plan.transfers())}
         self._seeds = {name: at for at, name in enumerate(plan.random)}
         self._added = added_in_another_order(plan, worker)
         self._read_as: dict[tuple[str, fx.Node], torch.Tensor] = {}  # values that replace those of `env` for one reader
         self._exchange: Exchange | None = None
-        self._owned = self._own_state()
+        self.joined: Any = None  # the `JoinedRun` in which this is the worker's part
+        self.owner_of = _owners(plan, model)
         self.training = model.training
-        if not any(name in self._owned and one.requires_grad for name, one in model.named_parameters()):
+        if not any(self.owner_of[name] == self.worker and one.requires_grad for name, one in model.named_parameters()):
             dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
             self.nothing = nn.Parameter(torch.zeros((), dtype=dtype))  # optimizers and workers need one to train
 
@@ -113,20 +117,12 @@ class PlacedPart(nn.Module):
             )
         self._follow(graph)
 
-    def _own_state(self) -> frozenset[str]:
-        own: set[str] = set()
-        used: set[str] = set()
-        for group, device in zip(self.plan.problem.groups, self.plan.placement.device_of, strict=True):
-            used.update(group.state)
-            if device == self.worker:
-                own.update(group.state)
-        if self.worker == 0:  # unused parameters belong to worker 0
-            own |= {name for name, _ in (*self.whole.named_parameters(), *self.whole.named_buffers())} - used
-        return frozenset(own)
+    def connect(self, exchange: Exchange, calls: int = 0, replica: int = 0) -> None:
+        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`.
 
-    def connect(self, exchange: Exchange, calls: int = 0) -> None:
-        """Connects it to the other parts, after `calls` earlier forward passes of the run; called by `attach`."""
-        self._exchange, self.calls = exchange, calls
+        `replica`: of the model, if there are several; each draws its own random numbers.
+        """
+        self._exchange, self.calls, self._replica = exchange, calls, replica
 
     @property
     def transfers(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -143,7 +139,7 @@ class PlacedPart(nn.Module):
         yield from (pair for pair in self.whole.named_buffers(prefix, recurse) if self._is_own(pair[0], prefix))
 
     def _is_own(self, name: str, prefix: str) -> bool:
-        return name.removeprefix(f"{prefix}." if prefix else "") in self._owned
+        return self.owner_of.get(name.removeprefix(f"{prefix}." if prefix else "")) == self.worker
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The part's own parameters and buffers; the whole model's are in `whole.state_dict()` once the run has ended."""
@@ -163,6 +159,60 @@ class PlacedPart(nn.Module):
             UsageError: the inputs have other shapes than the example, or the workers are not connected.
             WorkerLostError: another worker has left, or sends nothing within the deadline.
         """
+        exchange, arguments = self._prepared(args, kwargs)
+        exchange.begin_forward()
+        recorder = exchange.recorder
+        if recorder is not None:
+            recorder.begin_step(trains=torch.is_grad_enabled())
+        number = self.plan.problem.microbatches
+        outs: list[Any] = []
+        tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
+        for m in range(number):
+            part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
+            if recorder is not None:
+                recorder.begin_microbatch(m)
+            outs.append(self._pass(part, tokens))
+            self.calls += 1
+        out = outs[0] if number == 1 else joined(outs)
+        out = self._anchored(out, tokens) if tokens else out
+        exchange.end_forward()
+        return out
+
+    @torch.no_grad()
+    def fetch(self, names: str | Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        """Values inside the model, such as a tower's output, without the operations that they do not need.
+
+        Each operation runs on its own worker, and all workers get the values. All call it together, between two steps, with
+        the same names and inputs. There are no gradients.
+
+        Costs: the operations that the values need, their transfers, and sending the values to all workers.
+
+        Args:
+            names: of modules, by their paths, for their outputs in their last call; or of operations in the graph. One name,
+                or several.
+            *args: the model's inputs.
+            **kwargs: likewise, by name.
+
+        Returns:
+            the value of one name, or a list of values: copies, equal to those in the model's own forward pass.
+
+        Raises:
+            UsageError: the graph has no such value, it is not one tensor, or the plan has micro-batches.
+            WorkerLostError: as for a call of the model.
+        """
+        if self.plan.problem.microbatches > 1:
+            raise UsageError("fetch needs a plan without micro-batches: place the model for latency.")
+        exchange, arguments = self._prepared(args, kwargs)
+        fetched = find_values(self._graph, [names] if isinstance(names, str) else names)
+        needed = needed_for(fetched, self._graph, self.plan, self.whole)
+        env = self._inputs(arguments)
+        exchange.begin_forward()
+        values = run_needed(needed, fetched, self.plan, self.worker, exchange, self._value, env)
+        exchange.end_forward()
+        return values[0] if isinstance(names, str) else values
+
+    def _prepared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Exchange, dict[str, Any]]:
+        """The messages with the others, and the arguments by name."""
         if not (self.training or self.plan.any_mode):
             raise UsageError(
                 f"{self.plan.model} computes something else in evaluation mode than in training mode, in which it was "
@@ -180,23 +230,7 @@ class PlacedPart(nn.Module):
         arguments = self._checked(args, kwargs)
         if names := changed(self._attributes, values_of(self.whole)):
             self._follow_changed(names)
-        self._exchange.begin_forward()
-        recorder = self._exchange.recorder
-        if recorder is not None:
-            recorder.begin_step(trains=torch.is_grad_enabled())
-        number = self.plan.problem.microbatches
-        outs: list[Any] = []
-        tokens: list[torch.Tensor] = [torch.zeros((), requires_grad=True)] if torch.is_grad_enabled() else []
-        for m in range(number):
-            part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
-            if recorder is not None:
-                recorder.begin_microbatch(m)
-            outs.append(self._pass(part, tokens))
-            self.calls += 1
-        out = outs[0] if number == 1 else joined(outs)
-        out = self._anchored(out, tokens) if tokens else out
-        self._exchange.end_forward()
-        return out
+        return self._exchange, arguments
 
     def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         if args and kwargs:
@@ -217,14 +251,14 @@ class PlacedPart(nn.Module):
         return arguments
 
     def _pass(self, arguments: dict[str, Any], tokens: list[torch.Tensor]) -> Any:
-        env: dict[fx.Node, Any] = {}
-        self._read_as.clear()
-        for node in self._graph.nodes:
-            if node.op == "placeholder":
-                env[node] = arguments.get(str(node.target))
+        env = self._inputs(arguments)
         for one in self._program:
             self._do(one, env, tokens)
         return fx.map_arg(self._output.args[0], lambda node: self._read_as.get((LOSS, node), self._value(node, env)))
+
+    def _inputs(self, arguments: dict[str, Any]) -> dict[fx.Node, Any]:
+        self._read_as.clear()
+        return {node: arguments.get(str(node.target)) for node in self._graph.nodes if node.op == "placeholder"}
 
     def _do(self, one: Operation, env: dict[fx.Node, Any], tokens: list[torch.Tensor]) -> None:
         exchange = self._exchange
@@ -278,7 +312,7 @@ class PlacedPart(nn.Module):
             self._keep(node, self._runner.run_node(node), env)
             return
         with _generator, torch_undisturbed():
-            torch.manual_seed(node_seed(self.plan.seed, self.calls, self._seeds[node.name]))
+            torch.manual_seed(node_seed(self.plan.seed + self._replica, self.calls, self._seeds[node.name]))
             self._keep(node, self._runner.run_node(node), env)
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
@@ -294,7 +328,15 @@ class PlacedPart(nn.Module):
         return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
 
 
-def _graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
+def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:
+    """By name of each parameter and buffer, the worker whose part has it; unused ones belong to worker 0."""
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    pairs = zip(plan.problem.groups, plan.placement.device_of, strict=True)
+    return dict.fromkeys(names, 0) | {name: worker for group, worker in pairs for name in group.state}
+
+
+def graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
+    """The model's graph; refuses another model than the plan's."""
     with in_training_mode(model):
         graph = trace_graph(model, arguments_of(model, dict.fromkeys(plan.arguments))[1])
     if digest(graph, dict(plan.constants)) != plan.digest:

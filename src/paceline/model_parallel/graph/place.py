@@ -134,7 +134,7 @@ def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
     """All placers' placements, the shortest simulated step first, and the lower bounds.
 
     All placements of at most 14 groups on at most 4 devices are tried in two orders; of at most 10 groups, branch and bound
-    searches all orders, too. If that ends, or a step takes no longer than a lower bound, no placement is better.
+    searches all orders, too. If that search completes, or a step is as short as a lower bound, no placement is better.
 
     Costs: milliseconds; up to some seconds for the search.
 

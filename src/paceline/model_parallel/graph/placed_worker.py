@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,18 +10,28 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.algorithms import Algorithm
-from paceline.errors import UsageError
+from paceline.errors import UsageError, WorkerLostError
 from paceline.loop.guards.noted_gradients import NotedGradients
-from paceline.membership.environment import SupervisedEnvironment, WorkerEnvironment
-from paceline.model_parallel.graph.exchange import Exchange
+from paceline.membership.environment import (
+    Invitation,
+    LaunchedEnvironment,
+    SupervisedEnvironment,
+    WorkerEnvironment,
+)
+from paceline.membership.final_mean import FinalMean, LeftWeights
+from paceline.model_parallel.graph.exchange import Exchange, described
 from paceline.model_parallel.graph.execute import PlacedPart
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.model_parallel.graph.recorder import Recorder
+from paceline.model_parallel.graph.replica_part import ReplicaPart, check_replicas
+from paceline.optim.clipping import with_dense_gradient
 from paceline.optim.group_options import GroupOptions
 from paceline.optim.saved_state import check_state
 from paceline.optim.several_optimizers import members_of
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.system.saved_state import fits
+from paceline.worker.memberships.entry import Entry
+from paceline.worker.memberships.layout_part import Division
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.worker import Worker
 
@@ -29,6 +40,10 @@ _CHANGED = (
     " backward and step would differ between workers: clip by worker.clip_grad_norm_(max_norm), clip single elements with"
     " p.register_hook(lambda g: g.clamp(-1, 1)), and leave out GradScaler and other changes."
 )
+
+_UNSOUND = "The checkpoint in {} is not one that a placed run of this model writes: start the run again without it."
+
+_NEWS_DEADLINE_S, _LOOK_EVERY_S = 5.0, 1e-3
 
 _NO_NORM = torch.tensor(-1.0, dtype=torch.float64)  # of a gradient that another worker has, or that does not exist
 
@@ -40,6 +55,9 @@ class PlacedWorker(Worker):
 
     Checkpoints go by parameter names: each worker saves its part with its optimizer's state, and a resumed run may divide the
     model by another plan and among other workers.
+
+    With an algorithm whose servers hold the parts, groups of workers are its replicas. Checkpoints are then those of layouts,
+    and of one plan.
     """
 
     program: ClassVar[Algorithm | None] = PlacedProgram()
@@ -58,12 +76,38 @@ class PlacedWorker(Worker):
     ) -> None:
         if layout is not None:
             raise UsageError("A part of a placed model takes no layout: leave it out of attach.")
-        if algorithm is not self.program:
-            raise UsageError("A part of a placed model takes no algorithm: leave it out of attach and launch.")
-        _check(part, environment)
-        super().__init__(part.whole, optimizer, algorithm, environment, evaluate, same_random=True)
+        self._has_replicas = has_replicas = algorithm is not self.program
+        _check(part, environment, has_replicas=has_replicas)
+        if has_replicas:
+            _check_named(algorithm, environment)
+        super().__init__(
+            part.whole, optimizer, algorithm, environment, evaluate, same_random=same_random or not has_replicas
+        )
         self._part = self._held = part
-        self._resume = environment.resume if isinstance(environment, SupervisedEnvironment) else None
+        has_checkpoints = isinstance(environment, SupervisedEnvironment | LaunchedEnvironment)
+        self._resume = environment.resume if has_checkpoints else None
+
+    def _enter(self) -> Entry:
+        environment, part = self._environment, self._part
+        if isinstance(environment, LaunchedEnvironment):
+            from paceline.worker.memberships.launched import LaunchedMembership
+
+            join = partial(LaunchedMembership, environment, plan=part.plan.title)
+            return Entry(environment.worker_id, environment.num_workers, join)
+        if isinstance(environment, Invitation):
+            from paceline.model_parallel.graph.joined import JoinedPart
+
+            return Entry(
+                part.joined.worker_id, part.joined.num_workers, partial(JoinedPart, part.joined, environment.out)
+            )
+        return super()._enter()
+
+    def _join(self, entry: Entry, states: tuple[int, ...]) -> Membership:
+        if not self._has_replicas:
+            return super()._join(entry, states)
+        division = Division("placed", lambda _, *place: ReplicaPart(self._part, *place))
+        join: Any = entry.join
+        return join(self._model, self.algorithm, states, self._evaluate, layout=division)
 
     def _begin(self) -> None:
         self._calls = 0
@@ -75,29 +119,39 @@ class PlacedWorker(Worker):
             self._undo += [noted.remove, check.remove]
         self._options = GroupOptions(self._optimizer, {id(one): name for name, one in self._part.named_parameters()})
         super()._begin()
-        run, part, environment = self._membership, self._part, self._environment
-        if isinstance(environment, SupervisedEnvironment):
-            assert run.ports.mailbox is not None
-            exchange = Exchange(
-                run.ports.mailbox,
-                part.worker,
-                wire=part.plan.wire,
-                deadline_s=environment.step_deadline_s,
-                slowness=environment.slow.get(part.worker, 1.0),
-                recorder=Recorder(part.worker) if environment.checkpoint is not None else None,
-            )
-            self._exchange = exchange
-            part.connect(exchange, self._calls)
+        run: Any = self._membership
+        part = self._part
+        if self._environment is not None:
+            mailbox, replica = (run.part.mates, run.dealt[0]) if self._has_replicas else (run.ports.mailbox, 0)
+            if mailbox is not None:
+                self._exchange = Exchange(mailbox, part.worker, wire=part.plan.wire, **self._exchange_options(replica))
+            part.connect(self._exchange or Exchange.alone(), self._calls, replica)
+            if self._has_replicas:
+                run.part.exchange = self._exchange
         if run.ports.storage is not None:
             run.ports.storage.keep(self._own_state, 0)
         if self._saved:
             self._replica.on_progress.append(self._restore_options)
 
+    def _exchange_options(self, replica: int) -> dict[str, Any]:
+        environment, worker = self._environment, self._part.worker
+        if isinstance(environment, LaunchedEnvironment | Invitation):
+            return {"deadline_s": environment.deadline_s}
+        assert isinstance(environment, SupervisedEnvironment)
+        is_recorded = environment.checkpoint is not None and not replica
+        return {
+            "first": environment.worker_id - worker,
+            "deadline_s": environment.step_deadline_s,
+            "slowness": environment.slow.get(environment.worker_id, 1.0),
+            "recorder": Recorder(worker) if is_recorded else None,
+        }
+
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As in `Worker`, over the whole model; costs a message between any two workers. All of them must call it."""
-        exchange, own = self._exchange, dict(self._part.named_parameters())
+        exchange = self._exchange
         if exchange is None:
             return super().clip_grad_norm_(max_norm)
+        own = {name: with_dense_gradient(one) for name, one in self._part.named_parameters()}
         norms = [
             torch.linalg.vector_norm(own[name].grad).double()
             if name in own and own[name].grad is not None
@@ -105,11 +159,11 @@ class PlacedWorker(Worker):
             for name, _ in self._part.whole.named_parameters()
         ]
         # As PyTorch computes it, in the model's order, and therefore equal to the last bit.
-        norm_of = torch.stack([*exchange.gather(torch.stack(norms), self.num_workers)]).amax(0)
+        norm_of = torch.stack([*exchange.gather(torch.stack(norms), self._part.plan.workers)]).amax(0)
         dtype = reduce(torch.promote_types, (one.dtype for one in self._part.whole.parameters()))
         total = torch.linalg.vector_norm(norm_of[norm_of != _NO_NORM].to(dtype))
         torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
-        for one in own.values():
+        for one in self._part.parameters():
             self._noted.note(one)
         return float(total)
 
@@ -127,6 +181,46 @@ class PlacedWorker(Worker):
             self._options.restore(self._saved)
             self._saved = {}
 
+    def _final_model(self, left: LeftWeights | None) -> tuple[torch.Tensor, FinalMean | None]:
+        """As in `Worker`; without shared memory, the workers send each other their parts."""
+        final, mean = super()._final_model(left)
+        is_shared = isinstance(self._environment, SupervisedEnvironment)
+        if self._exchange is not None and not (is_shared or self._membership.stopped()):
+            self._exchange_parts(self._exchange, final, left)
+        return final, mean
+
+    def _exchange_parts(self, exchange: Exchange, final: torch.Tensor, left: LeftWeights | None) -> None:
+        """Completes the parameters (P,) and buffers by those of all parts, or by all that worker 0's loop has `left`."""
+        part, binding, workers = self._part, self._membership.binding, range(self.num_workers)
+        is_left = torch.tensor([left is not None], dtype=torch.float64)
+        is_all_of_0 = bool(exchange.gather(is_left, self.num_workers, "the end of its loop")[0])
+        if left is not None:
+            final.copy_(left.x)
+        views = dict(zip(map(id, binding.parameters), binding.views(final), strict=True))
+        trained = [(name, views[id(one)]) for name, one in part.whole.named_parameters() if id(one) in views]
+        for number, (name, one) in enumerate((*trained, *part.whole.named_buffers())):
+            owner, tensor = 0 if is_all_of_0 else part.owner_of[name], described(name, one)
+            if owner != part.worker:
+                one.copy_(exchange.receive(owner, "final", number, tensor))
+                continue
+            for to in workers:
+                if to != owner:
+                    exchange.send(to, "final", number, one, tensor)
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
+        """As in `Worker`; a lost part is reported once the launcher, too, knows of it: connections break earlier."""
+        run: Any = self._membership
+        if (
+            self._has_replicas
+            and self._environment is not None
+            and kind is not None
+            and issubclass(kind, WorkerLostError)
+        ):
+            mates, until_s = run.arena.plan.seats.mates(run.worker_id), time.monotonic() + _NEWS_DEADLINE_S
+            while not any(map(run.arena.has_ended, mates)) and time.monotonic() < until_s:
+                time.sleep(_LOOK_EVERY_S)
+        return super().__exit__(kind, *details)
+
     def _leave(self, *, failed: bool, is_cut: bool = False) -> None:
         super()._leave(failed=failed, is_cut=is_cut)
         environment, exchange = self._environment, self._exchange
@@ -139,11 +233,24 @@ class PlacedWorker(Worker):
         """Loads this part from all parts of the checkpoint; returns the batches that its workers had taken."""
         if self._resume is None:
             return super()._restore(run)
+        if self._has_replicas:
+            self._calls = _calls_of(checkpoint.load_program(self._resume, run.worker_id), self._resume)
+            return super()._restore(run)
         taken, self._calls, self._saved = _load_part(self._resume, self._part, self._optimizer, run)
         return taken
 
+    def _load_final(self, left: LeftWeights | None) -> None:
+        super()._load_final(left)
+        if self._has_replicas and self._membership.part is not None:
+            self._membership.make_whole(self._membership.part)
+
+    def _left_by_loop(self) -> LeftWeights | None:
+        return None if self._has_replicas else super()._left_by_loop()
+
     def _own_state(self) -> dict[str, Any]:
         part = self._part
+        if self._has_replicas:
+            return {"calls": part.calls}
         names = {id(one): name for name, one in part.named_parameters()}
         trained = [names[id(one)] for group in self._optimizer.param_groups for one in group["params"]]
         values = {name: one.detach().clone() for name, one in (*part.named_parameters(), *part.named_buffers())}
@@ -161,24 +268,49 @@ def _check_gradients(noted: NotedGradients, optimizer: torch.optim.Optimizer, *_
         raise UsageError(_CHANGED)
 
 
-def _check(part: PlacedPart, environment: WorkerEnvironment | None) -> None:
+def _check(part: PlacedPart, environment: WorkerEnvironment | None, *, has_replicas: bool) -> None:
     plan = part.plan
     if environment is None:
         if plan.workers > 1:
             raise UsageError(
                 f"This plan is for {plan.workers} workers: start them with paceline.launch(train, workers={plan.workers},"
-                " plan=plan)."
+                " plan=plan), torchrun, or paceline launch -- SCRIPT."
             )
         return
     if any(one.device.type != "cpu" for one in part.whole.parameters()):
         raise UsageError("Placed models train on the CPU: move the model there with model.cpu() before plan.part.")
+    if not has_replicas:
+        if isinstance(environment, Invitation) and part.joined is not None:
+            return
+        if isinstance(environment, LaunchedEnvironment) and part.worker == environment.worker_id:
+            plan.check_workers(environment.num_workers)
+            return
     if not isinstance(environment, SupervisedEnvironment) or environment.plan is None:
-        raise UsageError("Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan).")
-    if part.worker != environment.worker_id or environment.plan != plan:
+        raise UsageError(
+            "Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan), or, in a script under "
+            "torchrun or paceline launch and without an algorithm, attach plan.part(model). They cannot be simulated."
+        )
+    if part.worker != environment.worker_id % plan.workers or environment.plan != plan:
         raise UsageError(
             f"This is worker {part.worker}'s part of a plan, but it runs in worker {environment.worker_id} of a "
             "launch: give launch the same plan, and call plan.part(model) in the function that it runs."
         )
+
+
+def _check_named(algorithm: Algorithm, environment: WorkerEnvironment | None) -> None:
+    check_replicas(algorithm)
+    if environment is not None and environment.algorithm is None:
+        raise UsageError(
+            "The launcher must know how replicas of a placed model agree: name the algorithm in launch, not only in attach."
+        )
+
+
+def _calls_of(program: dict[str, Any] | None, resume: Path) -> int:
+    """The forward passes that a worker had made; none if it is new to the run."""
+    calls = program.get("calls") if program is not None else 0
+    if type(calls) is not int or calls < 0:
+        raise UsageError(_UNSOUND.format(resume))
+    return calls
 
 
 def _is_sound(program: dict[str, Any], part: PlacedPart) -> bool:
@@ -221,10 +353,7 @@ def _load_part(
                 "checkpoint."
             )
         if not _is_sound(program, part):
-            raise UsageError(
-                f"The checkpoint in {resume} is not one that a placed run of this model writes: start the run again "
-                "without it."
-            )
+            raise UsageError(_UNSOUND.format(resume))
         values |= program["values"]
         state = saved["optimizer"]["state"]
         states |= {name: state[at] for at, name in enumerate(program["trained"]) if at in state}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from paceline.membership.environment import Invitation, current_environment
 from paceline.model_parallel.graph.execute import PlacedPart
 from paceline.model_parallel.graph.explain import explain
 from paceline.model_parallel.graph.plan_data import PlanData
@@ -40,14 +41,25 @@ class Plan(PlanData):
     def part(self, model: nn.Module, worker: int | None = None) -> PlacedPart:
         """One worker's part of the model; call it like the model.
 
+        Under torchrun, the worker's rank says which part it has. A worker of `paceline launch -- SCRIPT` or `--join` takes
+        its place in the run here: the first free one, or the one that `worker` names.
+
         Args:
             model: built like the placed one, on all workers.
-            worker: whose part; None: this worker's, in a function that `launch` runs.
+            worker: whose part; None: this worker's, in a function that `launch` runs, or in a script.
 
         Raises:
             UsageError: the model is a different one, or the worker does not exist.
         """
-        return PlacedPart(self, model, worker)
+        environment = current_environment()
+        if not isinstance(environment, Invitation):
+            return PlacedPart(self, model, worker)
+        from paceline.model_parallel.graph.joined import join
+
+        run = join(environment, self, model, worker)
+        part = PlacedPart(self, model, run.worker_id)
+        part.joined = run
+        return part
 
     def explain(self) -> str:
         """The plan as text and a table."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +52,29 @@ class PlanData:
         return len(self.problem.devices)
 
     @property
+    def title(self) -> str:
+        """A short text that differs between plans."""
+        digest = hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
+        return f"{digest}, for {self.model} on {self.workers} workers"
+
+    @property
     def device_of(self) -> dict[str, int]:
         """By operation, the device that runs it."""
         pairs = zip(self.problem.groups, self.placement.device_of, strict=True)
         return {name: device for group, device in pairs for name in group.nodes}
+
+    def check_worker(self, worker: int) -> None:
+        """Refuses a worker that has no part."""
+        if not 0 <= worker < self.workers:
+            raise UsageError(f"There is no worker {worker} in a plan for {self.workers} workers, from 0.")
+
+    def check_workers(self, number: int) -> None:
+        """Refuses a run with more or fewer workers."""
+        if number != self.workers:
+            raise UsageError(
+                f"The plan is for {self.workers} workers, and the run has {number}: start {self.workers}, or make a plan "
+                f"for {number} devices, as plan.again(devices=...) does."
+            )
 
     @property
     def makespan_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.plain import work_plainly
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -14,10 +14,11 @@ from paceline.ports.shared import Needs, RacingParameters
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedProgram(Algorithm):
-    """Every worker computes and trains a part of one model; only `launch(plan=...)` can choose it.
+    """Every worker computes and trains a part of one model; only a part of a plan can choose it.
 
-    All workers have the same batches in the same order. The parameters are one vector; each worker writes the elements of
-    its part. Worker 0 records the steps; the others record theirs without samples, since the batches are the same.
+    All workers have the same batches in the same order. The parameters are one vector, of which each worker writes the
+    elements of its part; without shared memory, each has a vector of its own until all parts are sent at the end. Worker 0
+    records the steps; the others record theirs without samples, since the batches are the same.
 
     Costs per step: the plan's transfers.
     """
@@ -26,9 +27,19 @@ class PlacedProgram(Algorithm):
     same_batches: ClassVar[bool] = True
 
     @property
+    def patience_s(self) -> float:
+        """As in `Algorithm`; long enough for a large tensor on a slow link."""
+        return 40.0
+
+    @property
     def needs(self) -> Needs:
         return Needs("racing", mailbox=True)
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
         """x: all parameters (P,); this worker's step changes its part."""
         work_plainly(replica, ports, counts=ports.worker_id == 0)
+
+
+def algorithm_named(spec: str) -> Algorithm:
+    """The algorithm of a run's records, which may be of a placed model."""
+    return PlacedProgram() if spec == PlacedProgram.unlisted_name else registry.build(spec)

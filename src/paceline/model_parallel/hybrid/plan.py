@@ -44,7 +44,7 @@ class CutLayer:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How a model is cut."""
+    """The layers of a model that a group's workers divide."""
 
     parts: int  # workers in a group
     layers: tuple[CutLayer, ...]  # that are cut, in the order of their registration
@@ -77,6 +77,11 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
             raise UsageError(
                 f"{type(module).__name__} {name} draws from each worker's own generator, so results would depend on "
                 "the number of workers: use nn.Dropout, whose masks a layout draws by sample and feature."
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UsageError(
+                f"A layout averages dense gradients, and those of {name} are sparse: give it sparse=False, or leave the"
+                " layout out."
             )
     chosen = _chosen(modules, layout, parts)
     if parts == 1:

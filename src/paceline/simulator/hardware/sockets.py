@@ -47,7 +47,7 @@ class Sockets:
         remote_factor: how many times as long a byte of another socket's memory takes.
         far_atomic_s: moving a contended cache line to a core of another socket.
         gradient_bytes: the part of `compute_s`, for a full batch, that is memory traffic for the worker's own data (the batch,
-            activations); at most `compute_s * core_bytes_per_s`. One read of the parameters is added.
+            activations); at most `compute_s * core_bytes_per_s`. Reading the parameters once is added to it.
     """
 
     count: Annotated[int, PROCESSORS] = 2

@@ -48,6 +48,7 @@ class LaunchedMembership(Membership):
         algorithm: how the workers agree.
         random_states: of the generators.
         layout: how the model is divided among workers; None: it is not.
+        plan: a placed model's, as text that differs from other plans'.
 
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
@@ -62,6 +63,7 @@ class LaunchedMembership(Membership):
         random_states: tuple[int, ...] = (),
         *_: Any,
         layout: Division | None = None,
+        plan: str = "none",
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
@@ -77,8 +79,9 @@ class LaunchedMembership(Membership):
         self.binding = FlatBinding(model.parameters(), on_any_device=True)
         copies = copies_of(self.binding, algorithm)
         spec = registry.spec(algorithm)
-        check_algorithm(spec, algorithm.needs)
-        if folder is not None and not algorithm.lockstep:
+        if not algorithm.same_batches:
+            check_algorithm(spec, algorithm.needs)
+        if folder is not None and not algorithm.in_rounds:
             raise UsageError(
                 f"PACELINE_CHECKPOINT needs an algorithm that trains in rounds, but {spec} does not: leave it out, or "
                 "use paceline.launch, which writes checkpoints for all algorithms."
@@ -96,6 +99,7 @@ class LaunchedMembership(Membership):
             "checkpoint": self.resumed_from or "none",
             "kind of device": self.binding.device.type,
             "layout": layout.spec if layout is not None else "none",
+            "plan": plan,
         }
         self._run = run = LaunchedRun(environment, words, gpu, random_states, list(state_of(model).values()))
         self.tables = run.tables
@@ -177,16 +181,17 @@ class LaunchedMembership(Membership):
 
     def begin_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         first_batch: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None,
         *,
         leads: bool,
+        step: int = 0,
     ) -> None:
         """As in `Membership`; every epoch is saved, if any is, but for those that the run has resumed from."""
-        if first_batch > self._resumed and self._environment.checkpoint is not None:
+        if epoch is not None and first_batch > self._resumed and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
             self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None, left)

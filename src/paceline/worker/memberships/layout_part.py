@@ -12,7 +12,7 @@ from paceline.algorithms import Algorithm
 from paceline.loop.buckets import PendingGradients
 from paceline.optim.flat import FlatBinding
 from paceline.optim.sharding import AxisShape, Sharding
-from paceline.ports.ports import Ports
+from paceline.ports.ports import Mailbox, Ports
 from paceline.ports.rooted import RootedCollectives
 
 
@@ -30,6 +30,8 @@ class LayoutPart(Protocol):
         repeats: tells whether the loop repeats its last batch, which gets no weight; set by `attach`.
         is_recorded: whether its records have samples and batches; otherwise another worker's records have the same.
         keeps_random_alike: whether workers with the same batches draw the same random numbers.
+        is_placed: whether operations, and not tensors, are divided, so that each parameter and buffer is whole on one worker.
+        mates: the workers with the other parts, if these exchange messages; set by the membership.
     """
 
     binding: FlatBinding
@@ -40,6 +42,8 @@ class LayoutPart(Protocol):
     dealt: tuple[int, int]
     is_recorded: bool
     keeps_random_alike: bool
+    is_placed: bool
+    mates: Mailbox | None
 
     @property
     def pending(self) -> PendingGradients | None: ...

@@ -128,23 +128,27 @@ class Membership(Protocol):
 
     def begin_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         first_batch: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None,
         *,
         leads: bool,
+        step: int = 0,
     ) -> None:
         """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.
 
+        Where workers have parts of one model, also before other steps.
+
         Args:
-            epoch: its number.
-            first_batch: the number of its first batch, and of the checkpoint.
+            epoch: its number; None: the step is within one.
+            first_batch: the number of its first batch, or of the step's, and of the checkpoint.
             optimizer: whose state is saved.
             taken: batches that this worker has taken.
             left: in rounds, what the run has left.
             leads: whether it saves the parameters, too.
+            step: the number of the step that begins, from 1 in this process, where workers have parts of one model; else 0.
         """
 
     def before_batch(self) -> None:

@@ -23,7 +23,7 @@ from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
 from paceline.optim.flat import FlatBinding
 from paceline.optim.ranges import Ranges
-from paceline.ports.ports import Ports, Storage
+from paceline.ports.ports import Mailbox, Ports, Storage
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock
@@ -50,6 +50,7 @@ class WorkerMemory:
     Attributes:
         ports: for the worker's program.
         peers: the other workers, once connected.
+        mates: those with the other parts of this replica, if they exchange messages.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class WorkerMemory:
         self.arena = arena
         self.copies = copies
         self.peers: Peers | None = None
+        self.mates: Peers | None = None
         self._clock = RealClock()
         self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
         self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
@@ -92,7 +94,7 @@ class WorkerMemory:
         """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
         x, version = self.arena.checkpointed()
         buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
-        return checkpoint.Parameters(x, version, next_batch, buffers)
+        return checkpoint.Parameters(x, version, next_batch, buffers, self.arena.division)
 
     def meet(
         self, store: Any, host: str | None = None, key: Path | None = None, *, patience_s: float | None = None
@@ -112,6 +114,15 @@ class WorkerMemory:
         )
         self.has_met(peers, self._incarnation)
 
+    def meet_mates(self, patience_s: float) -> Mailbox:
+        """Connects to the workers with the other parts of this replica; call it after `meet`."""
+        arena, worker = self.arena, self.arena.participant_id
+        part, num_parts = arena.plan.seats.of(worker).part, arena.plan.seats.num_parts
+        self.mates = Peers(
+            arena.mates_store(worker), part, num_parts, self.ports.counts, self.aborted, patience_s=patience_s
+        )
+        return self.mates.mailbox
+
     def has_met(self, peers: Peers, incarnation: int) -> None:
         """Makes the program talk to these peers from now on, as this `incarnation`."""
         self.peers = peers
@@ -125,6 +136,7 @@ class WorkerMemory:
         """Arguments for `BaseReplica`."""
         needs, peers = self.algorithm.needs, self.peers
         others: list[Any] = [peers.mailbox, peers.concurrency] if peers is not None else []
+        others += [self.mates.mailbox] if self.mates is not None else []
         if self.ports.collectives is not self.arena.collectives:
             others.append(self.ports.collectives)
         return {
@@ -163,9 +175,11 @@ class WorkerMemory:
 
     def close_peers(self) -> None:
         """Says goodbye to the other workers."""
+        if self.mates is not None:
+            self.mates.close()
         if self.peers is not None:
             self.peers.close()
-            self.peers = None
+        self.peers = self.mates = None
 
     def close(self) -> None:
         """Gives the model its own memory again."""

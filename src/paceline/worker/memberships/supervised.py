@@ -110,7 +110,7 @@ class SupervisedMembership(Membership):
         self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
         hello = self._hello(EvaluationChannel.EXTRA if is_evaluated else {})
         self.arena = join_run(environment, hello, self._write_initial, self._tell)
-        keeps_own = self.worker_id > 0 and (algorithm.lockstep or self.part is not None)
+        keeps_own = self.worker_id > 0 and (algorithm.lockstep or (self.part is not None and not self.part.is_placed))
         self._has_own_buffers = copies is not None or keeps_own
         self._live = self._buffers.copy() if copies is not None else {}
         if copies is not None:
@@ -123,6 +123,7 @@ class SupervisedMembership(Membership):
         for one in (self._untrained, untrained(evaluator.model) if evaluator is not None else {}):
             for name in (one.keys() & self.arena.plan.extra.keys()) if self.worker_id or self.incarnation else ():
                 from_bytes(one[name], self.arena.extra(name))
+        slow = environment.slow if environment.plan is None else {}  # a part is slow by itself
         self._memory = memory = WorkerMemory(
             self.binding,
             self._buffers,
@@ -132,15 +133,17 @@ class SupervisedMembership(Membership):
             self.incarnation,
             self._storage,
             self._recorder(),
-            1.0 if algorithm.same_batches else environment.slow.get(self.worker_id, 1.0),  # a part is slow by itself
+            slow.get(self.worker_id, 1.0),
             copies,
         )
         if self.arena.newcomers is not None:
             self.arena.newcomers.min_workers = environment.min_workers
         if algorithm.needs.mailbox:
-            patience_s = environment.step_deadline_s if environment.plan is not None else None
+            patience_s = environment.step_deadline_s if algorithm.same_batches else None
             memory.meet(self.arena.shared_store(), patience_s=patience_s)
         if self.part is not None:
+            if self.arena.plan.mates:
+                self.part.mates = memory.meet_mates(environment.step_deadline_s)
             axes = self._axes()
             for one in (self.arena.collectives, *axes.values()):
                 if one is not None:
@@ -166,7 +169,7 @@ class SupervisedMembership(Membership):
             num_elements=self._whole_binding.num_elements,
             num_parameters=self._whole_binding.num_parameters,
             dtype=self.binding.dtype,
-            shapes=(*self.binding.describe(), *((name, *one.shape) for name, one in self._untrained.items())),
+            shapes=(*self._whole_binding.describe(), *((name, *one.shape) for name, one in self._untrained.items())),
             extra=extra | table_shapes(self.num_workers),
             sharding=self.part.sharding if self.part is not None else None,
             untrained=tuple((name, *digest(one)) for name, one in self._untrained.items()),
@@ -197,7 +200,7 @@ class SupervisedMembership(Membership):
         elif self.part is not None and self.part.whole is not None:
             x.copy_(self.part.whole)
         else:
-            self.binding.read(x)
+            self._whole_binding.read(x)
         for name, buffer in buffers.items():
             arena.extra(name).copy_(buffer)
         for name in self._untrained.keys() & arena.plan.extra.keys():
@@ -267,35 +270,38 @@ class SupervisedMembership(Membership):
 
     def begin_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         first_batch: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None,
         *,
         leads: bool,
+        step: int = 0,
     ) -> None:
         """As in `Membership`."""
-        self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
-        if self.worker_id == 0:
-            self._put_buffers()  # for workers that replace others
-        if epoch and self._environment.checkpoint is not None:
-            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads)
+        if epoch is not None:
+            self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
+            if self.worker_id == 0:
+                self._put_buffers()  # for workers that replace others
+        if epoch != 0 and self._environment.checkpoint is not None:
+            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads, step=step)
 
     def save_epoch(
         self,
-        epoch: int,
+        epoch: int | None,
         number: int,
         optimizer: torch.optim.Optimizer,
         taken: int,
         left: Left | None = None,
         *,
         parameters: bool,
+        step: int = 0,
     ) -> None:
-        """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch begins."""
-        if self._environment.checkpoint is None or self.arena.load("checkpoint_epoch") not in (-1, epoch):
-            return
-        if epoch == self._entered_in:  # its beginning was before
+        """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch or step begins."""
+        is_due = epoch is not None and self.arena.load("checkpoint_epoch") in (-1, epoch)
+        is_due |= 0 < step == self.arena.load("checkpoint_step")
+        if self._environment.checkpoint is None or not is_due or epoch == self._entered_in:  # it began before
             return
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
         next_batch = number if kept is None else min(kept, number)
@@ -324,10 +330,7 @@ class SupervisedMembership(Membership):
         return any(shared.updates()) if self._algorithm.gossip else shared.version > self.arena.load("initial_version")
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
-        """As in `Membership`.
-
-        Does not wait for dead workers without a replacement; once the run is being stopped, waits at most 20 s.
-        """
+        """As in `Membership`; does not wait for dead workers without a replacement, nor over 20 s in a stopped run."""
         arena, until_s = self.arena, float("inf")
 
         def wait_for(is_over: Callable[[], Any]) -> None:

@@ -1,0 +1,163 @@
+"""Loops of a placed model's replicas, and of the same model's plain workers, which take their steps in a given order."""
+
+import math
+import os
+import signal
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.distributed import FileStore
+from torch.nn import functional as F
+
+import paceline as pl
+from model_parallel.models import BATCH, TwoTowers, data, is_saved, made
+from paceline.loop import looked_up_tables
+
+_DEADLINE = timedelta(seconds=60)
+
+
+class Turns:
+    """Lets one replica at a time make a step; its parts make it together.
+
+    Args:
+        order: the replicas, by turn.
+        path: of a file through which the workers tell each other.
+        parts: workers of a replica.
+    """
+
+    def __init__(self, order, path, parts, replicas):
+        self.order, self._path = order, str(path)
+        self._parts, self._workers = parts, parts * replicas
+
+    def begin(self):
+        """All workers have the first parameters when the first turn begins."""
+        self._store = FileStore(self._path, -1)
+        self._count("attached", self._workers, "turn 0")
+
+    def wait(self, turn):
+        self._store.wait([f"turn {turn}"], _DEADLINE)
+
+    def end(self, turn):
+        self._count(f"ended {turn}", self._parts, f"turn {turn + 1}")
+
+    def _count(self, what, number, then):
+        if self._store.add(what, 1) == number:
+            self._store.set(then, "")
+
+
+def taken_in_turns(name, order, algorithm, plan, out, *, replicas=2, backend="processes", **settings):
+    """By replica: what its workers saw and ended with; without a plan, each replica is a plain worker."""
+    parts = plan.workers if plan is not None else 1
+    out.mkdir()
+    loop = partial(in_turns, name, plan, Turns(order, out / "turns", parts, replicas), out, **settings)
+    pl.launch(loop, workers=parts * replicas, plan=plan, algorithm=algorithm, backend=backend)
+    return [found(out, worker) for worker in range(parts * replicas)]
+
+
+def in_turns(name, plan, turns, out, *, clip=None, push=None):
+    """`push`: steps between two pushes that travel during the next step; the next turn begins once they are applied."""
+    model = made(name)
+    called = plan.part(model) if plan is not None else model
+    optimizer = torch.optim.SGD(called.parameters(), lr=0.05, momentum=0.9)
+    parts = plan.workers if plan is not None else 1
+    loader = batches(name, len(turns.order))
+    losses, norms = [], []
+    with pl.attach(called, optimizer) as worker:
+        turns.begin()
+        own = iter(worker.batches(loader))
+        for turn, whose in enumerate(turns.order):
+            if whose != worker.worker_id // parts:
+                continue
+            turns.wait(turn)
+            x, y = next(own)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(called(x), y)
+            loss.backward()
+            if clip is not None:
+                norms.append(worker.clip_grad_norm_(clip))
+            worker.report(loss)
+            optimizer.step()
+            losses.append(loss.item())
+            if push is not None:
+                wait_for(worker, sum(turns.order[: turn + 1].count(one) // push for one in set(turns.order)))
+            turns.end(turn)
+    torch.save({"losses": losses, "norms": norms, "model": model.state_dict()}, out / f"{worker.worker_id}.pt")
+
+
+def train(
+    name, plan, out, *, steps=5, epochs=1, kill=None, clip=None, evaluates=False, make=None, least_bytes=None, names=None,
+    uneven=False, saved=None, holds=None, torch_clip=False,
+):  # fmt: skip
+    """`kill`: a worker, and the step in whose middle it ends itself: or two, four, ... later, once the run is `saved`.
+
+    `holds`: the step in whose middle worker 0 waits for the run's end.
+    """
+    if least_bytes is not None:
+        looked_up_tables.LEAST_BYTES = least_bytes
+    model = (make or partial(made, name))()
+    called = plan.part(model) if plan is not None else model
+    optimizer = torch.optim.SGD(called.parameters(), lr=0.05, momentum=0.9 if make is None else 0.0)
+    loader = batches(name, steps)
+    if uneven:
+        loader[-1] = tuple(one[:-1] for one in loader[-1])
+    losses, drawn, step = [], [], 0
+    with pl.attach(called, optimizer, names, evaluate=test_loss if evaluates else None) as worker:
+        counts = worker._membership.ports.counts
+        for _ in range(epochs):
+            for x, y in worker.batches(loader):
+                optimizer.zero_grad()
+                drawn.append(torch.rand(()).item())
+                loss = F.cross_entropy(called(x), y)
+                is_due = kill is not None and worker.worker_id == kill[0] and step >= kill[1]
+                if is_due and step % 2 == kill[1] % 2 and is_saved(saved):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if (worker.worker_id, step) == (0, holds):
+                    hold(worker._membership.arena)
+                loss.backward()
+                if clip is not None:
+                    worker.clip_grad_norm_(clip)
+                if torch_clip:
+                    torch.nn.utils.clip_grad_norm_(called.parameters(), 0.01)
+                worker.report(loss)
+                optimizer.step()
+                losses.append(loss.item())
+                step += 1
+    seen = {"losses": losses, "model": model.state_dict(), "sent": counts.sent_bytes, "test loss": test_loss(model)}
+    seen["drawn"] = drawn
+    torch.save(seen, Path(out) / f"{worker.worker_id}.pt")
+
+
+def hold(arena):
+    """Waits until the run is being stopped, and worker 1 has had the time to notice."""
+    while not arena.is_stopped:
+        time.sleep(1e-3)
+    until_s = time.monotonic() + 1.0
+    while not arena.has_ended(1) and time.monotonic() < until_s:
+        time.sleep(1e-3)
+
+
+def batches(name, number):
+    return list(torch.utils.data.DataLoader(data(name, steps=number), batch_size=BATCH))
+
+
+@torch.no_grad()
+def test_loss(model):
+    x, y = batches("two towers", 1)[0]
+    return {"loss": float(F.cross_entropy(model(x), y)) if isinstance(model, TwoTowers) else math.nan}
+
+
+test_loss.__test__ = False
+
+
+def found(out, worker=0):
+    return torch.load(Path(out) / f"{worker}.pt", weights_only=False)
+
+
+def wait_for(worker, version):
+    until_s = time.monotonic() + _DEADLINE.total_seconds()
+    while worker._membership.arena.shared.version < version:
+        assert time.monotonic() < until_s
+        time.sleep(1e-3)
