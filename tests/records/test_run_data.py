@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from observe.synthetic import empty, make_run
 from paceline.errors import UsageError
 from paceline.records.run_data import RunData, read_events, write_events, write_json
-from paceline.records.step_record import CODED, RECORD_DTYPE
+from paceline.records.step_record import CODED, PARTNER, RECORD_DTYPE
 from paceline.run.earlier_part import EarlierPart
 
 
@@ -70,7 +70,7 @@ def test_lines_that_workers_share_say_whose_they_are(tmp_path, few_files):
     (file,) = tmp_path.glob("events-*")  # none of the first run's is left
     assert file.name == "events-0-3.jsonl"
     events = [json.loads(line) for line in file.read_text().splitlines()]
-    names = [name for name in RECORD_DTYPE.names if name not in CODED]  # nothing was coded
+    names = [name for name in RECORD_DTYPE.names if name not in CODED + PARTNER]  # nothing was coded, or sent
     assert [list(event) for event in events] == [["worker", *names]] * len(events)
     of_worker = [sum(event["worker"] == worker for event in events) for worker in range(4)]
     assert of_worker == [len(own) for own in make_run(workers=4, steps=5).records.values()]
@@ -152,15 +152,15 @@ def test_events_round_trip_exactly(tmp_path_factory, integers, data):
     assert same(read_events(path), records)
 
 
-@pytest.mark.parametrize("name", CODED)
-def test_what_codecs_have_coded_is_left_out_where_nothing_was(name, tmp_path):
-    """So are files of events that are older than codecs."""
+@pytest.mark.parametrize(("name", "group"), [(name, group) for group in (CODED, PARTNER) for name in group])
+def test_what_was_not_coded_or_sent_is_left_out(name, group, tmp_path):
+    """So it is in files that are older than these figures."""
     path, records = tmp_path / "events-0.jsonl", make_run(steps=5).records[0]
     records = records.copy()
-    for one in CODED:
+    for one in CODED + PARTNER:
         records[one] = 0
     write_events(path, records)
-    assert "code" not in path.read_text()
+    assert not [one for one in group if one in path.read_text()]
     assert same(read_events(path), records)
     records[name][2] = 7
     write_events(path, records)
@@ -171,7 +171,7 @@ def test_what_codecs_have_coded_is_left_out_where_nothing_was(name, tmp_path):
 def test_every_line_is_standard_json_with_the_names_of_the_record(tmp_path):
     records = make_run(steps=3).records[0][:3].copy()
     records["loss"] = [np.nan, np.inf, 0.5]
-    records["coded_bytes"] = 4  # else its names are left out
+    records["coded_bytes"] = records["partner"] = 4  # else their names are left out
     write_events(tmp_path / "events-0.jsonl", records)
 
     def refuse(constant):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.algorithms.server.delay import Delay
 
 Closures = Literal["in place", "in rounds", "on a copy", "once"]
+WaitsFor = Literal["everyone", "quorum", "neighbours", "slowest", "lock", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,15 @@ class Algorithm:
     def gossip(self) -> bool:
         """Whether every worker has its own model and versions, and the run's model is their mean."""
         return self.needs.own_models
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        """Whom a step waits for, as `paceline blame` reads the records.
+
+        The gradients or models of everyone, or of a quorum at the servers; the neighbours' models; the worker that is furthest
+        behind; the lock that another holds; or none.
+        """
+        return "everyone" if self.lockstep else "none"
 
     @property
     def in_rounds(self) -> bool:

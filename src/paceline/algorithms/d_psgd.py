@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, WaitsFor
 from paceline.algorithms.equal_replicas import check_rates
 from paceline.algorithms.replacements import Replacements
 from paceline.algorithms.round import left_out
@@ -63,6 +63,10 @@ class DPSGD(Algorithm):
     refused_arguments: ClassVar[Mapping[str, str]] = {"codec": GOSSIP}
     tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        return "neighbours"
 
     @property
     def survivors_continue(self) -> bool:

@@ -166,7 +166,9 @@ class Exchanges:
         request = self._resolve(peer, answer.number)
         if request is None:
             return
-        self._deadline.add(self._now_s() - request.begun_s)
+        took_s = self._now_s() - request.begun_s
+        self._deadline.add(took_s)
+        self._counts.note_partner(peer, took_s)
         x, version, theirs = answer.x, answer.version, request.theirs
         if x is None and theirs is not None and theirs.number == answer.version:
             x, version, theirs = theirs.x, theirs.version, None

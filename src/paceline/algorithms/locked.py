@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from paceline.algorithms.backoff import Backoff, NoBackoff
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, WaitsFor
 from paceline.algorithms.step_size import FullStep, StepSize
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -45,6 +45,10 @@ class Locked(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs("locked", lock=self.kind, staleness_counts=self.step_size.needs_counts)
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        return "lock"
 
     def unrecorded(self, num_workers: int) -> str:
         return self.step_size.unrecorded if num_workers > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
+from paceline.algorithms.base import WaitsFor
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
@@ -134,6 +135,12 @@ class ParameterServer(Served):
     def together(self) -> bool:
         """As the mode defines it: in `sync`, the gradients of a step make one update."""
         return self.mode.together
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        if not self.mode.waits:
+            return "none"
+        return "quorum" if self.together else "slowest"
 
     def check(self, num_workers: int) -> None:
         super().check(num_workers)

@@ -18,6 +18,7 @@ import paceline
 from paceline.cli.advise import advise
 from paceline.cli.algorithms import algorithms, cite
 from paceline.cli.backups import plan
+from paceline.cli.blame import blame
 from paceline.cli.calibrate import calibrate
 from paceline.cli.compare import compare
 from paceline.cli.console import complain, page_about
@@ -84,6 +85,7 @@ app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": Fals
 app.command(epilog=page_about("simulate"))(simulate)
 app.command(epilog=page_about("simulate"))(calibrate)
 app.command(epilog=page_about("replay"))(replay)
+app.command(epilog=page_about("replay"))(blame)
 app.command(epilog=page_about("security"))(key)
 app.command(epilog=page_about("which_algorithm"))(algorithms)
 app.command(epilog=page_about("start"))(doctor)

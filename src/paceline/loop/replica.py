@@ -174,6 +174,9 @@ class AttachedReplica(ProgramSide):
         elif self._gradient.has_returned:
             self._batches.forget()
             self._weigh_anew()
+        elif not self._batches.touched:  # until now the loop has fetched its batch
+            self._gradient_started_s = self._now_s()
+            self._input_s = self._gradient_started_s - self._started_s
         self._records.settle(_NAN)  # of the last step, if its loss was not reported
 
     def _look_for_step(self, num_passes: int = 0) -> None:

@@ -101,7 +101,9 @@ class Peers:
         if worker_id >= num_workers:
             self.mailbox: Any = ServerMailbox(self._zmq, stopped)
         else:
-            self.mailbox = RunMailbox(self._zmq, stopped, grace_s=_GRACE_S if num_servers else 0.0)
+            self.mailbox = RunMailbox(
+                self._zmq, stopped, counts, grace_s=_GRACE_S if num_servers else 0.0, has_servers=num_servers > 0
+            )
         self.concurrency = ThreadConcurrency()
 
     def _connect_late(self, stopped: Callable[[], bool]) -> None:
@@ -124,13 +126,23 @@ class RunMailbox:
     """A mailbox in which a wait for one peer ends with the run; a message to oneself ends a wait for any sender.
 
     Attributes:
-        waited_s: seconds spent waiting for one peer; the caller reads it and sets it back to 0.
+        waited_s: seconds spent waiting for one peer, or for any server; the caller reads it and sets it back to 0.
     """
 
-    def __init__(self, inner: ZmqMailbox, stopped: Callable[[], bool], *, grace_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        inner: ZmqMailbox,
+        stopped: Callable[[], bool],
+        counts: Counts,
+        *,
+        grace_s: float = 0.0,
+        has_servers: bool = False,  # which are then the only peers
+    ) -> None:
         self._inner = inner
         self._stopped = stopped
+        self._counts = counts
         self._grace_s = grace_s
+        self._has_servers = has_servers
         self.send = inner.send
         self.peers = inner.peers
         self.waited_s = 0.0
@@ -141,25 +153,33 @@ class RunMailbox:
         Raises:
             RunStopped: the run is being stopped while this waits for `sender`.
         """
-        if wanted.get("sender") is None:
+        is_of_one = wanted.get("sender") is not None
+        if not (is_of_one or self._has_servers):
             return self._inner.receive(timeout_s, **wanted)
-        begun_s = time.monotonic()
-        until_s = begun_s + timeout_s if timeout_s is not None else float("inf")
-        stopped_s = float("inf")
+        begun_s, arrival = time.monotonic(), None
         try:
-            while True:
-                left_s = until_s - time.monotonic()
-                arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
-                if isinstance(arrival, Received) or (arrival is not None and not self._stopped()):
-                    return arrival
-                if self._stopped():
-                    stopped_s = min(stopped_s, time.monotonic())
-                    if time.monotonic() - stopped_s >= self._grace_s:
-                        raise RunStopped
-                if left_s <= _LOOK_EVERY_S:
-                    return None
+            arrival = (self._receive_of_one if is_of_one else self._inner.receive)(timeout_s, **wanted)
+            return arrival
         finally:
-            self.waited_s += time.monotonic() - begun_s
+            waited_s = time.monotonic() - begun_s
+            self.waited_s += waited_s
+            if isinstance(arrival, Received):
+                self._counts.note_partner(arrival.sender, waited_s)
+
+    def _receive_of_one(self, timeout_s: float | None, **wanted: Unpack[Filter]) -> Event | None:
+        until_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        stopped_s = float("inf")
+        while True:
+            left_s = until_s - time.monotonic()
+            arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
+            if isinstance(arrival, Received) or (arrival is not None and not self._stopped()):
+                return arrival
+            if self._stopped():
+                stopped_s = min(stopped_s, time.monotonic())
+                if time.monotonic() - stopped_s >= self._grace_s:
+                    raise RunStopped
+            if left_s <= _LOOK_EVERY_S:
+                return None
 
 
 class ServerMailbox:

@@ -59,7 +59,7 @@ class RecordRing:
 
     @staticmethod
     def reserve(layout: Layout, *, capacity: int = 4096, name: str = "ring", rows: RowFormat = STEPS) -> RingPlan:
-        """Reserves a ring of `capacity` records (184 bytes each; at 1000 steps per second, 4096 last four seconds).
+        """Reserves a ring of `capacity` records (of steps, 200 bytes each; at 1000 steps per second, 4096 last four seconds).
 
         Raises:
             ValueError: the capacity is below 2: one record is always the one being written.

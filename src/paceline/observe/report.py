@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotWrittenError
+from paceline.observe.blame import NOTE, blame, sentence, table
 from paceline.observe.compare import caution, evaluated_notes, headline, run_labels
 from paceline.observe.document import Table, json_value, settings_table, write_page
 from paceline.observe.figures import figures, method_colours
@@ -39,6 +40,7 @@ def write_report(runs: Sequence[RunData], path: str | Path, *, title: str, comma
         title=title,
         headline=headline(results),
         figures=figures(runs),
+        **_slow_worker(runs),
         **runs_and_notes(results),
         command=command,
         settings=_settings(runs),
@@ -58,6 +60,19 @@ def runs_and_notes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         caution(results),
     ]
     return {"runs": table, "notes": " ".join(filter(None, notes))}
+
+
+def _slow_worker(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Which worker made each run slow, in words; and of a single run, where each worker's time went."""
+    found = [blame(run) if run.config.get("layout") is None else None for run in runs]
+    labels = run_labels([run.result for run in runs])
+    said = [(label, sentence(one)) for label, one in zip(labels, found, strict=True) if one and len(one.shares) > 1]
+    only = found[0] if len(found) == 1 and said else None
+    return {
+        "blamed": [text if len(runs) == 1 else f"{label}: {text}" for label, text in said],
+        "shares": table(only) if only else Table([]),
+        "shares_note": NOTE,
+    }
 
 
 def _settings(runs: Sequence[RunData]) -> Table:

@@ -271,6 +271,14 @@ class Counts:
     codec_s: float = 0.0  # that coding and decoding has taken
     unresolved_exchanges: int = 0  # of these, those in which it is unknown whether the peer has averaged
     delay: int = 0  # steps that averages arrive late, if the program has chosen it
+    # Of the longest wait or exchange since the last record: the other worker, or the server, and the time.
+    partner: int = 0
+    partner_s: float = 0.0
+
+    def note_partner(self, partner: int, took_s: float) -> None:
+        """A wait for this member, or an exchange of models with it, has ended."""
+        if took_s > self.partner_s:
+            self.partner, self.partner_s = partner, took_s
 
 
 @dataclass(frozen=True)

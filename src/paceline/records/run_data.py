@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.records.order import ORDER_FILE, read_order, save_order
-from paceline.records.step_record import CODED, RECORD_DTYPE, without_waiting
+from paceline.records.step_record import CODED, PARTNER, RECORD_DTYPE, without_waiting
 from paceline.system import files
 
 _LINES_PER_CHUNK = 50_000
@@ -221,7 +221,8 @@ def _groups(records: Mapping[int, np.ndarray], *, without_gaps: bool) -> Iterato
 def _lines(records: np.ndarray) -> Iterator[str]:
     """One line per record. Formatting numbers so that they round-trip takes most time, so equal ones are formatted once."""
     columns, parts = [], []
-    left_out = () if any(records[name].any() for name in CODED) else CODED
+    groups = (group for group in (CODED, PARTNER) if not any(records[name].any() for name in group))
+    left_out = set(chain.from_iterable(groups))
     for name in records.dtype.names or ():
         if name in left_out:
             continue
@@ -250,7 +251,7 @@ def _texts(values: np.ndarray) -> list[str]:
 
 
 def read_events(path: str | Path) -> np.ndarray:
-    """Read a file of `write_events`; ignores keys that a record does not have, and takes missing `CODED` ones as 0.
+    """Read a file of `write_events`; ignores keys that a record does not have; missing `CODED` and `PARTNER` ones are 0.
 
     A killed writer may leave a last line without a line end: it counts if it is complete and is skipped if not.
 
@@ -300,7 +301,7 @@ def check_records(records: np.ndarray, path: Path) -> None:
 
 
 def _row(event: dict[str, Any], dtype: np.dtype[Any]) -> tuple[float, ...]:
-    event = {**dict.fromkeys(CODED, 0), **event}
+    event = {**dict.fromkeys(CODED + PARTNER, 0), **event}
     return tuple(math.nan if (value := event[name]) is None else value for name in dtype.names or ())
 
 

@@ -26,6 +26,7 @@ _INTEGERS = (
     "peer_failures",
     "coded_elements",  # of vectors that a codec made smaller, since the last record
     "coded_bytes",  # what they were sent as, scales and framing included
+    "partner",  # worker, or server after the workers, with which the longest wait or exchange of models was
 )
 _FLOATS = (
     "started_s",  # the step began (input wait is before gradient_started_s and inside the step)
@@ -35,6 +36,7 @@ _FLOATS = (
     "wait_s",  # of the step: waiting for locks, barriers, back-off
     "apply_s",  # of the step: copying and updating parameters
     "codec_s",  # coding and decoding, since the last record
+    "partner_s",  # how long that was; 0: with none
     "ended_s",
     "loss",  # mean loss of the batch at the parameters read; NaN if the loop did not report it
 )
@@ -50,9 +52,10 @@ class RowFormat(NamedTuple):
 
 
 STEPS = RowFormat(RECORD_DTYPE, RECORD_STRUCT)
-#: What only runs with a codec have: files of events leave it out where nothing was coded, and it then counts as 0.
+#: What only runs with a codec have, and with messages: files of events leave it out where all is 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
-assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 184
+PARTNER = ("partner", "partner_s")
+assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 200
 
 
 def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.algorithms import registry
 from paceline.membership.final_mean import why_not_given
 from paceline.records.summary import summarize
 from paceline.run.earlier_part import shift_times
@@ -52,6 +53,7 @@ def joined_result(
         "outcome_reason": why,
         **figures,
         "gossip": gossip,
+        "waits_for": registry.build(about["algorithm"]).waits_for if own else None,
         "workers_here": sorted(records),
         "workers_lost": sorted({one["worker"] for one in own if one["state"] == "started"}),
         "restarts": restarts,

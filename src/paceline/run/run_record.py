@@ -116,6 +116,7 @@ class RunRecord:
             "outcome_trace": outcome.trace,
             **figures,
             "gossip": gossip,
+            "waits_for": algorithm.waits_for if algorithm is not None else None,
             **(algorithm.figures(delay, num_workers) if algorithm is not None else {}),
             **own_models,
             **({"batch_sizes": batch_sizes(records), "ideal_step_s": ideal_step_s(records)} if by_speed else {}),

@@ -131,7 +131,10 @@ class SimulatedMailbox:
         self._await(waiter, math.inf if timeout_s is None else timeout_s)
         scheduler.wait("a message")
         if waiter.program.is_main:
-            self.waited_s += scheduler.now_s - begun_s
+            waited_s = scheduler.now_s - begun_s
+            self.waited_s += waited_s
+            if type(waiter.item) is Received:
+                self._counts.note_partner(waiter.item.sender, waited_s)
         return waiter.item
 
     def serve(self, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]) -> Program:

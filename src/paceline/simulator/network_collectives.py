@@ -52,6 +52,7 @@ class CollectiveCosts:
         links: pairs of workers, ascending, that exchange messages.
         all_reduce: maps a number of bytes to the cost of an all-reduce.
         half: maps it to the cost of a reduce-scatter, an all-gather or an all-to-all.
+        behind_slowest: the two workers at the slowest link, each with the other; empty if all are alike.
     """
 
     def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
@@ -62,9 +63,12 @@ class CollectiveCosts:
             pairs = {tuple(sorted((one, (one + 1) % n))) for one in range(n)}
         else:
             pairs = {(one & (one - 1), one) for one in range(1, n)}  # binomial: the parent lacks the lowest bit
-        factor = max((factor for a, b, factor in cluster.link_factors if (a, b) in pairs), default=1.0)
-        self._latency_s = cluster.latency_s * max(factor, 1.0)
-        rate = cluster.bandwidth_bytes_per_s / max(factor, 1.0)
+        factor, *slowest = max(
+            ((factor, a, b) for a, b, factor in cluster.link_factors if (a, b) in pairs and factor > 1), default=(1.0,)
+        )
+        self.behind_slowest = {slowest[0]: slowest[1], slowest[1]: slowest[0]} if slowest else {}
+        self._latency_s = cluster.latency_s * factor
+        rate = cluster.bandwidth_bytes_per_s / factor
         if cluster.switch_bytes_per_s is not None:
             rate = min(rate, cluster.switch_bytes_per_s / (n if kind == "ring" else max(1, n // 2)))
         self._s_per_byte = 1.0 / rate
@@ -278,7 +282,7 @@ class NetworkCollectives:
         self.counts.messages += cost.messages
         self.counts.sent_bytes += round(cost.sent_bytes)
         self.state.join(self._number, self.worker_id, given, finish, cost)
-        return NetworkHandle(self, self._number, then)
+        return NetworkHandle(self, self._number, then, cost.time_s)
 
 
 @dataclass(eq=False, slots=True)
@@ -288,12 +292,16 @@ class NetworkHandle:
     owner: NetworkCollectives
     number: int
     then: Callable[[], None] | None
+    travel_s: float
 
     def wait(self) -> Sequence[int]:
-        state = self.owner.state
+        owner, state = self.owner, self.owner.state
         begun_s = state.scheduler.time_s()
         state.wait(self.number)
-        self.owner.waited_s += state.scheduler.time_s() - begun_s
+        waited_s = state.scheduler.time_s() - begun_s
+        owner.waited_s += waited_s
+        if (peer := owner.costs.behind_slowest.get(owner.worker_id)) is not None:
+            owner.counts.note_partner(peer, min(waited_s, self.travel_s))
         if self.then is not None:
             self.then()
-        return self.owner.members
+        return owner.members

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from paceline.errors import ExcludedError, PeerLostError, RunStopped, WorkerLostError, name_workers
-from paceline.ports.ports import NO_NUMBERS, Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
+from paceline.ports.ports import NO_NUMBERS, Counts, Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
 from paceline.transport.exchange import Exchange, Kinds
 from paceline.transport.round_header import Purpose, RoundHeader
@@ -83,6 +83,7 @@ class MessageCollectives(CarriedOutTogether):
         requests: of newcomers that wait for the members.
         has_left: whether this worker takes part in no further round.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
+        counts: are told whose message ended the wait; None: nothing is counted.
     """
 
     def __init__(
@@ -117,6 +118,8 @@ class MessageCollectives(CarriedOutTogether):
         self._stopped_s = math.inf
         self.has_left = False
         self.waited_s, self.purpose = 0.0, Purpose.STEP
+        self.counts: Counts | None = None
+        self._last_heard = worker_id
 
     # Operations
 
@@ -235,7 +238,10 @@ class MessageCollectives(CarriedOutTogether):
             while not ((has_votes := self._ends_by_votes(early)) or self._ends_by_change()):
                 self._prepared, early = -1, ()
         finally:
-            self.waited_s += self._now_s() - began_s
+            waited_s = self._now_s() - began_s
+            self.waited_s += waited_s
+        if self.counts is not None and self._next.others:
+            self.counts.note_partner(self._last_heard, waited_s)
         for exchange in self._exchanges:
             for part, result in zip(exchange.vectors.parts, exchange.results, strict=True):
                 part.result.copy_(result)
@@ -365,6 +371,7 @@ class MessageCollectives(CarriedOutTogether):
             if message.version >= self._next.view:
                 self._early_received[message.number, message.version, message.kind, sender] = message.x
         elif (message.number, message.version) >= (self._round, self._next.view):
+            self._last_heard = sender
             self._received[message.number, message.version, message.kind, sender] = message.x
 
     def _hear_proposal(self, sender: int, incarnation: int, message: Message) -> None:

@@ -143,7 +143,7 @@ class MessageViews(MessageCollectives):
 
     def receive(self, timeout_s: float, *, kind: object, sender: int, number: int) -> Event | None:
         """The model that a neighbour had in a round, or LOST instead; None once `timeout_s` have passed since a meeting."""
-        until_s = self._now_s() + timeout_s
+        until_s, waited_s = self._now_s() + timeout_s, 0.0
         while (found := self._models.take(sender, number)) is None and self._now_s() < until_s:
             if self._is_called(sender):
                 self._meet()
@@ -151,7 +151,10 @@ class MessageViews(MessageCollectives):
             else:
                 began_s = self._now_s()
                 self._hear()
-                self.waited_s += self._now_s() - began_s
+                waited_s += self._now_s() - began_s
+        self.waited_s += waited_s
+        if self.counts is not None and waited_s:
+            self.counts.note_partner(sender, waited_s)
         return found
 
     # Operations of all

@@ -104,6 +104,7 @@ class ElasticMembership(Membership):
         self._has_entered, self._has_written = not run.is_late, False
         if trains_in_rounds(algorithm):
             rounds: Any = self._collectives_over(peers)
+            rounds.counts = run.counts
             self._collectives = rounds
             self._newcomers = self._newcomers_over(peers, rounds)
             views: Any = rounds if algorithm.needs.views else None
