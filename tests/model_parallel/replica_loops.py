@@ -89,7 +89,7 @@ def in_turns(name, plan, turns, out, *, clip=None, push=None):
 
 def train(
     name, plan, out, *, steps=5, epochs=1, kill=None, clip=None, evaluates=False, make=None, least_bytes=None, names=None,
-    uneven=False, saved=None, holds=None, torch_clip=False,
+    uneven=False, saved=None, holds=None, torch_clip=False, fetches=None,
 ):  # fmt: skip
     """`kill`: a worker, and the step in whose middle it ends itself: or two, four, ... later, once the run is `saved`.
 
@@ -103,7 +103,7 @@ def train(
     loader = batches(name, steps)
     if uneven:
         loader[-1] = tuple(one[:-1] for one in loader[-1])
-    losses, drawn, step = [], [], 0
+    losses, drawn, step, fetched = [], [], 0, {}
     with pl.attach(called, optimizer, names, evaluate=test_loss if evaluates else None) as worker:
         counts = worker._membership.ports.counts
         for _ in range(epochs):
@@ -125,8 +125,10 @@ def train(
                 optimizer.step()
                 losses.append(loss.item())
                 step += 1
+        if fetches is not None:
+            fetched = {"fetched": called.fetch(fetches, x), "computed": model.get_submodule(fetches)(x).detach()}
     seen = {"losses": losses, "model": model.state_dict(), "sent": counts.sent_bytes, "test loss": test_loss(model)}
-    seen["drawn"] = drawn
+    seen |= {"drawn": drawn, **fetched}
     torch.save(seen, Path(out) / f"{worker.worker_id}.pt")
 
 

@@ -92,6 +92,16 @@ def test_parts_of_a_replica_draw_the_loops_random_numbers_alike(tmp_path):
     assert not set(drawn[0]) & set(drawn[2])
 
 
+@pytest.mark.parametrize("module", ["a", "b"])
+def test_a_replica_fetches_values_from_its_own_parts(module, tmp_path):
+    launched(tmp_path, planned(NAME, 2), 2, steps=12, fetches=module)
+    owner = planned(NAME, 2).part(made(NAME), worker=0).owner_of[f"{module}.0.weight"]
+    for replica in range(2):
+        first, second = (found(tmp_path, 2 * replica + part) for part in range(2))
+        assert torch.equal(first["fetched"], (first, second)[owner]["computed"])
+        assert torch.equal(first["fetched"], second["fetched"])
+
+
 def test_each_part_sends_its_own_parameters_only(tmp_path):
     """Worker 0 has a tower and the head, worker 1 a tower."""
     plan = planned(NAME, 2)
