@@ -99,6 +99,18 @@ def test_a_worker_that_becomes_slow_is_blamed_from_that_step_on(algorithm):
     assert "from step 25 on" in sentence(found)
 
 
+@pytest.mark.parametrize(("last", "when"), [(20, " in step 20:"), (22, " from step 20 to step 22:")])
+def test_a_slow_moment_is_named_by_its_steps(last, when):
+    run = simulated("hogwild")
+    rows = run.records[3] = run.records[3].copy()
+    late_s = 2.0 * (rows["step"].clip(19, last) - 19)
+    for name in ("gradient_ended_s", "ended_s"):
+        rows[name] += late_s
+    for name in ("started_s", "gradient_started_s"):
+        rows[name][1:] += late_s[:-1]
+    assert when in sentence(blame(run))
+
+
 @pytest.mark.parametrize("algorithm", WAITING)
 def test_the_critical_path_is_as_long_as_the_run(algorithm):
     """No instant is on it twice, and none is missing but what no record accounts for."""

@@ -20,7 +20,7 @@ _CLEARLY_SERVED = 1.5  # the others wait for the slow way once, its worker twice
 _MOST_ROWS = 48
 _LEAST_SHOWN = 0.005
 NOTE = (
-    "Shares of each worker's time. Loop: its own code between steps. Waiting: until the worker came that stands after it;"
+    "Shares of each worker's time. Loop: its own code between steps. Waiting: for the workers in the next column;"
     " messages: all other waiting. Path: its share of the critical path."
 )
 
@@ -177,7 +177,7 @@ def _cause(steps: Steps, path: Path | None, travelled_s: np.ndarray, waits_for: 
     return Cause(
         activity=name, worker=worker, lost=lost, rounds=None if is_free else float(is_own[first:last].mean()),
         since_step=_step(steps, visited, first) if first else 1,
-        until_step=_step(steps, visited, last) if last < len(visited) else None,
+        until_step=_step(steps, visited, last - 1) if last < len(visited) else None,
         own_s=own_s, others_s=others_s,
     )  # fmt: skip
 
@@ -278,6 +278,8 @@ def sentence(found: Blame) -> str:
     took = f"its {what} took {own_s}" + (f", the others' {seconds_text(others_s)}" if others_s is not None else "")
     since = f" from step {cause.since_step:,}" if cause.since_step > 1 else ""
     since += f" to step {cause.until_step:,}" if cause.until_step is not None else " on" if since else ""
+    if cause.until_step == cause.since_step:
+        since = f" in step {cause.since_step:,}"
     if free:
         updates = percent_text(found.updates.get(cause.worker, 0))
         return f"{begin}Worker {cause.worker} was the slowest{since}: {took}. It made {updates} of the updates."
