@@ -90,10 +90,12 @@ def in_turns(name, plan, turns, out, *, clip=None, push=None):
 def train(
     name, plan, out, *, steps=5, epochs=1, kill=None, clip=None, evaluates=False, make=None, least_bytes=None, names=None,
     uneven=False, saved=None, holds=None, torch_clip=False, fetches=None,
+    outlives=None,
 ):  # fmt: skip
     """`kill`: a worker, and the step in whose middle it ends itself: or two, four, ... later, once the run is `saved`.
 
-    `holds`: the step in whose middle worker 0 waits for the run's end.
+    `holds`: the step in whose middle worker 0 waits for the run's end. `outlives`: a worker that must have ended before this
+    one's third step.
     """
     if least_bytes is not None:
         looked_up_tables.LEAST_BYTES = least_bytes
@@ -116,6 +118,8 @@ def train(
                     os.kill(os.getpid(), signal.SIGKILL)
                 if (worker.worker_id, step) == (0, holds):
                     hold(worker._membership.arena)
+                if step == 2 and outlives not in (None, worker.worker_id) and worker.worker_id != kill[0]:
+                    wait_until(lambda: worker._membership.arena.has_ended(outlives))
                 loss.backward()
                 if clip is not None:
                     worker.clip_grad_norm_(clip)
@@ -159,7 +163,11 @@ def found(out, worker=0):
 
 
 def wait_for(worker, version):
+    wait_until(lambda: worker._membership.arena.shared.version >= version)
+
+
+def wait_until(is_so):
     until_s = time.monotonic() + _DEADLINE.total_seconds()
-    while worker._membership.arena.shared.version < version:
+    while not is_so():
         assert time.monotonic() < until_s
         time.sleep(1e-3)

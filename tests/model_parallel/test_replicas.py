@@ -147,8 +147,8 @@ def test_a_run_goes_on_after_a_kill_as_if_there_had_been_none(tmp_path, nothing_
 
 @pytest.mark.parametrize("killed", [0, 3])
 def test_a_lost_part_is_a_lost_replica_and_the_others_go_on(killed, tmp_path, nothing_left):
-    run = launched(tmp_path, planned(NAME, 2), 2, steps=20, kill=(killed, 2))
     mate = killed ^ 1
+    run = launched(tmp_path, planned(NAME, 2), 2, steps=20, kill=(killed, 2), outlives=mate)
     assert run.result["notes"][:2] == [
         f"Worker {killed} was ended by signal 9.",
         f"Worker {mate} left, as another worker of its replica is lost.",
