@@ -193,10 +193,9 @@ class Log:
 
             return encode
 
-        def move(exchanges, there, here):
-            peer = sys._getframe(1).f_locals["peer"]
+        def move(exchanges, peer, there, at, here, of):
             self.halves.setdefault(exchanges._me, []).append((peer, there.numpy().copy(), here.numpy().copy()))
-            originals[Exchanges, "_move"](exchanges, there, here)
+            originals[Exchanges, "_move"](exchanges, peer, there, at, here, of)
 
         def timed(admission, worker, seconds):
             self.trips.append((worker, seconds))
