@@ -265,7 +265,7 @@ class Shared:
     """As much of a vector in shards as snapshots need."""
 
     def __init__(self):
-        self.x, self.version, self.ranges = torch.zeros(3), 0, [(0, 3)]
+        self.x, self.version, self.begin, self.ranges = torch.zeros(3), 0, 0, [(0, 3)]
 
     def restore(self, x):
         self.x.copy_(x)
