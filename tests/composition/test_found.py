@@ -29,6 +29,9 @@ FOUND = {
     "what a codec made of parameters without a gradient was applied as their gradient": Case(
         "parameter-server(mode=async,codec=sign)", optimizer="momentum", samples=30, batch=1, seed=3
     ),
+    "the oracle left a step out for an infinite gradient that weighs nothing, as its batch is given again": Case(
+        "all-reduce(codec=sign)", workers=4, samples=6, batch=1, scaler=True, overflow=(2, 2), seed=516
+    ),
 }
 
 

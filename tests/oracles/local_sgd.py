@@ -43,7 +43,7 @@ def run(
             mean = weighted_mean([g for g, _ in gradients.values()], [one.samples for one in steps.values()])
             has = np.logical_or.reduce([has for _, has in gradients.values()])
             gradients = dict.fromkeys(models, (mean, has))
-        left_out = k <= warmup and any(one.overflows for one in steps.values())
+        left_out = k <= warmup and any(one.overflows and one.samples for one in steps.values())
         for worker, one in steps.items():
             if not left_out and (k <= warmup or (one.samples and not one.overflows)):
                 models[worker] = optimizers[worker].step(models[worker], *gradients[worker])

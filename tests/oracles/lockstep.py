@@ -17,13 +17,13 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
     """The parameters after all rounds.
 
     A round without `marked` averages after each backward pass what has come out so far, and with it once. A worker whose
-    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was. `means`: what makes means
-    through a codec, if not `Feedback`.
+    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was, unless it is of a batch given
+    again. `means`: what makes means through a codec, if not `Feedback`.
     """
     x, means, number = start, means or (codec and Feedback(trace, codec)), 0
     for version in range(1, trace.versions + 1):
         steps = trace.making(version)
-        if any(one.overflows for one in steps):
+        if any(one.overflows and one.samples for one in steps):
             continue
         g, has = np.zeros(SIZE), np.zeros(len(PARTS), dtype=bool)
         most = max(len(one.passes) for one in steps)
