@@ -172,7 +172,7 @@ def test_a_server_that_answers_nothing_but_nonsense_is_an_error():
     ports = SimpleNamespace(
         mailbox=mailbox, shared=SimpleNamespace(x=torch.zeros(4), ranges=((0, 4),)), num_workers=2, num_servers=1,
         clock=SimpleNamespace(now_s=lambda: 0.0), counts=(counts := Counts()), moved=lambda _: None, codec_moves={},
-        incarnation=0, storage=None,
+        incarnation=0, storage=None, decided=lambda *_, **__: None,
     )  # fmt: skip
     with pytest.raises(
         WorkerLostError, match=r"Shard 0 of the parameter server cannot be used: Worker 2 sent a message 'x' with a"

@@ -17,7 +17,7 @@ def run(trace, start, optimizer, *, clip=None, clips_mean=True, marked=True, cod
     """The parameters after all rounds.
 
     A round without `marked` averages after each backward pass what has come out so far, and with it once. A worker whose
-    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was, unless it is of a batch given
+    gradient is infinite lets all leave the step out, which leaves what codecs remember as it was; not if its batch is given
     again. `means`: what makes means through a codec, if not `Feedback`.
     """
     x, means, number = start, means or (codec and Feedback(trace, codec)), 0

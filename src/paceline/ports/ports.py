@@ -303,9 +303,8 @@ class Ports(Generic[S_co]):
     views: Views | None = None  # who takes part in a round; None: the others do not go on without a dead worker
     concurrency: Concurrency | None = None
     counts: Counts = field(default_factory=Counts)
-    decided: Callable[..., None] = lambda *_, **__: (
-        None
-    )  # as `records.order.OrderWriter`: takes what timing has decided
+    # Takes what timing has decided, as `records.order.OrderWriter` does.
+    decided: Callable[..., None] = lambda *_, **__: None
     incarnation: int = 0  # above 0: this worker replaces a dead one, or joins late; its parameters may be stale
     num_servers: int = 0  # in the mailbox, servers' ids come after the workers'
     codec_moves: Mapping[str, tuple[float, float]] = field(

@@ -44,6 +44,7 @@ def client_of(*script):
         num_workers=WORKERS,
         num_servers=2,
         moved=lambda _: None,
+        decided=lambda *_, **__: None,
         codec_moves={},
         clock=SimpleNamespace(now_s=lambda: box.now_s),
         counts=Counts(),

@@ -189,7 +189,7 @@ def worker_with(codec, *script, storage=None, incarnation=0):
         mailbox=box, incarnation=incarnation, storage=storage, worker_id=0, num_workers=2, num_servers=2,
         shared=SimpleNamespace(x=torch.zeros(2 * SIZE, dtype=torch.float64), ranges=((0, SIZE), (SIZE, 2 * SIZE))),
         moved=lambda _: None, codec_moves={}, clock=SimpleNamespace(now_s=lambda: box.now_s), counts=Counts(),
-        random=Random(3),
+        random=Random(3), decided=lambda *_, **__: None,
     )  # fmt: skip
     client = Client(ports, codec)
     return client, [OneShard(codec, box, shard) for shard in range(2)], box
