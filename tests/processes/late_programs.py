@@ -59,6 +59,7 @@ def average(port, worker_id, num_workers, longest_s, deadline_s, connection):
             worker_id=worker_id, num_workers=num_workers, incarnation=0, shared=PrivateVector(x), counts=counts,
             mailbox=Late(mailbox, worker_id, longest_s) if longest_s else mailbox, random=random.Random(worker_id),
             clock=SimpleNamespace(now_s=time.monotonic), moved=lambda *_, **__: None, codec_moves={},
+            decided=lambda *_, **__: None,
         )  # fmt: skip
         deadline = MeasuredDeadline(first_s=deadline_s, least_s=deadline_s)
         lock = concurrency.lock()
