@@ -262,8 +262,8 @@ class BuiltIn:
         self.x, self.part = binding.zeros(), slice(begin, end)
 
     @torch.no_grad()
-    def step(self, weight):
-        self.replica.g[self.part] = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    def step(self, weight, gradient=(1.0, 2.0, 3.0)):
+        self.replica.g[self.part] = torch.as_tensor(gradient, dtype=torch.float64)
         self.replica.missing = ()
         self.replica.apply(to=self.x, weight=weight)
 
@@ -278,6 +278,19 @@ def test_the_built_in_loop_weights_gradients(kind, optimizer, arguments):
     gradients = [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * weight for weight in weights]
     expected = stepped(optimizer, arguments, gradients, [0.1] * 5)
     torch.testing.assert_close(own.x[own.part], expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("optimizer", "arguments"), LINEAR, ids=str)
+def test_simulated_workers_round_as_real_ones(optimizer, arguments):
+    real, simulated = (
+        BuiltIn(kind, lambda parameters: optimizer(parameters, lr=0.1, **arguments))
+        for kind in (TaskReplica, SimulatedReplica)
+    )
+    for staleness in range(12):
+        for one in (real, simulated):
+            one.x.zero_()
+            one.step(1 / (staleness + 1), gradient_of(0, staleness))
+        assert torch.equal(real.x, simulated.x)
 
 
 def test_step_sizes_are_the_published_factors():

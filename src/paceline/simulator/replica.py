@@ -186,7 +186,9 @@ class SimulatedReplica(_Overlapping, TaskReplica):
             to.copy_(of)
         if self._rows is not None:
             self._make_dense()
-        if weight != 1.0:
+        if self._is_plain_sgd:
+            scale *= weight  # in the order in which real workers round
+        elif weight != 1.0:
             self._g.mul_(weight)
         for block in range(self._num_blocks):
             self._core.update(self._num_blocks)
