@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -17,6 +18,7 @@ from model_parallel.models import BATCH, TwoTowers, data, is_saved, made
 from paceline.loop import looked_up_tables
 
 _DEADLINE = timedelta(seconds=60)
+_DRAWING = threading.Lock()  # workers in threads share PyTorch's random numbers
 
 
 class Turns:
@@ -59,11 +61,11 @@ def taken_in_turns(name, order, algorithm, plan, out, *, replicas=2, backend="pr
 
 def in_turns(name, plan, turns, out, *, clip=None, push=None):
     """`push`: steps between two pushes that travel during the next step; the next turn begins once they are applied."""
-    model = made(name)
+    with _DRAWING:
+        model, loader = made(name), batches(name, len(turns.order))
     called = plan.part(model) if plan is not None else model
     optimizer = torch.optim.SGD(called.parameters(), lr=0.05, momentum=0.9)
     parts = plan.workers if plan is not None else 1
-    loader = batches(name, len(turns.order))
     losses, norms = [], []
     with pl.attach(called, optimizer) as worker:
         turns.begin()
