@@ -38,7 +38,7 @@ from contest.runs import run
 from contest.tables import DISTURBED, SCENES, Record, of, rates_of, table
 
 from paceline.errors import UsageError
-from paceline.system.limits import available_memory
+from paceline.specs.bounds import available_bytes
 from paceline.tasks.load import load_task
 
 HERE = Path(__file__).parent
@@ -65,8 +65,8 @@ SMALL_METHODS, SMALL_SCENES = ("ad-psgd", "all-reduce", "DistributedDataParallel
 def main() -> None:
     """Runs what is missing, prints the tables, writes them and the pictures."""
     arguments = parse()
-    available = available_memory()
-    if arguments.small and available is not None and available < LEAST_GIB * 2**30:
+    available = available_bytes(by_this_process=False)
+    if arguments.small and available < LEAST_GIB * 2**30:
         print(
             f"Left out: this comparison needs {LEAST_GIB:g} GiB of memory, and {available / 2**30:.1f} GiB are available."
         )

@@ -291,5 +291,5 @@ def test_a_checkpoint_that_no_replica_writes_is_refused(program, tmp_path):
 
 
 def test_simulations_are_refused(tmp_path):
-    with pytest.raises(pl.UsageError, match="not by another launcher or in a simulation"):
+    with pytest.raises(pl.UsageError, match="They cannot be simulated"):
         pl.simulate(partial(train, NAME, planned(NAME, 2), tmp_path), workers=2, algorithm="downpour")

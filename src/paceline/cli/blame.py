@@ -27,15 +27,18 @@ def blame(
     """
     from paceline.advice.remedies import remedy
     from paceline.algorithms import registry
+    from paceline.model_parallel.graph.program import PlacedProgram
     from paceline.observe.blame import NOTE, sentence, table
     from paceline.observe.blame import blame as find
     from paceline.observe.terminal import terminal_table
     from paceline.records.run_data import RunData
 
     recorded = RunData.load(run)
-    if recorded.config.get("layout") is not None:
-        raise UsageError(f"{run} has a layout, in which workers wait within groups: blame reads runs without one.")
     spec = recorded.result.get("algorithm") or recorded.config.get("algorithm")
+    if recorded.config.get("layout") is not None or spec == PlacedProgram.unlisted_name:
+        raise UsageError(
+            f"{run} has a layout or a plan, in which workers wait within groups: blame reads runs without one."
+        )
     if not spec:
         raise UsageError(f"{run} has no algorithm in its result.json: blame reads runs that have ended.")
     algorithm = registry.build(spec)
