@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.algorithms import ADPSGD, DPSGD, Algorithm, AllReduce, LocalSGD, Lockstep, ParameterServer, registry
-from paceline.algorithms.server.modes import Async, Mode, Sync
+from paceline.algorithms import Algorithm, parse, registry
 from paceline.errors import PacelineError
 from paceline.observe.blame import Blame, Cause
 from paceline.observe.waits import COMPUTING, INPUT, LOOP, steps_of
@@ -22,7 +20,6 @@ from paceline.simulator import Cluster
 _STEPS = 120  # of each simulated worker
 _MOST_WORKERS = 64
 _WORTH = 0.95  # of the time
-_PERIOD = 8
 _ELEMENT_BYTES = 4
 _NO_BYTES_PER_S = 1e12  # as good as no transfer
 
@@ -50,47 +47,33 @@ class Remedy:
 
 
 def remedy(run: RunData, found: Blame) -> Remedy | None:
-    """The best remedy for what slowed a run down; None: none is known, or none helps in the simulation.
+    """A remedy for what slowed a run down; None: none is known, or it does not help in the simulation.
 
     It says nothing about the loss per sample, which another algorithm can change.
     """
     cause, algorithm = found.cause, registry.build(run.result["algorithm"])
-    if cause is None:
+    spec = _instead(algorithm, cause, found) if cause is not None else None
+    if cause is None or spec is None:
         return None
-    specs = [""] if cause.activity == "input" else [registry.spec(one) for one in _instead(algorithm, cause, found)]
     is_of_server = cause.activity == "communicating" and cause.worker is not None  # no cluster has such links
-    if specs and (is_of_server or len(run.records) > _MOST_WORKERS):
-        return Remedy(spec=specs[0], relative_time=None)
-    cluster, times = _cluster(run, cause, algorithm), {}
-    for spec in specs:
-        with suppress(PacelineError):
-            now = _samples_per_s(run, registry.spec(algorithm), cluster)
-            then = _samples_per_s(run, spec or registry.spec(algorithm), cluster if spec else _prefetched(cluster))
-            times[spec] = now / then
-    best = min(times, key=lambda spec: times[spec], default=None)
-    return Remedy(spec=best, relative_time=times[best]) if best is not None and times[best] < _WORTH else None
+    if is_of_server or len(run.records) > _MOST_WORKERS:
+        return Remedy(spec=spec, relative_time=None)
+    cluster, own = _cluster(run, cause, algorithm), registry.spec(algorithm)
+    with suppress(PacelineError):
+        then = _samples_per_s(run, spec or own, cluster if spec else _prefetched(cluster))
+        if (relative_time := _samples_per_s(run, own, cluster) / then) < _WORTH:
+            return Remedy(spec=spec, relative_time=relative_time)
+    return None
 
 
-def _instead(algorithm: Algorithm, cause: Cause, found: Blame) -> Iterator[Algorithm]:
-    """Algorithms that wait less for what was slow."""
+def _instead(algorithm: Algorithm, cause: Cause, found: Blame) -> str | None:
+    """As `Remedy.spec`; None: there is none."""
+    if cause.activity == "input":
+        return ""
     if found.is_free or cause.activity not in ("computing", "communicating"):
-        return
-    if isinstance(algorithm, ParameterServer):
-        mode: Mode = Async()
-        if isinstance(algorithm.mode, Sync) and algorithm.mode.backups != "auto" and cause.worker is not None:
-            more = algorithm.mode.backups + 1
-            mode = dataclasses.replace(algorithm.mode, backups=more) if more < len(found.shares) - 1 else mode
-        yield dataclasses.replace(algorithm, mode=mode)
-    elif cause.activity == "communicating" and isinstance(algorithm, AllReduce | Lockstep):
-        yield LocalSGD(period=_PERIOD)
-    elif cause.activity == "communicating" and not isinstance(algorithm, DPSGD):
-        yield dataclasses.replace(algorithm, period=4 * algorithm.period)  # pyright: ignore
-    else:
-        with suppress(PacelineError):  # equal shares with a codec, for example
-            if isinstance(algorithm, AllReduce | Lockstep) and not algorithm.by_speed:
-                yield dataclasses.replace(algorithm, shares="auto")
-                return
-        yield ADPSGD()
+        return None
+    other = algorithm.waiting_less("worker" if cause.worker is not None else "network", len(found.shares))
+    return registry.spec(parse(other) if isinstance(other, str) else other) if other is not None else None
 
 
 def _cluster(run: RunData, cause: Cause, algorithm: Algorithm) -> Cluster:

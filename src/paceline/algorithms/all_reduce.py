@@ -7,12 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from paceline.algorithms.base import Algorithm, Closures
+from paceline.algorithms.base import Algorithm, Closures, Slow
 from paceline.algorithms.coded_gradient import work_coded
 from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.part_reduce import PartReduce
 from paceline.algorithms.plain import work_plainly
+from paceline.algorithms.shares import waiting_less
 from paceline.algorithms.table_mean import TableMean
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
@@ -94,6 +95,9 @@ class AllReduce(Algorithm):
     @property
     def averages_in_backward(self) -> bool:
         return True
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return waiting_less(self, slow)
 
     def closures(self, num_workers: int) -> Closures:
         """In rounds, if every worker gets the whole mean gradient."""

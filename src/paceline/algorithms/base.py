@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Closures = Literal["in place", "in rounds", "on a copy", "once"]
 WaitsFor = Literal["everyone", "quorum", "neighbours", "slowest", "lock", "none"]
+Slow = Literal["worker", "network"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +93,17 @@ class Algorithm:
         return self.needs.own_models
 
     @property
-    def waits_for(self) -> WaitsFor:
-        """Whom a step waits for, as `paceline blame` reads the records.
+    def waits_for(self) -> WaitsFor | None:
+        """Whom a step waits for, as `paceline blame` reads the records; None: it cannot.
 
         The gradients or models of everyone, or of a quorum at the servers; the neighbours' models; the worker that is furthest
         behind; the lock that another holds; or none.
         """
         return "everyone" if self.lockstep else "none"
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        """An algorithm, or its spec, whose workers wait less where one worker or the network is slow; None: there is none."""
+        return "ad-psgd" if self.lockstep else None
 
     @property
     def in_rounds(self) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, Slow
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import (
     MeanOfModels,
@@ -88,6 +88,9 @@ class DaSGD(Algorithm):
             )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
 
     @property
     def survivors_continue(self) -> bool:

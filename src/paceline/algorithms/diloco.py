@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.base import Algorithm, Slow
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import OuterStep, progress_of, refuse_no_progress, slow_progress
 from paceline.compression.codec import Codec, NoCodec
@@ -80,6 +80,9 @@ class DiLoCo(Algorithm):
                     f"is sent, every {self.period / self.fragments:.3g} steps: write delay={self._most_delay} or "
                     "less, fewer fragments or a longer period."
                 )
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
 
     @property
     def _most_delay(self) -> int:

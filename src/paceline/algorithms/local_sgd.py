@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from paceline.algorithms.base import Algorithm, Closures
+from paceline.algorithms.base import Algorithm, Closures, Slow
 from paceline.algorithms.fragments import Averages, Schedule, train
 from paceline.algorithms.merges import MeanOfModels, rule_of_models
 from paceline.compression.codec import Codec, NoCodec
@@ -51,6 +51,9 @@ class LocalSGD(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_carrier(self.codec, "all-to-all", "local-sgd", codec_registry.spec(self.codec))
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
 
     @property
     def clips_before_the_mean(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.algorithms.base import Algorithm, Closures
+from paceline.algorithms.base import Algorithm, Closures, Slow
 from paceline.algorithms.evaluations import Evaluations
 from paceline.algorithms.gradient_round import GradientRound
+from paceline.algorithms.shares import waiting_less
 from paceline.algorithms.table_mean import averaging
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -61,6 +62,9 @@ class Lockstep(Algorithm):
     @property
     def survivors_continue(self) -> bool:
         return True
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return waiting_less(self, slow)
 
     def closures(self, num_workers: int) -> Closures:
         """In rounds, as replicas are equal."""

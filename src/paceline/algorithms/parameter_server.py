@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from paceline.algorithms.base import WaitsFor
+from paceline.algorithms.base import Slow, WaitsFor
 from paceline.algorithms.server.alone import work_alone
 from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.delay import Delay
 from paceline.algorithms.server.delayed import Delayed
-from paceline.algorithms.server.modes import Mode, Sync
+from paceline.algorithms.server.modes import Async, Mode, Sync
 from paceline.algorithms.server.registries import apply_registry
 from paceline.algorithms.server.served import Durability, OnDeath, Served, ShardRules
 from paceline.algorithms.server.standby import serve_shard
@@ -141,6 +141,11 @@ class ParameterServer(Served):
         if not self.mode.waits:
             return "none"
         return "quorum" if self.together else "slowest"
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> ParameterServer | None:
+        if not self.mode.waits:
+            return None
+        return replace(self, mode=self.mode.without_slowest(num_workers) if slow == "worker" else Async())
 
     def check(self, num_workers: int) -> None:
         super().check(num_workers)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from paceline.algorithms.base import Algorithm, Slow
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
@@ -22,6 +25,16 @@ _OWN_BATCHES = (
     "shares=auto divides each round's samples by the workers' speeds, but this loop fetches its own batches: iterate"
     " `for batch in worker.batches(loader)`, or leave out shares."
 )
+
+
+def waiting_less(algorithm: Any, slow: Slow) -> Algorithm | str:
+    """As `Algorithm.waiting_less`, of an algorithm with the option `shares`."""
+    if slow == "network":
+        return "local-sgd"
+    with suppress(UsageError):  # equal shares with a codec, for example
+        if not algorithm.by_speed:
+            return replace(algorithm, shares="auto")
+    return "ad-psgd"
 
 
 @lru_cache(maxsize=16)  # workers that are simulated all ask for the same

@@ -6,7 +6,7 @@ A mode gives each shard an `Admission`, and tells workers whether all shards are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from paceline.algorithms.server.admission import Admission, AutoQuorum, Clocks, Follower, Quorum, Recent, WeightByTime
@@ -38,6 +38,10 @@ class Mode:
     def note(self) -> str:
         """A sentence for the run's result on the mode's assumptions; or empty."""
         return ""
+
+    def without_slowest(self, num_workers: int) -> Mode:
+        """A mode that does not wait for one slow worker."""
+        return Async()
 
     @property
     def unrecorded(self) -> str:
@@ -133,6 +137,12 @@ class Sync(Mode):
             f"backups=auto assumes for every model that steps go as 1 + {PUBLISHED_HALF_EFFICIENT:.0f} / N with N gradients"
             " each, as published for Inception; paceline plan backups RUN --half-efficient uses another number."
         )
+
+    def without_slowest(self, num_workers: int) -> Mode:
+        """With one more backup worker, if each step still takes two gradients."""
+        if self.backups == "auto" or self.backups + 2 >= num_workers:
+            return super().without_slowest(num_workers)
+        return replace(self, backups=self.backups + 1)
 
     @property
     def unrecorded(self) -> str:
