@@ -22,6 +22,7 @@ def test_shuffled_batches_are_the_same_on_all_workers_in_every_epoch(tmp_path):
     assert len(first) == 2 * STEPS
     assert first != [one[0] for one in alone(NAME, epochs=2)[0]]
     assert run.result["samples"] == 2 * STEPS * BATCH, "each sample counts once"
+    assert run.result["waits_for"] is None, "parts wait for each other"
 
 
 def own_batches(plan, folder):

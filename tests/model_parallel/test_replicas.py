@@ -70,6 +70,7 @@ def test_one_replica_does_what_one_worker_does(name, tmp_path):
     for worker in range(3):
         check_same(found(tmp_path / "placed", worker), found(tmp_path / "alone"))
     assert (run.result["steps"], run.result["samples"], run.result["updates_per_worker"]) == (5, 30, [5, 0, 0])
+    assert run.result["waits_for"] is None, "parts wait for each other"
 
 
 def test_each_replica_draws_its_own_random_numbers(tmp_path):

@@ -26,23 +26,24 @@ def blame(
     Example: paceline blame runs/one
     """
     from paceline.advice.remedies import remedy
-    from paceline.algorithms import registry
-    from paceline.model_parallel.graph.program import PlacedProgram
+    from paceline.model_parallel.graph.program import algorithm_named
     from paceline.observe.blame import NOTE, sentence, table
     from paceline.observe.blame import blame as find
     from paceline.observe.terminal import terminal_table
+    from paceline.observe.waits import is_divided
     from paceline.records.run_data import RunData
 
     recorded = RunData.load(run)
     spec = recorded.result.get("algorithm") or recorded.config.get("algorithm")
-    if recorded.config.get("layout") is not None or spec == PlacedProgram.unlisted_name:
+    if not spec:
+        raise UsageError(f"{run} has no algorithm in its result.json: blame reads runs that have ended.")
+    algorithm = algorithm_named(spec)
+    known = {"waits_for": algorithm.waits_for, "gossip": algorithm.gossip}  # to a run that has not written its result
+    recorded.result = {**known, **recorded.result, "algorithm": spec}
+    if is_divided(recorded):
         raise UsageError(
             f"{run} has a layout or a plan, in which workers wait within groups: blame reads runs without one."
         )
-    if not spec:
-        raise UsageError(f"{run} has no algorithm in its result.json: blame reads runs that have ended.")
-    algorithm = registry.build(spec)
-    recorded.result |= {"algorithm": spec, "waits_for": algorithm.waits_for, "gossip": algorithm.gossip}
     found = find(recorded)
     if found is None:
         raise UsageError(f"{run} has no events: blame needs a run that has trained.")

@@ -64,7 +64,7 @@ def runs_and_notes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _slow_worker(runs: Sequence[RunData]) -> dict[str, Any]:
     """Which worker made each run slow, in words; and of a single run, where each worker's time went."""
-    found = [blame(run) if run.config.get("layout") is None else None for run in runs]
+    found = [blame(run) for run in runs]
     labels = run_labels([run.result for run in runs])
     said = [(label, sentence(one)) for label, one in zip(labels, found, strict=True) if one and len(one.shares) > 1]
     only = found[0] if len(found) == 1 and said else None

@@ -67,11 +67,16 @@ def steps_of(records: Mapping[int, np.ndarray]) -> Steps:
     return Steps(rows, worker, begun, released - wait, released, took)
 
 
+def is_divided(run: RunData) -> bool:
+    """Whether workers have parts of one model, and so wait within groups, which no record tells."""
+    return run.config.get("layout") is not None or run.result.get("waits_for") is None
+
+
 def waits_of(run: RunData) -> tuple[Steps, np.ndarray, np.ndarray] | None:
-    """A run's steps and `blockers`; None without steps, or if its result does not say for whom workers wait."""
-    waits_for = run.result.get("waits_for")
-    if waits_for is None or not any(map(len, run.records.values())):
+    """A run's steps and `blockers`; None without steps, or if it is not known for whom workers wait."""
+    if is_divided(run) or not any(map(len, run.records.values())):
         return None
+    waits_for = run.result["waits_for"]
     steps = steps_of(run.records)
     return steps, *blockers(steps, waits_for, own_models=bool(run.result.get("gossip")))
 

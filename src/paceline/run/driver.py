@@ -165,6 +165,8 @@ class Driver:
         order = supervisor.spool.order() if is_whole else {}
         run = RunData(config, result, records, recording.evaluations, order=order)
         run.result |= replayability(run)
+        if supervisor.arena is not None and supervisor.arena.plan.sharding is not None:
+            run.result["waits_for"] = None  # within groups, too
         if self._folder is not None:
             title = f"{about['task']}: {about['algorithm']}"
             try:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.algorithms import registry
 from paceline.membership.final_mean import why_not_given
-from paceline.model_parallel.graph.program import PlacedProgram
+from paceline.model_parallel.graph.program import algorithm_named
 from paceline.records.summary import summarize
 from paceline.run.earlier_part import shift_times
 from paceline.system.machine import machine, versions
@@ -41,7 +40,6 @@ def joined_result(
     figures = summarize(records, num_workers=about["workers"], wall_s=wall_s, gossip=gossip)
     came_to_nothing = not interrupted and (not ended or (failed and not figures["steps"]))
     not_given = 0 if interrupted else max((one["batches_not_given"] for one in ended), default=0)
-    is_placed = about["algorithm"] == PlacedProgram.unlisted_name
     outcome, why = "stopped", reason if interrupted else ""
     if diverged := [one for one in own if one["state"] == "diverged"]:
         outcome, why = "diverged", f"Worker {diverged[0]['worker']}: {diverged[0]['reason']}"
@@ -55,7 +53,7 @@ def joined_result(
         "outcome_reason": why,
         **figures,
         "gossip": gossip,
-        "waits_for": registry.build(about["algorithm"]).waits_for if own and not is_placed else None,
+        "waits_for": algorithm_named(about["algorithm"]).waits_for if own else None,
         "workers_here": sorted(records),
         "workers_lost": sorted({one["worker"] for one in own if one["state"] == "started"}),
         "restarts": restarts,

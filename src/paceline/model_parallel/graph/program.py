@@ -32,6 +32,10 @@ class PlacedProgram(Algorithm):
         return 40.0
 
     @property
+    def waits_for(self) -> None:
+        return None
+
+    @property
     def needs(self) -> Needs:
         return Needs("racing", mailbox=True)
 
