@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.worker.memberships.entry import Entry
-from paceline.worker.memberships.layout_part import LayoutPart
+from paceline.worker.memberships.layout_part import ShardedLayoutPart
 from paceline.worker.memberships.membership import Membership
 from paceline.worker.user_evaluation import Evaluate
 from paceline.worker.worker import Worker
@@ -92,9 +92,8 @@ class ShardedWorker(Worker):
         return run
 
     @staticmethod
-    def _part_of(run: Membership) -> LayoutPart:
-        assert run.part is not None
-        return run.part
+    def _part_of(run: Membership) -> ShardedLayoutPart:
+        return cast(ShardedLayoutPart, run.part)
 
     def _begin(self) -> None:
         self._undo.append(self._optimizer.register_step_pre_hook(self._check_gradients).remove)

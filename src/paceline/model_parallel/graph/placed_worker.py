@@ -241,8 +241,9 @@ class PlacedWorker(Worker):
 
     def _load_final(self, left: LeftWeights | None) -> None:
         super()._load_final(left)
-        if self._has_replicas and self._membership.part is not None:
-            self._membership.make_whole(self._membership.part)
+        run: Any = self._membership
+        if self._has_replicas and run.part is not None:
+            run.make_whole(run.part)  # from the memory of all parts
 
     def _left_by_loop(self) -> LeftWeights | None:
         return None if self._has_replicas else super()._left_by_loop()

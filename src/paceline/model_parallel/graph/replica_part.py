@@ -49,26 +49,8 @@ class ReplicaPart:
     def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
         return replace(ports, random=Random(f"{self._seed}/{self.dealt[0]}"))
 
-    def clip(self, max_norm: float) -> float:
-        raise NotImplementedError("PlacedWorker clips")
-
-    def has_changed_gradients(self) -> bool:
-        return False  # PlacedWorker checks
-
-    def remove(self) -> None:
-        """The model's layers are its own."""
-
     def agreed(self, number: Callable[[], int]) -> int:
         return number() if self.exchange is None else self.exchange.agreed(number, self._part.plan.workers)
-
-    def whole_of(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("the supervisor's memory has all parts")
-
-    def make_state_whole(self, optimizer: torch.optim.Optimizer) -> None:
-        """Each worker keeps the state of its part."""
-
-    def make_whole(self) -> None:
-        """`take_whole` does."""
 
     def take_whole(self, x: Tensor) -> None:
         """Sets the parameters of all parts from the whole model's vector (W,)."""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from paceline.system.interrupts import DeferredTermination
 from paceline.system.uncaught import say
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
-from paceline.worker.memberships.layout_part import Division
+from paceline.worker.memberships.layout_part import Division, ShardedLayoutPart
 from paceline.worker.memberships.membership import BatchShare, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
@@ -203,7 +203,7 @@ class LaunchedMembership(Membership):
         if part is None or part.sharding is None or self.worker_id >= part.sharding.parts:
             return lambda: memory.parameters(next_batch)
         own = memory.parameters(next_batch)
-        whole = replace(own, x=part.whole_of(own.x))
+        whole = replace(own, x=cast(ShardedLayoutPart, part).whole_of(own.x))  # no placed model has a layout here
         return lambda: whole
 
     def before_batch(self) -> None:

@@ -61,6 +61,17 @@ class LayoutPart(Protocol):
         """
         ...
 
+    def agreed(self, number: Callable[[], int]) -> int:
+        """The number that the first of those with this model finds, at the same call of all of them."""
+        ...
+
+    def take_whole(self, x: torch.Tensor) -> None:
+        """Sets the full parameters from the whole model's vector (W,)."""
+
+
+class ShardedLayoutPart(LayoutPart, Protocol):
+    """A worker's part of each tensor."""
+
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to a norm of at most `max_norm`, over the whole model; returns the norm before."""
         ...
@@ -72,10 +83,6 @@ class LayoutPart(Protocol):
     def remove(self) -> None:
         """Restores the original behaviour of the model's layers; its parameters stay sharded."""
 
-    def agreed(self, number: Callable[[], int]) -> int:
-        """The number that the first of those with this model finds, at the same call of all of them."""
-        ...
-
     def whole_of(self, x: torch.Tensor) -> torch.Tensor:
         """The whole model's vector (W,) from every worker's `x` (P,); all workers that share its model call it."""
         ...
@@ -85,9 +92,6 @@ class LayoutPart(Protocol):
 
     def make_whole(self) -> None:
         """Gathers the full parameters from the other workers, which call it at the same time."""
-
-    def take_whole(self, x: torch.Tensor) -> None:
-        """Sets the full parameters from the whole model's vector (W,)."""
 
 
 class Division(NamedTuple):

@@ -18,7 +18,7 @@ from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
 from paceline.ports.views import Survivors
 from paceline.worker.gathering import Gatherer
-from paceline.worker.memberships.layout_part import LayoutPart
+from paceline.worker.memberships.layout_part import LayoutPart, ShardedLayoutPart
 
 
 class BatchShare(NamedTuple):
@@ -187,7 +187,7 @@ class Membership(Protocol):
         """
         ...
 
-    def make_whole(self, part: LayoutPart) -> None:
+    def make_whole(self, part: ShardedLayoutPart) -> None:
         """Makes the cut layers whole, with the run's result."""
         part.make_whole()
 
