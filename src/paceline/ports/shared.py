@@ -177,9 +177,8 @@ class Needs(NamedTuple):
     )
     copies: int = 1  # programs that hold each shard: with 2, one serves and the other follows
     bucket_bytes: int = BUCKET_BYTES  # least size of what `Replica.gradient` hands out during backward
-    order: bool = (
-        False  # whether timing decides what the records of steps do not have, and the program tells `ports.decided`
-    )
+    # Whether timing decides what the records of steps do not have, and the program tells `ports.decided`.
+    order: bool = False
 
     @property
     def server_programs(self) -> int:

@@ -31,9 +31,8 @@ class Spool:
         self._tell: Callable[[str], object] | None = tell  # takes a sentence, once, if the disk takes no more
         self._rings: list[RecordRing] = []
         self._order_rings: list[RecordRing] = []
-        self._order: list[list[np.ndarray]] = [
-            [] for _ in range(num_workers)
-        ]  # in memory: a killed run is not replayed
+        # In memory, as a killed run is not replayed.
+        self._order: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
         self._chunks: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
         self._folder = folder  # where `events-<worker>.bin` grow; None: kept in memory
         self._files: list[IO[bytes]] = []

@@ -60,7 +60,6 @@ class PlacedPart(nn.Module):
 
     Attributes:
         worker: whose part this is.
-        owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
         calls: number of forward passes so far, including micro-batches.
         owner_of: by name of each parameter and buffer of the model, the worker whose part has it.
     """
