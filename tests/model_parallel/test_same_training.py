@@ -103,6 +103,26 @@ def test_custom_autograd_functions_keep_their_own_gradient():
     compare(made(Adversarial), PINS)
 
 
+@torch.fx.wrap
+def reversed_and_doubled(x):
+    return 2 * Reversed.apply(x, 2.0)
+
+
+class Unread(TwoTowers):
+    """A custom function's result that only operations without gradients read, and another that the loss leaves out."""
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        with torch.no_grad():
+            read = reversed_and_doubled(a.tanh()) + Reversed.apply(b, 2.0)
+        return self.head(torch.cat([read, b], 1)), reversed_and_doubled(a), Reversed.apply(a, 2.0).sum()
+
+
+@pytest.mark.parametrize("pins", [PINS, {"a": 1, "b": 0, "head": 0, "reversed_and_doubled": 0}], ids=["here", "there"])
+def test_custom_autograd_functions_that_get_no_gradient_give_none(pins):
+    compare(made(Unread), pins, loss_of=lambda out, y: F.cross_entropy(out[0], y))
+
+
 @dataclass
 class Settings:
     beta: float = 1.0

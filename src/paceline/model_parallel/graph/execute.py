@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +29,15 @@ from paceline.model_parallel.graph.capture import (
 )
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.fetch import find_values, needed_for, run_needed
-from paceline.model_parallel.graph.gradients import LOSS, Anchor, Give, InOrder, Take, added_in_another_order
+from paceline.model_parallel.graph.gradients import (
+    LOSS,
+    Anchor,
+    Give,
+    InOrder,
+    Take,
+    added_in_another_order,
+    pass_none_on,
+)
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
 from paceline.model_parallel.graph.plan_data import PlanData
@@ -306,13 +315,22 @@ class PlacedPart(nn.Module):
             for one in node.all_input_nodes
             if (node.name, one) in self._read_as
         }
-        self._runner.env = env | own if own else env
-        if node.name not in self._seeds:
-            self._keep(node, self._runner.run_node(node), env)
+        read = self._runner.env = env | own if own else env
+        before = [tensor.grad_fn for one in node.all_input_nodes for tensor in tensors_in(read[one])]
+        with self._drawing(node.name):
+            value = self._runner.run_node(node)
+        pass_none_on(tensors_in(value), before)
+        self._keep(node, value, env)
+
+    @contextmanager
+    def _drawing(self, name: str) -> Iterator[None]:
+        """Seeds PyTorch's generator for an operation that draws random numbers."""
+        if name not in self._seeds:
+            yield
             return
         with _generator, torch_undisturbed():
-            torch.manual_seed(node_seed(self.plan.seed + self._replica, self.calls, self._seeds[node.name]))
-            self._keep(node, self._runner.run_node(node), env)
+            torch.manual_seed(node_seed(self.plan.seed + self._replica, self.calls, self._seeds[name]))
+            yield
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """The value of an operation that has run here, a parameter, or a view of the inputs, which every worker makes."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
@@ -24,6 +26,28 @@ def added_in_another_order(plan: PlanData, worker: int) -> dict[str, tuple[str, 
         if ranks != sorted(ranks) and adds_up(problem, placement.device_of, index) == worker:
             found[tensor.node] = (*tensor.added, *([LOSS] if tensor.is_output else ()))
     return found
+
+
+def pass_none_on(made: Iterable[torch.Tensor], before: Iterable[Any]) -> None:
+    """Lets functions of the user's own that get no gradient give none: their backward would get zeros, and so give zeros.
+
+    One process does not run them at all, and their parameters have no gradient there, which optimizers with momentum or
+    weight decay tell from zero.
+
+    Args:
+        made: the results of an operation.
+        before: the `grad_fn` of what it has read.
+    """
+    left: list[Any] = [one.grad_fn for one in made]
+    seen = {None, *before}
+    while left:
+        one = left.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        left += [further for further, _ in one.next_functions]
+        if isinstance(one, BackwardCFunction):
+            one.register_hook(lambda own, given: None if any(map(torch.is_tensor, given)) else (None,) * len(own))
 
 
 class Anchor(torch.autograd.Function):
