@@ -73,7 +73,8 @@ def train(folder: Path, *, side: str, steps: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     train_set, _ = clicks().load()
-    loader = DataLoader(torch.utils.data.Subset(train_set, range(steps * BATCH_SIZE)), BATCH_SIZE, shuffle=True)
+    order = torch.randperm(steps * BATCH_SIZE).tolist()  # here, as its megabytes are not the method's
+    loader = DataLoader(torch.utils.data.Subset(train_set, order), BATCH_SIZE)
     begin_peak()
     before, before_all, peak, last, received = resident("RssAnon"), resident("VmHWM"), 0, 0, [0]
     model = Recommender()
