@@ -21,11 +21,11 @@ class Recommender(nn.Module):
 def loop(attach):
     model, _ = made(model=Recommender)
     optimizers = [
-        torch.optim.SparseAdam(model.table.parameters(), lr=0.1),
-        torch.optim.Adam(model.head.parameters(), lr=0.05),
+        torch.optim.SparseAdam(model.table.parameters(), lr=0.03),
+        torch.optim.Adam(model.head.parameters(), lr=0.02),
     ]
     with attach(model, optimizers) as worker:
-        for _ in range(EPOCHS):
+        for _ in range(2 * EPOCHS):
             for x, y in worker.batches(loader()):
                 for one in optimizers:
                     one.zero_grad()
