@@ -83,6 +83,24 @@ def test_a_target_network_that_forward_changes_without_gradients():
     compare(made(Averaged), {"a": 0, "target": 0, "b": 1, "head": 1})
 
 
+class Copying(TwoTowers):
+    """Copies a part of a weight to another layer, and sends it to the other worker, without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.copy = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.copy.weight[:4].copy_(0.5 * self.a[0].weight.chunk(2)[0])
+            sent = self.a[0].weight.chunk(2)[1]
+        return self.head(torch.cat([self.copy(self.a(x)), (self.b(x) @ sent.t()).repeat(1, 2)], 1))
+
+
+def test_views_of_parameters_that_were_made_without_gradients():
+    compare(made(Copying), {"a": 0, "copy": 0, "b": 1, "t": 1, "matmul": 1, "head": 0})
+
+
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):

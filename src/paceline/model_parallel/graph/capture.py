@@ -118,7 +118,16 @@ class GraphRunner(fx.Interpreter):
             return super().run_node(n)
         modes, outside = n.meta["modes"]
         with modes.entered(outside):
-            return super().run_node(n)
+            value = super().run_node(n)
+        return value if modes.with_gradient else _without_gradient(value)
+
+
+def _without_gradient(value: Any) -> Any:
+    """Views of parameters that were made without gradients claim to need one, and backward passes from them fail."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_without_gradient, value))
+    claims = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf
+    return value.detach() if claims else value
 
 
 def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
