@@ -345,6 +345,9 @@ def load_left(checkpoint: Path) -> tuple[int, list[int], list[list[int]]] | None
     """The batches that a lockstep run has left, as `save_worker` takes them: all workers know the same."""
     state = _load_worker(checkpoint, min(describe(checkpoint)["workers"])) or {}
     left = state.get("left")
+    for name in parts(checkpoint, "worker-"):
+        if _peek(checkpoint / name).get("left") != left:
+            raise _unsound(checkpoint, name)
     return (left[0], left[1:], state.get("batch sizes", [])) if left is not None else None
 
 
