@@ -156,7 +156,9 @@ class Round:
             self._round, self._step = self._replica.round, self._replica.step
 
     def settle(self, heard: Heard | None, *, is_late: bool = False) -> None:
-        """All exchange reports if any has something to report; `is_late`: `end` was called when the headers were sent.
+        """All workers exchange reports if one has something to report.
+
+        `is_late`: `end` had been called when the headers were sent.
 
         Raises:
             UsageError: as of `check`.

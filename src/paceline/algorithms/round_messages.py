@@ -66,7 +66,7 @@ class Report(NamedTuple):
 
 
 class Reports:
-    """Reports by worker, gathered by adding them up.
+    """One report per worker. Each worker fills its own column of zeros, so that a sum over workers gathers all.
 
     Args:
         numbers: (number of fields * num_workers,), float64: a row for each field.

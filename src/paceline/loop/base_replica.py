@@ -150,7 +150,7 @@ class BaseReplica:
             self._progress.go_on_with(len(members))
 
     def _counts_for_newcomers(self) -> dict[str, Any]:
-        """Of this replica, whose step is to begin."""
+        """This replica's counts before its present step, which newcomers take part in."""
         return {"step": self.step - 1, "num_ended": self._rounds.num_ended if self._rounds is not None else 0}
 
     def _take_counts(self, given: dict[str, Any]) -> None:

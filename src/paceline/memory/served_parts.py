@@ -28,7 +28,7 @@ class ServedParts:
     Parameters that several parts hold are those of the first of these parts.
 
     Args:
-        participant_id: this participant among all; what is not of the whole model is of its part.
+        participant_id: among all participants; methods that do not name the whole model concern its part.
 
     Attributes:
         begin: its part's first element in a checkpoint, which has the parts' vectors in a row.

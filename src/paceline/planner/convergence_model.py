@@ -279,7 +279,7 @@ def _rms(parts: Sequence[np.ndarray]) -> float:
 
 
 def _folds(curves: Sequence[Curve]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each number of workers once as the test; with fewer than three, thirds of all curves' iterations."""
+    """Indices (to fit, to test): leaves out each number of workers once, or, of fewer than three, each third of a curve."""
     m = np.concatenate([np.full(len(one.iterations), one.workers) for one in curves])
     if len(counts := np.unique(m)) < 3:
         m = np.concatenate([np.arange(len(one.iterations)) * 3 // len(one.iterations) for one in curves])

@@ -239,7 +239,7 @@ def _time_to_fractions(curve: LossCurve, initial_loss: float | None) -> dict[str
 
 
 def _gradients_per_update(applied: np.ndarray) -> dict[str, int]:
-    """How many updates there were of each number of gradients."""
+    """Number of updates, by how many gradients an update applied."""
     _, sizes = np.unique(applied["applied_version"][applied["samples"] > 0], return_counts=True)
     numbers, counts = np.unique(sizes, return_counts=True)
     return {str(number): count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}

@@ -84,7 +84,7 @@ class Supervisor:
     def run(self) -> None:
         """Starts the workers and returns when all have ended; `outcome` says how. Ctrl-C stops them and is raised again.
 
-        A signal that `interrupts.noted` has noted is raised here, between two looks at the workers.
+        A signal that `interrupts.noted` has noted is raised here, between two checks of the workers.
         """
         begun_s = time.monotonic()
         interruption = noted_by()

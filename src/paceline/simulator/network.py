@@ -182,7 +182,7 @@ class Network:
         self._out_free_s[worker] = self._scheduler.now_s
 
     def welcome(self, worker: int) -> None:
-        """Tells the workers that have met its predecessors that a worker is back."""
+        """Tells all workers that have exchanged messages with this worker's earlier incarnations that it is back."""
         at_s = self._scheduler.now_s + self._latency_s
         for peer in sorted(self.contacts[worker]):
             if peer not in self._gone:

@@ -266,7 +266,10 @@ class RoundMembers:
         return not self.missing()
 
     def _is_accused_wrongly(self, standings: Sequence[_Standing], accuser: int) -> bool:
-        """Whether a member excludes one that this worker reaches: of two that cannot reach each other, the first stays."""
+        """Whether a member before the accuser has excluded one that this worker still reaches.
+
+        Of two members that cannot reach each other, the one with the lower id stays.
+        """
         return any(
             standings[one].status is Status.EXCLUDED
             and self._is_member(one, standings[one].incarnation)

@@ -15,7 +15,7 @@ _FIRST, _LAST = 2, 12  # a scheduler's steps are counted between these steps of 
 
 
 class UnfollowedSchedules(Guard):
-    """Warns of a scheduler that is stepped about once per step of one of several workers.
+    """Warns of a scheduler that counts only this worker's steps, although several workers train.
 
     Costs: one scan of all objects known to Python's garbage collector, if the optimizer has had a scheduler.
 
