@@ -67,7 +67,7 @@ def drive(
         all_ports.append(ports)
         machine.start(worker, lambda: algorithm.work(replica, ports))
 
-    machine.restart = begin
+    machine.lives.restart = begin
     for worker in range(cluster.workers):
         begin(worker)
     if run:

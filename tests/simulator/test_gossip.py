@@ -160,7 +160,7 @@ def test_a_kill_shifts_the_mean_by_one_message_at_most(topology, workers, seed):
     widest = (x0[:, None] - x0[None]).abs().amax((0, 1))
     shift = (ended.x.mean(0) - x0.mean(0)).abs()
     assert (shift <= widest / 2 / workers + 1e-12).all()
-    assert ended.machine.lost == [seed % workers]
+    assert ended.machine.lives.lost == [seed % workers]
     rest = [one for one in range(workers) if one != seed % workers]
     assert (ended.x[rest] - ended.x[rest].mean(0)).abs().max() < 0.05
     assert all(len(ended.replicas[one].read) == 300 for one in rest)

@@ -182,7 +182,11 @@ class _Simulation(SimulatedRun):
         run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
         run.returned = self.returned
         if run.result["outcome"] == "crashed":
-            raise WorkerLostError(run.result["outcome_reason"]) if self.machine.all_dead else PacelineError(NO_UPDATE)
+            raise (
+                WorkerLostError(run.result["outcome_reason"])
+                if self.machine.lives.all_dead
+                else PacelineError(NO_UPDATE)
+            )
         return run
 
     def _body(self, worker_id: int) -> Callable[[], None]:
@@ -205,7 +209,7 @@ class _Simulation(SimulatedRun):
                 self._contexts.leave()
             self.scheduler.catch_up()
             if self.machine is not None:
-                self.machine.end(worker_id)
+                self.machine.lives.end(worker_id)
 
         return body
 
@@ -232,7 +236,7 @@ class _Simulation(SimulatedRun):
         member = SimulatedMembership(self, model, binding, worker_id, random_states)
         self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
         # Not earlier: the run waits for a worker that does not attach, and names it.
-        self.machine.on_gone = self.leave
+        self.machine.lives.on_gone = self.leave
         return member
 
     def _begin(self, model: nn.Module, binding: FlatBinding, algorithm: Algorithm, evaluate: Evaluate | None) -> None:

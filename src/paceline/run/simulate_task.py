@@ -270,8 +270,8 @@ class TaskSimulation:
             replica.shares, replica.deal = shares, deal
 
             def work() -> None:
-                if ports.incarnation and machine.newcomers is not None and claims is not None:
-                    given = machine.enter(worker_id)
+                if ports.incarnation and machine.lives.newcomers is not None and claims is not None:
+                    given = machine.lives.enter(worker_id)
                     if given is None:  # the others have ended
                         return
                     end = machine.shared.ends[worker_id]
@@ -319,7 +319,7 @@ class TaskSimulation:
             if self.model is not None:
                 self.model.train()
             make = self._make_replicas()
-            self.machine.restart = make
+            self.machine.lives.restart = make
             replicas = [make(worker_id) for worker_id in range(self.config.workers)]
             if self.algorithm.needs.servers:
                 self.machine.start_servers(self.algorithm.serve)

@@ -156,7 +156,7 @@ class SimulatedMembership(Membership):
         if self._algorithm.gossip:
             out.copy_(self.ports.shared.x)
             mean = take_final_mean(self.ports, out, _DEADLINE_S)
-        machine.scheduler.call_at(machine.scheduler.now_s, partial(machine.trains_no_more, self.worker_id))
+        machine.scheduler.call_at(machine.scheduler.now_s, partial(machine.lives.trains_no_more, self.worker_id))
         run.ending.gather(self.worker_id, None)
         if run.left is not None:
             machine.shared.replace(run.left.x)

@@ -122,7 +122,7 @@ class SimulationRecord(RunRecord):
         if not is_gossip:
             records = without_waiting(records, machine.shared.version)
         wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
-        if outcome.name == "stopped" and machine.all_dead:
+        if outcome.name == "stopped" and machine.lives.all_dead:
             self.end("crashed", "All workers were killed, and no worker is left.")
         if outcome.name == "crashed":  # of it: until the others knew
             wall_s = max(wall_s, machine.scheduler.now_s)
@@ -137,7 +137,7 @@ class SimulationRecord(RunRecord):
             if is_gossip:
                 with torch_undisturbed():
                     own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self._evaluated)
-        outcome.workers_lost, outcome.restarts = sorted(machine.lost), machine.restarts
+        outcome.workers_lost, outcome.restarts = sorted(machine.lives.lost), machine.lives.restarts
         result = self.figures(
             records,
             outcome,
@@ -151,7 +151,7 @@ class SimulationRecord(RunRecord):
             delay=machine.delay,
             updates_lost=lost,
             records_lost=lost + self._unrecorded_rounds(records),
-            has_ended_itself=machine.all_ended,
+            has_ended_itself=machine.lives.all_ended,
         )
         if notes := self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay):
             result["notes"] = [*result.get("notes", ()), *notes]
@@ -180,7 +180,7 @@ class SimulationRecord(RunRecord):
         last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
         newest, ends = max(last.values(), default=0), self._machine.shared.ends
         return self._unrecorded_of_replaced + sum(
-            (newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lost
+            (newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lives.lost
         )
 
 

@@ -248,7 +248,7 @@ class TaskReplay(TaskSimulation):
             ports = dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
         super()._work(replica, ports)
         if ports.incarnation + 1 < len(self._run.processes[worker_id]):
-            self.machine.start_again(worker_id, ports.incarnation + 1)
+            self.machine.lives.start_again(worker_id, ports.incarnation + 1)
 
     def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
         processes = self._run.processes.get(worker_id, [])

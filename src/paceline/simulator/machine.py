@@ -23,12 +23,12 @@ from paceline.simulator.hardware.core import COPY_VECTORS, Core, OwnMemory, Simu
 from paceline.simulator.hardware.cores import Cores, SharedCore
 from paceline.simulator.hardware.numa import SocketCore, SocketMachine
 from paceline.simulator.hardware.sockets import Placing
+from paceline.simulator.lives import Lives
 from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.memory import SimulatedStalenessCounts
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
-from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.shared_state import shared_state
 from paceline.simulator.views import SimulatedViews
@@ -46,18 +46,13 @@ class SimulatedMachine:
         survivors_continue: whether collectives in shared memory go on without killed workers.
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
-        restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
-        min_workers: if fewer than this many workers are left, they wait for replacements.
+        restarts, min_workers: as of `Lives`, if rounds let workers in.
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
         shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
-        lost: workers that were killed, in that order.
-        restarts: how many of them were replaced.
-        newcomers: their replacements, where the others go on without the dead; None: elsewhere.
-        on_gone: called with a worker that has ended or was killed; set by the caller.
-        restart: makes a worker's new incarnation and starts its program; set by the caller.
+        lives: which workers are alive.
     """
 
     def __init__(
@@ -117,9 +112,6 @@ class SimulatedMachine:
         self.views = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
         shares_memory = self.views is not None or (needs.collectives and self._collective == "memory")
         replaces = survivors_continue and shares_memory
-        self._rounds: list[Any] = [one for one in (self.views, self._all_reduce) if one is not None]
-        self.newcomers = SimulatedNewcomers(self.scheduler, min_workers, lambda: self.restarts) if replaces else None
-        restarts = restarts if replaces or not survivors_continue else 0
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
         self._num_server_programs = self._num_servers * needs.copies
         if self._cores is not None:
@@ -130,14 +122,18 @@ class SimulatedMachine:
         named = {"spin_s": self._spin_s, "is_gossip": is_gossip, "num_servers": self._num_servers}
         own = needs, x.clone(), cluster, self.scheduler, self._caller
         self.shared: Any = shared_state(*own, **named, update_vectors=update_vectors)
-        self.lost: list[int] = []
-        self.restarts = self._num_ended = 0
-        self.on_gone: Callable[[int], object] = lambda worker_id: None
-        self.restart: Callable[[int], object] | None = None
-        self._restarts_left, self._is_abandoned = restarts, False
+        self.lives = Lives(
+            cluster,
+            self.scheduler,
+            self._network,
+            [one for one in (self.views, self._all_reduce) if one is not None],
+            min_workers=min_workers if replaces else None,
+            restarts=restarts if replaces or not survivors_continue else 0,
+            own_vectors=self.shared if needs.kind == "replicated" else None,
+            has_servers=self._num_servers > 0,
+        )
         self.new_mailbox: Callable[..., SimulatedMailbox] = SimulatedMailbox
         self.decided: Callable[[int, int], Any] = lambda *_: lambda *_, **__: None  # by worker, incarnation
-        self._incarnations: dict[int, int] = {}  # of workers that were replaced
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
@@ -164,7 +160,7 @@ class SimulatedMachine:
             core = SharedCore(memory=self._memory, cores=self._cores, fetched_vectors=float(in_place), **named)
         else:
             core = Core(memory=self._memory, **named)
-        core.die = partial(self._kill, worker_id)
+        core.die = partial(self.lives.kill, worker_id)
         self._core_of[worker_id] = core
         return core
 
@@ -176,7 +172,8 @@ class SimulatedMachine:
 
     def _given(self, core: Core) -> dict[str, Any]:
         worker_id, counts = core.worker_id, Counts()
-        incarnation = self._incarnations.get(worker_id, 0)
+        core.moved_s = 0.0  # what an earlier incarnation has moved is not this one's
+        incarnation = self.lives.incarnations.get(worker_id, 0)
         mailbox = concurrency = None
         self._counts.append(counts)
         if self.needs.mailbox:
@@ -203,7 +200,7 @@ class SimulatedMachine:
             "moved": self._moved(core),
             "collectives": self._collectives(core, counts),
             "views": self.views,
-            "newcomers": self.newcomers,
+            "newcomers": self.lives.newcomers,
             "mailbox": mailbox,
             "concurrency": concurrency,
             "counts": counts,
@@ -259,7 +256,7 @@ class SimulatedMachine:
         def run() -> None:
             work()
             self.scheduler.catch_up()
-            self.end(worker_id)
+            self.lives.end(worker_id)
 
         self.scheduler.start(worker_id, run)
 
@@ -282,51 +279,13 @@ class SimulatedMachine:
         self._network.boxes.clear()
         vars(self).clear()
 
-    def end(self, worker_id: int) -> None:
-        """Ends a worker's program and its further programs now; the others learn of it."""
-        self._num_ended += 1
-        self.scheduler.call_at(self.scheduler.now_s, partial(self._end, worker_id))
-
-    def trains_no_more(self, worker_id: int) -> None:
-        """A worker computes no further gradients, though its program can continue: no round waits for it."""
-        for rounds in self._rounds:
-            rounds.lose(worker_id, "its loop has ended")
-
-    @property
-    def all_dead(self) -> bool:
-        """Whether every worker was killed, and none of them replaced, as far as others could let replacements in."""
-        return self._is_abandoned or len(self.lost) - self.restarts == self.cluster.workers
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether the program of every worker that was not killed, or of its replacement, has ended normally."""
-        return len(self.lost) - self.restarts + self._num_ended == self.cluster.workers
-
-    def _end(self, worker_id: int) -> None:
-        self.scheduler.end_worker(worker_id)
-        self.on_gone(worker_id)
-        self._network.end(worker_id)
-        self.trains_no_more(worker_id)
-        self._end_newcomers()
-
-    def enter(self, worker_id: int) -> dict[str, Any] | None:
-        """Waits until the others let a replacement in; returns what they give it. None: they have ended."""
-        assert self.newcomers is not None
-        self.scheduler.call_at(self.scheduler.now_s, self._end_newcomers)
-        return self.newcomers.enter(worker_id, self._incarnations[worker_id])
-
-    def _end_newcomers(self) -> None:
-        num_left = self.cluster.workers - len(self.lost) + self.restarts - self._num_ended
-        if self.newcomers is not None and self.newcomers.end_if_alone(num_left):
-            self._is_abandoned = not self._num_ended
-
     # Faults
 
     def _plan_faults(self) -> None:
         for fault in self._faults.script:
             match fault:
                 case Kill(worker=worker, at_s=float() | int() as at_s):
-                    self.scheduler.call_at(at_s, partial(self._kill, worker))
+                    self.scheduler.call_at(at_s, partial(self.lives.kill, worker))
                 case DropLink(a=a, b=b, at_s=at_s):
                     self.scheduler.call_at(at_s, partial(self._drop_link, a, b))
                 case Pause(worker=worker, at_s=at_s, for_s=for_s):
@@ -339,46 +298,6 @@ class SimulatedMachine:
             link = (min(a, b), max(a, b))
             if link in self._costs.links:
                 self._all_reduce.cut(link, self.cluster.detection_s)
-
-    def _kill(self, worker_id: int) -> None:
-        if self._network.is_gone(worker_id):
-            return
-        reason = f"killed at {self.scheduler.now_s:.6g} s"
-        self.lost.append(worker_id)
-        for rounds in self._rounds:  # first: a worker that the network tells of a death asks them whether it is one
-            lose = partial(rounds.lose, worker_id, reason, is_dead=True)
-            self.scheduler.call_at(self.scheduler.now_s + self.cluster.detection_s, lose)
-        self._network.kill(worker_id)  # then: messages that its program sends while it is being ended must be lost
-        if self._num_servers:  # they learn of it even if the others end before, as they must handle what follows
-            heard_after_s = 2 * self.cluster.detection_s  # twice: they may be in the middle of an update
-            self.scheduler.start(self.cluster.workers, partial(self.scheduler.sleep, heard_after_s))
-        if self._restarts_left:
-            self._restarts_left, self.restarts = self._restarts_left - 1, self.restarts + 1
-            self.scheduler.start(-1, partial(self._replace, worker_id), server=f"the successor of worker {worker_id}")
-        self.scheduler.end_worker(worker_id)
-        if self.needs.kind == "replicated":
-            self.shared.lose(worker_id)
-        if self.newcomers is not None:
-            self.newcomers.forget(worker_id)
-        self.on_gone(worker_id)
-        self._end_newcomers()
-
-    def _replace(self, worker_id: int) -> None:
-        """Starts a dead worker's next incarnation once others know of its death and a process is up; the run waits for it."""
-        self.scheduler.sleep(self.cluster.detection_s + self.cluster.restart_s)
-        incarnation = self._incarnations.get(worker_id, 0) + 1
-        self._network.replace(worker_id, incarnation)
-        if self.needs.kind == "replicated" and self.newcomers is None:
-            self.shared.come_back(worker_id)
-        self._core_of[worker_id].moved_s = 0.0
-        self.start_again(worker_id, incarnation)
-        self._network.welcome(worker_id)
-
-    def start_again(self, worker_id: int, incarnation: int) -> None:
-        """Makes the replica of a worker's next incarnation, and starts its program."""
-        assert self.restart is not None
-        self._incarnations[worker_id] = incarnation
-        self.restart(worker_id)
 
     def base_arguments(self, ports: Ports[Any]) -> dict[str, Any]:
         """Arguments of a worker's `BaseReplica`, except its binding and its recorder."""

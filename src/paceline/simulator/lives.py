@@ -1,0 +1,134 @@
+"""Which simulated workers are alive: how they end, die and are replaced, and who learns of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.network import Network
+from paceline.simulator.newcomers import SimulatedNewcomers
+from paceline.simulator.scheduler import Scheduler
+
+
+class Lives:
+    """The lives of a machine's workers.
+
+    Args:
+        rounds: what waits for all workers that are left; has `lose`.
+        min_workers: if fewer than this many workers are left, they wait for replacements; None: rounds let no worker in.
+        restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
+        own_vectors: shared parameters with a vector per worker, or None.
+        has_servers: whether servers must learn of a death.
+
+    Attributes:
+        lost: workers that were killed, in that order.
+        restarts: how many of them were replaced.
+        newcomers: their replacements, where the others go on without the dead; None: elsewhere.
+        incarnations: how often each worker was replaced, if it was.
+        on_gone: called with a worker that has ended or was killed; set by the caller.
+        restart: makes a worker's new incarnation and starts its program; set by the caller.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scheduler: Scheduler,
+        network: Network,
+        rounds: Sequence[Any],
+        *,
+        min_workers: int | None,
+        restarts: int,
+        own_vectors: Any | None,
+        has_servers: bool,
+    ) -> None:
+        self._cluster, self._scheduler, self._network, self._rounds = cluster, scheduler, network, rounds
+        self._own_vectors, self._has_servers = own_vectors, has_servers
+        self._restarts_left, self._num_ended, self._is_abandoned = restarts, 0, False
+        self.lost: list[int] = []
+        self.restarts = 0
+        self.incarnations: dict[int, int] = {}
+        self.newcomers: SimulatedNewcomers | None = None
+        if min_workers is not None:
+            self.newcomers = SimulatedNewcomers(scheduler, min_workers, lambda: self.restarts)
+        self.on_gone: Callable[[int], object] = lambda worker_id: None
+        self.restart: Callable[[int], object] | None = None
+
+    def end(self, worker_id: int) -> None:
+        """Ends a worker's program and its further programs now; the others learn of it."""
+        self._num_ended += 1
+        self._scheduler.call_at(self._scheduler.now_s, partial(self._end, worker_id))
+
+    def trains_no_more(self, worker_id: int) -> None:
+        """A worker computes no further gradients, though its program can continue: no round waits for it."""
+        for rounds in self._rounds:
+            rounds.lose(worker_id, "its loop has ended")
+
+    @property
+    def all_dead(self) -> bool:
+        """Whether every worker was killed, and none of them replaced, as far as others could let replacements in."""
+        return self._is_abandoned or len(self.lost) - self.restarts == self._cluster.workers
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether the program of every worker that was not killed, or of its replacement, has ended normally."""
+        return len(self.lost) - self.restarts + self._num_ended == self._cluster.workers
+
+    def _end(self, worker_id: int) -> None:
+        self._scheduler.end_worker(worker_id)
+        self.on_gone(worker_id)
+        self._network.end(worker_id)
+        self.trains_no_more(worker_id)
+        self._end_newcomers()
+
+    def enter(self, worker_id: int) -> dict[str, Any] | None:
+        """Waits until the others let a replacement in; returns what they give it. None: they have ended."""
+        assert self.newcomers is not None
+        self._scheduler.call_at(self._scheduler.now_s, self._end_newcomers)
+        return self.newcomers.enter(worker_id, self.incarnations[worker_id])
+
+    def _end_newcomers(self) -> None:
+        num_left = self._cluster.workers - len(self.lost) + self.restarts - self._num_ended
+        if self.newcomers is not None and self.newcomers.end_if_alone(num_left):
+            self._is_abandoned = not self._num_ended
+
+    def kill(self, worker_id: int) -> None:
+        """A worker dies now, unless it is gone; the others learn of it after `Cluster.detection_s`."""
+        if self._network.is_gone(worker_id):
+            return
+        reason = f"killed at {self._scheduler.now_s:.6g} s"
+        self.lost.append(worker_id)
+        for rounds in self._rounds:  # first: a worker that the network tells of a death asks them whether it is one
+            lose = partial(rounds.lose, worker_id, reason, is_dead=True)
+            self._scheduler.call_at(self._scheduler.now_s + self._cluster.detection_s, lose)
+        self._network.kill(worker_id)  # then: messages that its program sends while it is being ended must be lost
+        if self._has_servers:  # they learn of it even if the others end before, as they must handle what follows
+            heard_after_s = 2 * self._cluster.detection_s  # twice: they may be in the middle of an update
+            self._scheduler.start(self._cluster.workers, partial(self._scheduler.sleep, heard_after_s))
+        if self._restarts_left:
+            self._restarts_left, self.restarts = self._restarts_left - 1, self.restarts + 1
+            self._scheduler.start(-1, partial(self._replace, worker_id), server=f"the successor of worker {worker_id}")
+        self._scheduler.end_worker(worker_id)
+        if self._own_vectors is not None:
+            self._own_vectors.lose(worker_id)
+        if self.newcomers is not None:
+            self.newcomers.forget(worker_id)
+        self.on_gone(worker_id)
+        self._end_newcomers()
+
+    def _replace(self, worker_id: int) -> None:
+        """Starts a dead worker's next incarnation once others know of its death and a process is up; the run waits for it."""
+        self._scheduler.sleep(self._cluster.detection_s + self._cluster.restart_s)
+        incarnation = self.incarnations.get(worker_id, 0) + 1
+        self._network.replace(worker_id, incarnation)
+        if self._own_vectors is not None and self.newcomers is None:
+            self._own_vectors.come_back(worker_id)
+        self.start_again(worker_id, incarnation)
+        self._network.welcome(worker_id)
+
+    def start_again(self, worker_id: int, incarnation: int) -> None:
+        """Makes the replica of a worker's next incarnation, and starts its program."""
+        assert self.restart is not None
+        self.incarnations[worker_id] = incarnation
+        self.restart(worker_id)
