@@ -159,8 +159,9 @@ def notes(folder):
     for path in sorted(Path(folder).glob("notes-*.jsonl")):
         _, life, rank = path.stem.split("-")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        versions = {line["version"]: line["batches"] for line in lines[1:]}
-        found.setdefault(int(life), {})[int(rank)] = lines[0]["begun"], versions
+        if lines:  # else it was killed before it began
+            versions = {line["version"]: line["batches"] for line in lines[1:]}
+            found.setdefault(int(life), {})[int(rank)] = lines[0]["begun"], versions
     return found
 
 

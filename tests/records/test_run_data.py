@@ -212,6 +212,17 @@ def test_a_run_killed_before_its_result_still_loads(tmp_path):
     assert len(run.records) == 4
 
 
+@pytest.mark.parametrize("change", [lambda one: one.pop("test_accuracy"), lambda one: one.update(version="12")])
+def test_a_damaged_evaluation_is_named(change, tmp_path):
+    make_run(steps=5).save(tmp_path)
+    path = tmp_path / "evaluations.json"
+    found = json.loads(path.read_text())
+    change(found[0])
+    path.write_text(json.dumps(found))
+    with pytest.raises(UsageError, match=r"evaluations\.json is damaged"):
+        RunData.load(tmp_path)
+
+
 def test_what_is_not_a_run_says_so(tmp_path):
     with pytest.raises(UsageError, match=r"no config\.json"):
         RunData.load(tmp_path / "nowhere")

@@ -110,8 +110,8 @@ class RunData:
 
 
 def _is_evaluation(one: dict[str, Any]) -> bool:
-    """Whether it has a time, and each figure is a number or None."""
-    numbers = [one.get(name) for name in ("version", "samples", "train_loss", "test_loss", "test_accuracy")]
+    """Whether it has a time and all figures, each a number or None."""
+    numbers = [one.get(name, "") for name in ("version", "samples", "train_loss", "test_loss", "test_accuracy")]
     return _is_number(one.get("elapsed_s")) and all(value is None or _is_number(value) for value in numbers)
 
 
