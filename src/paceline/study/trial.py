@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class TrialMaker:
         if study.task not in BUILT_IN:
             source = Path(study.task.rpartition(":")[0]).read_bytes()
             self._task_digest = hashlib.sha256(source).hexdigest()[:_HASH_LENGTH]
-        self._built = functools.cache(_built)
+        self._built = functools.cache(lambda function, *arguments: function(*arguments))
 
     def make(self, levels: Mapping[str, Level], seed: int) -> Trial:
         """The trial of a combination.
@@ -206,10 +206,6 @@ class TrialMaker:
 def _plain(value: Any) -> Any:
     """`epochs = 1` and `epochs = 1.0` are the same trial."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _built(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
 
 
 def _text(name: str, value: Any) -> str:
