@@ -154,7 +154,7 @@ def test_kills_cost_lockstep_its_way_from_checkpoint_to_checkpoint():
     assert killed.best.time_s is not None
     assert killed.best.time_s.value == pytest.approx(laws["hogwild"].seconds(0.1, 2) * (1 + 2.0 / 10), rel=0.05)
     assert int(killed.command.split()[-1]) >= 2 * killed.best.time_s.value / 10
-    assert any("Kills are counted by formulas" in one for one in killed.warnings)
+    assert any("The cost of kills is computed, not simulated" in one for one in killed.warnings)
 
 
 def test_a_target_that_nobody_reaches_is_refused_with_what_the_best_came_to():
@@ -199,7 +199,7 @@ def test_with_a_cluster_nothing_is_run_here(tmp_path):
     )
     assert program.ran == []
     assert found.measured == ()
-    assert any(one.startswith("No real run was made") for one in found.not_tried)
+    assert any(one.startswith("No real runs were made") for one in found.not_tried)
     assert found.best is not None
     assert found.best.candidate == Candidate(algorithm="hogwild", workers=3)
     assert found.best.samples_per_s.value == pytest.approx(3 * 10 / 0.05, rel=0.01)
@@ -228,15 +228,7 @@ def test_a_loss_is_a_target_too():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"target": Target()}, "either a target loss or a target accuracy"),
-        ({"target": Target(loss=0.1, accuracy=0.9)}, "either a target loss or a target accuracy"),
-        ({"target": Target(accuracy=96.0)}, "0.95 is 95 %"),
-        ({"target": Target(loss=-1.0)}, "must be above 0"),
-        ({"target": Target(loss=1.0, deadline_s=0.0)}, "deadline must be more than 0"),
         ({"budget_s": 3.0}, "A budget of 3 s is too small for 2 short runs: give 5 s or more"),
-        ({"budget_s": math.nan}, "budget must be more than 0"),
-        ({"circumstances": Circumstances(slow={4: 2.0})}, "Worker 4 cannot be slow"),
-        ({"circumstances": Circumstances(kills_per_s=-1.0)}, "0 or more"),
         ({"algorithms": ["hogwilt"]}, "hogwild"),
         ({"most": 1, "algorithms": ["hogwild"]}, "None of hogwild can run with up to 1 workers"),
     ],

@@ -81,7 +81,7 @@ def test_measured_speeds_of_codecs_decide(tmp_path, monkeypatch):
 def test_on_one_machine_no_codec_is_tried_unless_the_user_names_it():
     found, said = candidates(4)
     assert all("codec" not in one.algorithm for one in found)
-    assert any(one.startswith(f"{CODED}, as on one machine gradients go through memory") for one in said)
+    assert any(one.startswith(f"{CODED}, because encoding gradients takes longer") for one in said)
     named, said = candidates(4, [CODED])
     assert {one.algorithm for one in named} == {CODED}
     assert not any("codec" in one for one in said)

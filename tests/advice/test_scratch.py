@@ -135,9 +135,7 @@ def test_temporary_folders_and_devices_are_free(home):
 def test_advice_says_it_before_anything_runs(home, monkeypatch):
     program(home, ABSOLUTE[1])
     monkeypatch.setattr(LoopProgram, "run", lambda *_, **__: pytest.fail("a short run began"))
-    with pytest.raises(
-        UsageError, match=r"The loop writes .*model\.pt, which is outside the short runs' scratch folder"
-    ):
+    with pytest.raises(UsageError, match=r"The loop writes .*model\.pt, which is outside the scratch folder"):
         advise("train.py:train", target=Target(loss=0.1), max_workers=2, budget_s=60, processes=0)
     assert (home / "model.pt").read_text() == "the user's"
 

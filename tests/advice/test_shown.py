@@ -169,6 +169,7 @@ TARGET = "--target-accuracy 0.96"
         ("train.py:train", "Give a target: --target-accuracy 0.96, or --target-loss 0.1."),
         ("train.py:train --target-loss 1 --target-accuracy 0.5", "exclude each other"),
         ("train.py:train --target-accuracy 96", "write 0.95 for 95 %"),
+        ("train.py:train --target-loss -1", "--target-loss must be above 0, not -1."),
         (
             f"train.py:train {TARGET} --deadline soon",
             "--deadline must be a duration above 0, such as 90, 90s, 5m or 2h, not 'soon'",

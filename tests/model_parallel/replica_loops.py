@@ -1,6 +1,7 @@
 """Loops of a placed model's replicas, and of the same model's plain workers, which take their steps in a given order."""
 
 import math
+import multiprocessing
 import os
 import signal
 import threading
@@ -76,17 +77,26 @@ def in_turns(name, plan, turns, out, *, clip=None, push=None):
             turns.wait(turn)
             x, y = next(own)
             optimizer.zero_grad()
-            loss = F.cross_entropy(called(x), y)
-            loss.backward()
-            if clip is not None:
-                norms.append(worker.clip_grad_norm_(clip))
-            worker.report(loss)
-            optimizer.step()
-            losses.append(loss.item())
+            take_step(worker, F.cross_entropy(called(x), y), optimizer, losses, norms, clip=clip)
             if push is not None:
-                wait_for(worker, sum(turns.order[: turn + 1].count(one) // push for one in set(turns.order)))
+                wait_for_pushes(worker, turns.order[: turn + 1], push)
             turns.end(turn)
-    torch.save({"losses": losses, "norms": norms, "model": model.state_dict()}, out / f"{worker.worker_id}.pt")
+    save({"losses": losses, "norms": norms, "model": model.state_dict()}, out, worker)
+
+
+def take_step(worker, loss, optimizer, losses, norms, *, clip=None):
+    loss.backward()
+    if clip is not None:
+        norms.append(worker.clip_grad_norm_(clip))
+    worker.report(loss)
+    optimizer.step()
+    losses.append(loss.item())
+
+
+def wait_for_pushes(worker, taken, push):
+    """`taken`: the replicas that have made a step, by turn; each pushes after `push` of its own."""
+    version = sum(taken.count(one) // push for one in set(taken))
+    wait_until(lambda: worker._membership.arena.shared.version >= version)
 
 
 def train(
@@ -134,8 +144,7 @@ def train(
         if fetches is not None:
             fetched = {"fetched": called.fetch(fetches, x), "computed": model.get_submodule(fetches)(x).detach()}
     seen = {"losses": losses, "model": model.state_dict(), "sent": counts.sent_bytes, "test loss": test_loss(model)}
-    seen |= {"drawn": drawn, **fetched}
-    torch.save(seen, Path(out) / f"{worker.worker_id}.pt")
+    save({**seen, "drawn": drawn, **fetched}, out, worker)
 
 
 def hold(arena):
@@ -164,8 +173,8 @@ def found(out, worker=0):
     return torch.load(Path(out) / f"{worker}.pt", weights_only=False)
 
 
-def wait_for(worker, version):
-    wait_until(lambda: worker._membership.arena.shared.version >= version)
+def save(seen, out, worker):
+    torch.save(seen, Path(out) / f"{worker.worker_id}.pt")
 
 
 def wait_until(is_so):
@@ -173,3 +182,16 @@ def wait_until(is_so):
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(1e-3)
+
+
+def killing_server(server_id):
+    """For `on_progress`: kills the process of this server, once, after five updates."""
+    killed = []
+
+    def kill(progress):
+        if progress.version > 5 and not killed:
+            [server] = [one for one in multiprocessing.active_children() if one.name == f"paceline-worker-{server_id}"]
+            killed.append(server.pid)
+            os.kill(server.pid, signal.SIGKILL)
+
+    return kill

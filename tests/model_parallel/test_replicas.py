@@ -1,8 +1,5 @@
 """Downpour with replicas of a placed model: each part pushes and fetches its own parameters."""
 
-import multiprocessing
-import os
-import signal
 import time
 from functools import partial
 
@@ -12,7 +9,7 @@ from torch import nn
 
 import paceline as pl
 from model_parallel.models import made, planned
-from model_parallel.replica_loops import batches, found, taken_in_turns, train
+from model_parallel.replica_loops import batches, found, killing_server, taken_in_turns, train
 from paceline.algorithms import registry
 from paceline.model_parallel.graph.placed_worker import _calls_of
 from paceline.records import checkpoint_contents as contents
@@ -195,18 +192,10 @@ def test_all_parts_of_a_replica_end_after_the_same_step(tmp_path):
 
 
 def test_a_dead_server_of_one_part_is_replaced(tmp_path, nothing_left):
-    killed = []
-
-    def kill(progress):
-        """Server 5: the second part's; workers are 0 to 3."""
-        if progress.version > 5 and not killed:
-            [server] = [one for one in multiprocessing.active_children() if one.name == "paceline-worker-5"]
-            killed.append(server.pid)
-            os.kill(server.pid, signal.SIGKILL)
-
+    """Server 5: the second part's; workers are 0 to 3."""
     run = launched(
         tmp_path, planned(NAME, 2), 2, epochs=10_000, algorithm="downpour(snapshot_s=0.01)",
-        launch={"limit_samples": 600, "on_progress": kill},
+        launch={"limit_samples": 600, "on_progress": killing_server(5)},
     )  # fmt: skip
     assert (run.result["outcome"], run.result["server_restarts"]) == ("stopped", 1)
     for worker in range(4):

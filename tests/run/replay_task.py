@@ -1,8 +1,12 @@
 """A small task for replays, and runs of it."""
 
+import re
 import shutil
 
+import pytest
+
 import paceline as pl
+from paceline.run.recorded_order import ReplayMismatchError
 
 TASK = """
 import torch
@@ -58,3 +62,12 @@ def rewrite(folder, change):
     shutil.rmtree(other, ignore_errors=True)
     run.save(other)
     return other
+
+
+def check_noticed(folder):
+    """The order in `folder` differs from the run's, and the refusal names nothing of the simulator."""
+    with pytest.raises(
+        (ReplayMismatchError, pl.UsageError), match=r"differs from the run|contradict each other"
+    ) as caught:
+        pl.RecordedRun(folder).replay()
+    assert not re.search("virtual|Deadlock", str(caught.value))

@@ -1,13 +1,10 @@
 """Replays of workers that average in pairs, at any time between their updates."""
 
-import re
-
 import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.run.recorded_order import ReplayMismatchError
-from run.replay_task import rewrite, simulated, write_task
+from run.replay_task import check_noticed, rewrite, simulated, write_task
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +95,7 @@ def change_own_version(run):
 
 @pytest.mark.parametrize("change", [swap_partners, swap_halves, change_partners_version, change_own_version])
 def test_other_averages_are_noticed(averaged, change):
-    with pytest.raises(
-        (ReplayMismatchError, pl.UsageError), match=r"differs from the run|contradict each other"
-    ) as caught:
-        pl.RecordedRun(rewrite(averaged, change)).replay()
-    assert not re.search("virtual|Deadlock", str(caught.value))
+    check_noticed(rewrite(averaged, change))
 
 
 def test_an_average_takes_16_bytes(averaged):

@@ -75,7 +75,7 @@ def test_options_replace_what_the_file_says(command, tmp_path):
     (row, *_) = json.loads(command("table", "runs/mine", "--json").stdout)
     assert (row["factor.workers"], row["factor.batch_size"], row["computed_gradients"]) == (4, 32, 8)
     left = command("run", "mine.toml", "--workers", "2", "--batch-size", "32", "--steps", "2").stderr
-    assert "3 earlier trials belong to the study no more" in left
+    assert "3 earlier trials belong to the study no longer" in left
 
 
 def test_a_dry_run_writes_nothing(command, tmp_path):

@@ -91,7 +91,7 @@ def test_random_draws_are_so_many_different_ones_and_the_same_again(timed):
 def test_a_method_for_fewer_workers_runs_with_what_it_can(timed):
     plan = plan_trials(timed(factors={"algorithm": ("sequential", "hogwild"), "workers": (1, 4)}, seeds=(0,)))
     assert [one["workers"] for one in settings(plan) if one["algorithm"] == "sequential"] == [1]
-    assert plan.notes == ("sequential runs with 1 worker at most; it is tried with that.",)
+    assert plan.notes == ("sequential runs with 1 worker at most, so it is tried with 1.",)
 
 
 @pytest.mark.parametrize(

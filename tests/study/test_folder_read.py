@@ -72,7 +72,7 @@ def test_a_damaged_table_without_trials(name, folder):
     for one in {"table.parquet", "table.csv"} - {name}:
         (folder / one).unlink()
     (folder / name).write_bytes(b"\x00\xff")
-    with pytest.raises(UsageError, match=rf"{name} is damaged .*, and there are no trials to write it from"):
+    with pytest.raises(UsageError, match=rf"{name} is damaged .*, and the trials to write it again are missing"):
         load_table(folder)
 
 
@@ -80,5 +80,5 @@ def test_a_trial_that_holds_no_names(folder):
     path = first(folder, "trial.json")
     path.with_name("SHA256SUMS").unlink()
     path.write_text(json.dumps([1]))
-    with pytest.raises(UsageError, match=r"trial\.json is damaged \(it holds no names and values\)"):
+    with pytest.raises(UsageError, match=r"trial\.json is damaged \(it is not an object of names and values\)"):
         load_table(folder)

@@ -92,7 +92,7 @@ def test_trials_from_another_machine_are_said_to_be(timed, tmp_path):
     path.write_text(json.dumps(trial))
     path.with_name("SHA256SUMS").unlink()
     (note,) = run_study(timed(), tmp_path).notes
-    assert "1 earlier trials were run" in note
+    assert "1 earlier trial ran" in note
     assert (load_table(tmp_path)["environment.processor"] == "abacus").sum() == 1
 
 
@@ -197,7 +197,7 @@ def test_a_folder_is_held_by_one(timed, tmp_path):
         run_study(timed(), tmp_path / "held")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="holds no study"):
+    with pytest.raises(UsageError, match="contains no study"):
         run_study(timed(), tmp_path / "mine")
 
 

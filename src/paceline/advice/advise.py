@@ -1,4 +1,4 @@
-"""`advise`: which algorithm, and how many workers, reach a target soonest: short real runs, simulations, models."""
+"""`advise`: finds the algorithm and number of workers that reach a target soonest, by short runs, simulations and models."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from paceline.tasks.base import keep_data
 
 _RUN_S = 2.0  # of a short run, at most
 _LEAST_RUN_S = 0.4
-_SETUP_S = 1.5  # of a run, guessed
+_SETUP_S = 1.5  # of a run; a guess
 _REAL, _SCREENED, _MEASURED_AGAIN, _SIMULATED = 0.3, 0.72, 0.82, 0.95  # shares of the budget at which phases end
-_FIRST_RUNS = 0.5  # share after which no algorithm's first run begins: the machine is slower than was guessed
+_FIRST_RUNS = 0.5  # share of the budget after which no first run begins, if the machine is slower than guessed
 _SEEDS = 3
-_RESTART_S = 5.0  # of a worker, where no run has shown it
+_RESTART_S = 5.0  # of a worker, if no run has measured it
 
 
 def advise(
@@ -55,30 +55,29 @@ def advise(
 ) -> Advice:
     """Compares algorithms and numbers of workers by when they will reach a target.
 
-    Costs: about the budget, on all cores: short real runs of every algorithm (not with a cluster's file), then simulations of
-    every candidate with real gradients, then repeats of the leaders.
-    Not: a run to the target; the advised candidate has been simulated, not trained.
+    Takes about the budget, on all cores: short real runs of every algorithm (not with a cluster file), then simulations of
+    every candidate with real gradients, then repeats of the leaders. The recommended candidate has been simulated to the
+    target, not trained.
 
     Args:
         program: `FILE.py:FUNCTION` that calls `paceline.attach`, a built-in task, or a `Program`.
-        target: a loss or an accuracy; with a deadline, those that meet it come first, and then the best by then.
-        max_workers: of this machine, or of the cluster's file.
+        target: a loss or an accuracy; with a deadline, candidates that meet it rank first, the others by their value then.
+        max_workers: largest number of workers to consider.
         circumstances: slow workers, kills, other machines.
         algorithms: specs; None: those in `candidates.py`.
         budget_s: wall time.
-        data: folder with a task's data; None: what PACELINE_DATA names.
-        seed: of everything; others count on from it.
-        processes: that simulate at once; None: as many as cores; 0: in this process.
-        log: file that takes what a loop of the user's prints; None: nothing does.
-        writes_elsewhere: whether such a loop may write outside of the scratch folders that it works in, at absolute paths.
-        on_progress: told what is being done, and which share of the budget is spent.
+        data: folder with a task's data; None: the folder in PACELINE_DATA.
+        seed: of the first run or simulation; further ones count up from it.
+        processes: number of simulations at a time; None: one per core; 0: in this process.
+        log: file for the output of a user's loop; None: it is discarded.
+        writes_elsewhere: whether a user's loop may write to absolute paths outside its scratch folder.
+        on_progress: called with the current activity and the share of the budget spent.
 
     Raises:
-        UsageError: something cannot be asked like that, or the budget pays for too little, or the loop would write elsewhere.
+        UsageError: no candidate can run, the budget is too small, or the loop would write outside its scratch folder.
         PacelineError: a run or a process failed in a way that concerns all candidates.
     """
     circumstances = circumstances or Circumstances()
-    _check(target, circumstances, budget_s)
     given = Cluster.load(circumstances.cluster) if circumstances.cluster is not None else None
     parent = temporary_folder()
     with tempfile.TemporaryDirectory(prefix="paceline-", dir=parent, ignore_cleanup_errors=True) as folder:
@@ -92,23 +91,8 @@ def advise(
         ).advice()  # fmt: skip
 
 
-def _check(target: Target, circumstances: Circumstances, budget_s: float) -> None:
-    if (target.loss is None) == (target.accuracy is None):
-        raise UsageError("Give a target: either a target loss or a target accuracy.")
-    if target.loss is not None and not 0 < target.loss < math.inf:
-        raise UsageError(f"The target loss must be above 0, not {target.loss}.")
-    if target.accuracy is not None and not 0 < target.accuracy <= 1:
-        raise UsageError(f"The target accuracy is a fraction above 0 and up to 1, not {target.accuracy}; 0.95 is 95 %.")
-    if target.deadline_s is not None and not 0 < target.deadline_s < math.inf:
-        raise UsageError(f"The deadline must be more than 0 seconds, not {target.deadline_s}.")
-    if not 0 < budget_s < math.inf:
-        raise UsageError(f"The budget must be more than 0 seconds, not {budget_s}.")
-    if not 0 <= circumstances.kills_per_s < math.inf:
-        raise UsageError(f"Kills per second must be 0 or more, not {circumstances.kills_per_s}.")
-
-
 def _tried(program: LoopProgram) -> tuple[Shape | None, str]:
-    """The loop's shape by its first step, or why the loop must not run; its short runs report other errors."""
+    """The loop's shape, from its first step, or why the loop must not run; its short runs report other errors."""
     try:
         return program.shape(), ""
     except WritesElsewhereError as error:
@@ -136,12 +120,6 @@ class _Advising:
         self.candidates, self.not_tried = candidates(max_workers, self.algorithms, one_machine=one_machine)
         slowness = given.slowness if given is not None else ()
         self.slow = {worker: factor for worker, factor in slowness if worker < max_workers} | self.circumstances.slow
-        for worker in self.circumstances.slow:
-            if not 0 <= worker < max_workers:
-                raise UsageError(
-                    f"Worker {worker} cannot be slow: worker ids start at 0, and there are at most {max_workers} "
-                    "workers."
-                )
         self.warnings: list[str] = []
         self._shape: Shape | None = None
         self.trials = ShortRuns(self.program, self.target, self.slow)
@@ -156,7 +134,7 @@ class _Advising:
             campaign = self._campaign(pool)
             campaign.screen(self.candidates, _SCREENED)
             campaign.longer(_SIMULATED)
-            # Runs at other times tell how much the machine varies.
+            # Repeats at other times show how much the machine varies.
             for candidate in 2 * campaign.leaders() if self.measures else ():
                 if self.budget.spent <= _MEASURED_AGAIN:
                     self._run(candidate, self.seed + 1, again=" again")
@@ -166,10 +144,10 @@ class _Advising:
         return self._answer(campaign, models)
 
     def _first_step(self, pool: Pool) -> None:
-        """One step of a user's loop, in another process, before anything else of it runs: it shows where the loop writes."""
+        """Makes one step of a user's loop in another process, to see where it writes, before any run."""
         if not isinstance(self.program, LoopProgram):
             return
-        self._say("Looking where the loop writes")
+        self._say("Checking where the loop writes")
         ends = (self.budget.at(_SIMULATED), self.budget.at(1.0))
         for found in pool.map(_tried, [self.program], begin_until_s=ends[0], end_until_s=ends[1]):
             self._shape, why = found or (None, "")
@@ -182,7 +160,7 @@ class _Advising:
     # Short real runs
 
     def _algorithms_to_run(self) -> list[Candidate]:
-        """One worker, then every algorithm with the most workers, then with those numbers that tell its speed best."""
+        """One worker; then every algorithm with the most workers; then with the most informative numbers of workers."""
         alone = Candidate(algorithm=ALONE, workers=1)
         by_algorithm: dict[str, list[int]] = {}
         for one in self.candidates:
@@ -300,7 +278,7 @@ class _Advising:
         return self.program.command(
             best.candidate,
             self.target,
-            # The slow workers of a cluster's file are slow by themselves.
+            # The cluster file's slow workers need no option: they are slow by themselves.
             slow={one: factor for one, factor in self.circumstances.slow.items() if one < best.candidate.workers},
             restarts=restarts(best, self.circumstances.kills_per_s),
             samples=most,
@@ -310,24 +288,26 @@ class _Advising:
         best, said = ranked[0], self.warnings
         said += cautions(ranked)
         if seeds is None:
-            said.append("No candidate was simulated to the target with two seeds: how much they differ is assumed.")
+            said.append("No candidate reached the target with two seeds, so the spread between seeds is assumed.")
         gone = sum(not math.isfinite(time_s) for time_s in best.simulated_s)
         if gone and best.time_s is not None:
-            said.append(f"{gone} of {len(best.simulated_s)} simulations of the first did not arrive.")
+            said.append(
+                f"{gone} of {len(best.simulated_s)} simulations of the best candidate did not reach the target."
+            )
         if self.circumstances.kills_per_s:
             said.append(
-                f"Kills are counted by formulas, with {restart_s:.1f} s until a worker is back; a method that does not"
-                f" continue without it is taken to be resumed from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s: if an"
-                " epoch takes longer, it loses more."
+                f"The cost of kills is computed, not simulated: a restart takes {restart_s:.1f} s, and a method that cannot"
+                f" continue without the worker resumes from a checkpoint, one every {CHECKPOINT_EVERY_S:g} s. It loses more"
+                " if an epoch takes longer than that."
             )
             if self.target.deadline_s is not None:
-                said.append("What is reached by the deadline is as without kills: only times to the target count them.")
+                said.append("Only times to the target include kills; values at the deadline do not.")
 
     def _left_out(self, campaign: Campaign) -> list[str]:
         said = list(self.not_tried)
         if not self.measures:
-            said.append(f"No real run was made: speeds are those of {self.circumstances.cluster}.")
+            said.append(f"No real runs were made: speeds are from {self.circumstances.cluster}.")
         if campaign.skipped:
-            said.append(f"Not simulated, as the budget was spent: {', '.join(map(name, campaign.skipped))}.")
-        said.append("Batch size, learning rate and optimizer are as the program has them; others may change the order.")
+            said.append(f"Not simulated, because the budget was spent: {', '.join(map(name, campaign.skipped))}.")
+        said.append("Other batch sizes, learning rates and optimizers, which may change the order.")
         return said

@@ -27,11 +27,11 @@ class Target:
     deadline_s: float | None = None
 
     def gap(self, value: float) -> float:
-        """The quantity that Hemingway's model treats as the loss: the loss, or the error rate."""
+        """The quantity that Hemingway's model fits: the loss, or the error rate."""
         return max(_LEAST_GAP, 1 - value) if self.accuracy is not None else value
 
     def of_gap(self, gap: float) -> float:
-        """The loss or accuracy at this gap from the target."""
+        """The loss or accuracy of a gap: the inverse of `gap`."""
         return min(1.0, max(0.0, 1 - gap)) if self.accuracy is not None else gap
 
     def best(self, values: Iterable[float]) -> float | None:
@@ -53,12 +53,12 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """The circumstances that the user expects.
+    """The conditions that the user expects.
 
     Args:
         slow: by worker, the factor on its compute time.
         kills_per_s: of each worker; 0: none.
-        cluster: the file that describes the machines; None: this machine, measured.
+        cluster: path of the cluster file that describes the machines; None: this machine, measured.
     """
 
     slow: dict[int, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Measured:
 
     Args:
         samples_per_s: of all workers together, after the warm-up, with its interval.
-        curve: pairs of seconds and of what the target is about (loss, or accuracy), in time's order.
+        curve: pairs of seconds and loss or accuracy, in order of time.
     """
 
     candidate: Candidate
@@ -87,13 +87,13 @@ class Prediction:
     Args:
         time_s: seconds to the target, with its interval; None: it is not reached.
         why_not: why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
-        at_deadline: loss or accuracy at the deadline; None: no deadline, or nothing is known.
-        samples_to_target: gradients' samples until then; None: never.
-        simulated_s: seconds to the target in the simulations, one each; inf if one did not reach it.
-        modelled_s: the same by Hemingway's convergence model, with Ernest's system model where it has not run itself.
+        at_deadline: loss or accuracy at the deadline; None: no deadline, or unknown.
+        samples_to_target: samples trained on until then; None: never.
+        simulated_s: seconds to the target in each simulation; inf if it was not reached.
+        modelled_s: seconds to the target by Hemingway's convergence model, with Ernest's system model if it has not run.
         staleness: mean, of the simulations; None: the algorithm has none.
-        curve: predicted pairs of seconds and loss or accuracy, in time's order.
-        extrapolation: in which respect this lies outside of what was run, in words; "" if it does not.
+        curve: predicted pairs of seconds and loss or accuracy, in order of time.
+        extrapolation: how the prediction extrapolates from the runs, in words; "" if it does not.
     """
 
     candidate: Candidate
@@ -110,7 +110,7 @@ class Prediction:
 
     @property
     def arrives(self) -> bool:
-        """Whether it reaches the target, or something is known of it at the deadline."""
+        """Whether it reaches the target, or its value at the deadline is known."""
         return self.time_s is not None or self.at_deadline is not None
 
 
@@ -133,14 +133,14 @@ class Advice:
     """The answer.
 
     Args:
-        program: what is trained, as the user named it.
+        program: as the user named it.
         ranked: the best first; those that never reach the target last.
-        measured: short runs that were made here.
-        reasons: how sure the first is; where nothing arrives, what the best came to.
+        measured: short runs on this machine.
+        reasons: how certain the first rank is; if no candidate reaches the target, the best value.
         not_tried: sentences: what was left out, and why.
-        warnings: sentences: extrapolation, close calls, disturbed measurements, that asynchronous SGD gains nothing.
+        warnings: sentences on extrapolation, close calls, disturbed measurements, no gain from asynchronous SGD.
         command: starts the first; "" if no candidate reaches the target.
-        machine: on which it was measured, as `paceline.system.machine.machine` says.
+        machine: the measured machine, from `paceline.system.machine.machine`.
     """
 
     program: str
@@ -193,7 +193,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def _row(one: Prediction | Measured, measure: str) -> dict[str, Any]:
-    """A candidate's fields, its curve by columns; `measure` is what the target is about."""
+    """A candidate's fields, and its curve by columns; `measure` names the target's quantity."""
     names = {"at_deadline": f"{measure}_at_deadline", "staleness": "staleness_updates"}
     own = [field.name for field in fields(one) if field.name not in ("candidate", "curve")]
     curve = {"time_s": [_plain(at) for at, _ in one.curve], measure: [_plain(value) for _, value in one.curve]}

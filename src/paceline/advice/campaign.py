@@ -23,7 +23,7 @@ _MOST_AGAIN = 5
 _LONG_AGAIN = 3.0  # times the best time: how long further seeds are
 _FIRST_SHARE = 0.4  # of the time for simulations that those of the first round may take
 _WORTH = 1.5  # times as many samples are worth a second, longer simulation
-_GRACE = 1.25  # times the budget: simulations that still run then are given up
+_GRACE = 1.25  # times the budget: simulations that still run then are abandoned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Campaign:
     Args:
         cluster: the machines; without compute time if there are `trials`.
         slow: workers' factors.
-        trials: how fast candidates are; None: the cluster says so.
+        trials: short runs, for the candidates' speeds; None: speeds follow from the cluster.
         seed: of the first simulation of each.
     """
 
@@ -67,10 +67,10 @@ class Campaign:
     on_progress: Callable[[str, float], None]
     found: dict[Candidate, list[Simulated]] = field(default_factory=dict)
     skipped: list[Candidate] = field(default_factory=list)
-    _guess_s: float = 0.0  # wall seconds of a simulated sample, before any was made for good
+    _guess_s: float = 0.0  # wall seconds of a simulated sample, from a discarded simulation
 
     def screen(self, candidates: Sequence[Candidate], until: float) -> None:
-        """One seed of each: some first, to learn how long it takes; then one per algorithm, then all others.
+        """One seed of each: a few first, to learn how long they take; then one per algorithm, then all others.
 
         Later ones are cut off at 1.5 times the best time, because they can no longer be first. If an algorithm's first
         simulation stays far from the target, its other simulations come last.
@@ -89,7 +89,7 @@ class Campaign:
         self._run("each number of workers", others, limit_s=self._limit_s(), limit_samples=cap, until=until)
 
     def longer(self, until: float) -> None:
-        """Repeats the simulations that were cut off before the best time, longer, the closest first."""
+        """Repeats simulations that were cut off before the best time for longer, those closest to the target first."""
         gaps = {one: self._least_gap(one) for one in self.found}
         enough_s = min(self.best_s, 0.999 * (self.target.deadline_s or math.inf))
         cut = [one for one in gaps if math.isfinite(gaps[one]) and self.runs(one)[0].wall_s < enough_s]
@@ -103,7 +103,7 @@ class Campaign:
         self.skipped = [one for one in self.skipped if one not in self.found]
 
     def _least_gap(self, one: Candidate) -> float:
-        """The gap to the target that its simulations left; infinite if they reached it, ended normally, or failed."""
+        """The smallest gap to the target in its simulations; infinite if they reached it, ended by themselves, or failed."""
         made = self.found[one]
         if any(run.run.reached_s is not None for run in made) or any(
             run.run.ended_itself or run.run.outcome in ("crashed", "diverged") for run in made
@@ -143,7 +143,7 @@ class Campaign:
         return [run.rates[0] for run in self.runs(candidate) if run.rates and run.rates[0] > 0]
 
     def _stretch(self, candidate: Candidate) -> float:
-        """How much slower the machine is than the simulated one, by later measurements."""
+        """How many times slower the machine is than the simulated one, by later measurements."""
         rates = self.found[candidate][0].run.rates
         return 1.0 if self.trials is None or not rates else rates[0] / self.trials.rate(candidate).value
 
@@ -160,7 +160,7 @@ class Campaign:
         return self.trials.rate(one).value if self.trials is not None else float(one.workers)
 
     def _promise(self, one: Candidate) -> float:
-        """Seconds it would take with as many samples as its algorithm's first simulation needed; infinite: never."""
+        """Seconds to the target with as many samples as its algorithm's fastest simulation needed; infinite: never reached."""
         samples = [
             run.run.reached_samples
             for other, runs in self.found.items()
@@ -183,7 +183,7 @@ class Campaign:
 
     def _sample_s(self) -> float:
         """Wall seconds of a simulated sample; 0: not known."""
-        least = 50 * self.shape.batch_size  # fewer have taken less than loading the data
+        least = 50 * self.shape.batch_size  # with fewer samples, loading the data dominates
         took = [
             one.took_s / one.run.samples for runs in self.found.values() for one in runs if one.run.samples >= least
         ]
@@ -192,7 +192,7 @@ class Campaign:
         return self._guess_s
 
     def _time_one(self, candidate: Candidate, until: float) -> None:
-        """Measure the time of a gradient by a short simulation, which is discarded."""
+        """Measures the time of a gradient by a short simulation, which is discarded."""
         ends = (self.budget.at(until), self.budget.at(_GRACE))
         for batches in (1, 50):  # the first loads the data
             job = self._job(candidate, self.seed, math.inf, batches * self.shape.batch_size)
@@ -204,7 +204,7 @@ class Campaign:
         self, what: str, candidates: Sequence[Candidate], seeds: Sequence[int] = (0,), *, limit_s: float, limit_samples: int,
         until: float,
     ) -> None:  # fmt: skip
-        """Simulates each candidate with each seed, counted from the first."""
+        """Simulates each candidate with each seed, relative to the first."""
         jobs = [self._job(one, self.seed + k, limit_s, limit_samples) for k in seeds for one in candidates]
         if not jobs:
             return

@@ -8,7 +8,7 @@ from paceline.advice.answer import Candidate
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 
-ALONE = "sequential"  # what every algorithm is with one worker
+ALONE = "sequential"  # every algorithm with one worker
 DEFAULT = (
     ALONE,
     "lockstep",
@@ -27,18 +27,16 @@ DEFAULT = (
 OMITTED: Mapping[str, str] = {
     "locked": "it makes the updates of leashed and hogwild one at a time",
     "parameter-server": "without backups it makes the same updates as lockstep and all-reduce, at a higher cost",
-    "downpour": "its servers' rule replaces your optimizer, with its own learning rate",
-    "adaptive-revision": "its servers' rule replaces your optimizer, with its own learning rate",
+    "downpour": "its servers replace your optimizer and learning rate by their own",
+    "adaptive-revision": "its servers replace your optimizer and learning rate by their own",
 }
 _IN_ONE_MEMORY = ("racing", "locked", "slots")
-_APART = {
-    "all-reduce(codec=qsgd)": "on one machine gradients go through memory, where coding takes longer than the bytes it saves"
-}
-_ALL = 4  # up to so many workers, each number is tried
+_APART = {"all-reduce(codec=qsgd)": "encoding gradients takes longer than copying them within one machine"}
+_ALL = 4  # each number of workers up to this one is tried
 
 
 def counts(max_workers: int) -> list[int]:
-    """Numbers of workers from 2 that are tried: all up to 4, then about 1.5 times as many each, and always the most.
+    """Numbers of workers to try, from 2 on: all up to 4, then about 1.5 times as many each time, and always the largest.
 
     >>> counts(4), counts(16)
     ([2, 3, 4], [2, 3, 5, 7, 11, 16])
@@ -58,16 +56,14 @@ def candidates(
     """The candidates, one worker first, and sentences on those left out.
 
     Args:
-        max_workers: M, from 1.
+        max_workers: largest number of workers, 1 or more.
         algorithms: specs; None: `DEFAULT`, without the algorithms that need shared memory if the workers do not share a
             machine.
         one_machine: whether the workers share a machine.
 
     Raises:
-        UsageError: a spec means nothing, or none of them can run.
+        UsageError: a spec is invalid, or none of them can run.
     """
-    if max_workers < 1:
-        raise UsageError(f"The maximum number of workers must be 1 or more, not {max_workers}.")
     specs = list(dict.fromkeys(registry.spec(registry.build(one)) for one in (algorithms or DEFAULT)))
     found: list[Candidate] = []
     refused: dict[str, list[str]] = {}
@@ -102,14 +98,14 @@ def candidates(
     said = [f"{', '.join(which)}: {why}" for why, which in refused.items()]
     if apart:
         said.append(
-            f"{', '.join(apart)}, which need one machine's memory: the cluster's file gives neither cores nor"
-            " sockets, so that each worker has a machine of its own."
+            f"{', '.join(apart)}, which need shared memory: the cluster file gives neither cores nor sockets, so each"
+            " worker has its own machine."
         )
     if algorithms is None:
         omitted = {**OMITTED, **(_APART if one_machine else {})}
-        said += [f"{name}, as {why}." for name, why in omitted.items()]
+        said += [f"{name}, because {why}." for name, why in omitted.items()]
     between = sorted(set(range(2, max_workers + 1)) - set(tried))
     if between:
         listed = ", ".join(map(str, between)) if len(between) < 8 else f"{len(between)} other numbers of"
-        said.append(f"{listed} workers, as those between them were.")
+        said.append(f"{listed} workers, because numbers between them were tried.")
     return found, said

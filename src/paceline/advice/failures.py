@@ -9,7 +9,7 @@ from paceline.advice.answer import Prediction
 from paceline.algorithms import registry
 from paceline.planner.failures import availability, expected_s
 
-CHECKPOINT_EVERY_S = 10.0  # as `launch` and `train` do where epochs are not longer: they save at an epoch's beginning
+CHECKPOINT_EVERY_S = 10.0  # of `launch` and `train`, if epochs are shorter: they save when an epoch begins
 
 
 def tolerates(algorithm: str) -> bool:
@@ -18,14 +18,14 @@ def tolerates(algorithm: str) -> bool:
 
 
 def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
-    """The prediction with expected times under kills.
+    """Adds the expected cost of kills to a prediction.
 
-    Methods that continue lose a worker's share until it is back; others lose everything since the last checkpoint.
+    Methods that continue lose a worker's share until it restarts; others lose all progress since the last checkpoint.
 
     Args:
         one: without kills.
         kills_per_s: of each worker.
-        restart_s: until a worker is back.
+        restart_s: seconds to restart a worker.
     """
     before = one.time_s
     if before is None or not kills_per_s:
@@ -47,13 +47,13 @@ def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Pred
             one,
             time_s=None,
             at_deadline=None,
-            why_not="workers are killed more often than it gets from checkpoint to checkpoint",
+            why_not="workers are killed too often for it to get from one checkpoint to the next",
         )
     return dataclasses.replace(one, time_s=time_s)
 
 
 def restarts(one: Prediction, kills_per_s: float) -> int:
-    """How many restarts to allow: those expected, and three standard deviations; 0 where they do not help."""
+    """The number of restarts to allow: the expected number and three standard deviations; 0 if they do not help."""
     if not kills_per_s or one.time_s is None or not tolerates(one.candidate.algorithm):
         return 0
     longest_s = one.time_s.high if math.isfinite(one.time_s.high) else one.time_s.value

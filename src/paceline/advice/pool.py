@@ -19,7 +19,7 @@ from paceline.system.interrupts import leave_to_supervisor
 
 
 class Pool:
-    """Processes of `concurrent.futures` that end with their parent, and can be ended in the middle of a job."""
+    """A `ProcessPoolExecutor` whose processes end with their parent and can be killed during a job."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,13 +45,13 @@ class Pool:
 
         Args:
             call: a function at the top level of a module.
-            jobs: what it is called with.
+            jobs: its arguments, one for each call.
             begin_until_s: on `time.monotonic`'s clock: no job begins later.
-            end_until_s: jobs that still run then are given up, and their processes ended.
-            on_done: told how many jobs are done.
+            end_until_s: jobs that still run then are abandoned, and their processes killed.
+            on_done: called with the number of finished jobs.
 
         Raises:
-            PacelineError: a job raised something, or its process ended.
+            PacelineError: a job raised an exception, or its process ended.
         """
         if not self.size:
             found = []
@@ -113,7 +113,7 @@ def _begin() -> None:
     torch.set_num_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
     _for_life.enter_context(keep_data())
-    _for_life.enter_context(contextlib.redirect_stdout(io.StringIO()))  # a loop may print; stdout has the answer alone
+    _for_life.enter_context(contextlib.redirect_stdout(io.StringIO()))  # a loop may print; stdout is for the answer
 
 
 def _work(call: Callable[[Any], Any], job: Any, begin_until_s: float) -> Any:
@@ -121,5 +121,5 @@ def _work(call: Callable[[Any], Any], job: Any, begin_until_s: float) -> Any:
         return None
     try:
         return call(job)
-    except (Exception, SystemExit) as error:  # only its words can be sent for sure
+    except (Exception, SystemExit) as error:  # it may not be picklable: send its text
         raise PacelineError(f"{type(error).__name__} in a simulation: {error}") from None

@@ -1,4 +1,4 @@
-"""From short runs, simulations and models to predictions with intervals, the best first."""
+"""Predictions with intervals, from short runs, simulations and models; the best first."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from paceline.planner.estimate import Estimate, LogSpread, half_width, within_fa
 from paceline.planner.system_model import SystemModel
 from paceline.planner.time_to_loss import TimeToLoss
 
-_ENDS = (1.1, 1.3)  # times the budget: when no fit begins any more, and when those that go on are given up
-_UNKNOWN_SEEDS = LogSpread(
-    deviation=0.15, freedom=4.0
-)  # where no candidate was simulated twice: about that of three seeds
+_ENDS = (1.1, 1.3)  # times the budget: no fit begins after the first; those that run at the second are abandoned
+_UNKNOWN_SEEDS = LogSpread(deviation=0.15, freedom=4.0)  # if no candidate was simulated twice
 
 
 def convergence_models(campaign: Campaign) -> dict[str, ConvergenceModel]:
-    """Hemingway's model of each algorithm that was simulated; one worker's curves are every algorithm's."""
+    """Hemingway's model of each simulated algorithm; curves of one worker count for every algorithm."""
     jobs: dict[str, list[tuple[int, Observed]]] = {one.algorithm: [] for one in campaign.found}
     for algorithm, runs in jobs.items():
         for one in campaign.found:
@@ -45,12 +43,12 @@ def convergence_models(campaign: Campaign) -> dict[str, ConvergenceModel]:
 class Predictor:
     """Predicts each candidate from the measurements of all.
 
-    The time is the median of the simulated ones. Its interval combines, as independent shares, the spread of seeds, the
+    The time is the median of the simulations. Its interval combines, as independent parts, the spread between seeds, the
     spread of speed between runs, the difference between real and simulated progress, and the spacing of evaluations.
 
     Attributes:
         seeds: spread of the time between seeds of one candidate; None: no candidate was repeated.
-        progress: real against simulated progress, beyond what seeds explain; None: it was not compared.
+        progress: spread of real against simulated progress, beyond that of seeds; None: not compared.
     """
 
     campaign: Campaign
@@ -126,12 +124,12 @@ class Predictor:
         return LogSpread(deviation=math.sqrt(squares), freedom=float(len(errors) - 1))
 
     def _of_seeds(self, number: int) -> LogSpread:
-        """The spread of a further seed about the median of this number of seeds."""
+        """The spread of another seed about the median of this number of seeds."""
         spread = self.seeds or _UNKNOWN_SEEDS
         return dataclasses.replace(spread, deviation=spread.deviation * math.sqrt(1 + 1 / number))
 
     def _modelled(self, one: Candidate) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
-        """Seconds and samples to the target by the fitted models, and what they expect at the deadline."""
+        """Seconds and samples to the target, and the value at the deadline, by the fitted models."""
         target, model, step_s = self.target, self.models.get(one.algorithm), self._step_s(one)
         if model is None or step_s is None:
             return None, None, None
@@ -146,9 +144,9 @@ class Predictor:
         return h.time_to(wanted, one.workers), model.iterations_to(wanted, one.workers), at_deadline
 
     def _step_s(self, one: Candidate) -> Callable[[int], Estimate] | None:
-        """Seconds per sample: by its own speed, if it has run; else by Ernest's model of its algorithm.
+        """Seconds per sample: from its own runs, or else from Ernest's model of its algorithm.
 
-        With a given cluster, both are from simulations. If runs were made, simulations of the other candidates were matched
+        With a given cluster, both are from simulations. With short runs, the simulations of the other candidates were matched
         to the system model, and add no information to it.
         """
         if self.trials is not None and one not in self.trials.runs:
@@ -169,9 +167,9 @@ class Predictor:
 
 
 def progress_error(target: Target, real: Observed, simulated: Sequence[Observed]) -> float | None:
-    """The logarithm of how many times more samples simulations need than a short real run did to reach its last value.
+    """The log ratio of the samples that simulations and a short real run need to reach the real run's best value.
 
-    None: the real run came to nothing that the simulations passed, too.
+    None: no simulation passed that value.
     """
     found = []
     points = [(samples, target.gap(value)) for _, samples, value in real.curve if samples > 0 and math.isfinite(value)]
@@ -210,7 +208,7 @@ def order(predictions: Iterable[Prediction], target: Target) -> tuple[Prediction
 
 
 def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
-    """An accuracy is known where it is evaluated, in the simulation and in reality: two uniform errors of a step each."""
+    """Accuracy is known only at evaluations, simulated and real: two uniform errors of one evaluation interval each."""
     shares = [0.0]
     if target.accuracy is not None:
         for run in runs:
@@ -222,7 +220,7 @@ def _resolution(target: Target, runs: Sequence[Observed]) -> LogSpread:
 
 
 def _why_not(runs: Sequence[Observed], target: Target, *, is_modelled: bool) -> str:
-    """Why a candidate never reaches the target; "" if it still might."""
+    """Why a candidate never reaches the target; "" if it may."""
     crashed = [run for run in runs if run.outcome == "crashed"]
     if crashed:
         return crashed[0].reason or "its simulation crashed"
@@ -230,7 +228,7 @@ def _why_not(runs: Sequence[Observed], target: Target, *, is_modelled: bool) -> 
     if diverged:
         return f"diverged in {diverged} of {counted(len(runs), 'simulation')}"
     if not runs:
-        return "" if is_modelled else "it was not simulated: the budget was spent"
+        return "" if is_modelled else "it was not simulated, because the budget was spent"
     best = target.best(value for run in runs for _, _, value in run.curve)
     at = "an unknown value" if best is None else target.text(best)
     come_to = f"at {at} after {max(run.samples for run in runs):,} samples"
@@ -241,14 +239,14 @@ def _why_not(runs: Sequence[Observed], target: Target, *, is_modelled: bool) -> 
 
 
 def _extrapolated(modelled: Estimate, runs: Sequence[Observed]) -> tuple[Estimate, str]:
-    """The models' time, not before the simulations' ends, and in words what that is."""
+    """The models' time, at least as long as the simulations, and a remark on it."""
     if not runs:
         return modelled, "by the fitted models, not simulated"
     seen_s = max(run.wall_s for run in runs)
-    said = f"by the fitted models, as it did not arrive in the {seen_s:.3g} s that were simulated"
+    said = f"by the fitted models: it did not reach the target in {seen_s:.3g} simulated seconds"
     if modelled.high <= seen_s:
         later = Estimate(value=seen_s, low=seen_s, high=math.inf)
-        return later, f"{said}, which they did not expect: at least that long"
+        return later, f"{said}, although the models expected it; a lower bound"
     return Estimate(value=max(modelled.value, seen_s), low=max(modelled.low, seen_s), high=modelled.high), said
 
 
@@ -256,7 +254,7 @@ def _at_deadline(
     runs: Sequence[Observed], target: Target, then_s: float, half: float, modelled: Estimate | None
 ) -> Estimate | None:
     def values_at(time_s: float) -> list[float]:
-        """The best losses or accuracies until then, of runs that had not ended before without the target."""
+        """The best losses or accuracies until then, except of runs that ended earlier without reaching the target."""
         lasted = [run for run in runs if run.wall_s >= 0.999 * time_s or run.reached_s is not None]
         bests = [target.best(value for at_s, _, value in run.curve if at_s <= time_s) for run in lasted]
         return [one for one in bests if one is not None]

@@ -1,4 +1,4 @@
-"""Programs to advise on, which can run and be simulated, and what their runs show."""
+"""Programs that advice can run and simulate, and the measurements of their runs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Observed:
     """The measurements of one run, real or simulated.
 
     Args:
-        rates: samples per second of all workers, in consecutive equal parts of the steady time; one, where it is exact.
-        curve: seconds, samples and loss or accuracy, in time's order.
-        samples: of all gradients that were applied.
+        rates: samples per second of all workers, in consecutive equal parts of the steady state; one entry if it is exact.
+        curve: seconds, samples and loss or accuracy, in order of time.
+        samples: of all applied gradients.
         wall_s: of training; virtual seconds in a simulation.
         reached_s: when the target was reached; None: it was not.
         reached_samples: samples until then.
-        reason: why, if there is something to say.
-        ended_itself: whether the program came to its own end, and would in a longer run, too.
+        reason: of the outcome, if it needs one.
+        ended_itself: whether the program ended by itself, as it would in a longer run.
         staleness: mean; None: the algorithm has none.
-        compute_deviation: standard deviation of a gradient's seconds over their mean, without outliers.
+        compute_deviation: standard deviation of a gradient's time over its mean, without outliers.
     """
 
     rates: tuple[float, ...] = ()
@@ -60,7 +60,7 @@ class Observed:
     setup_s: float = 0.0
 
     def stretched(self, factor: float) -> Observed:
-        """The run on a machine that is slower by this factor."""
+        """The same run on a machine that is slower by this factor."""
         return replace(
             self,
             rates=tuple(rate / factor for rate in self.rates),
@@ -71,7 +71,7 @@ class Observed:
 
 
 class Program(Protocol):
-    """A training that advice can be given on; built-in tasks and users' loops are in `programs.py`."""
+    """A training program to give advice on; `programs.py` has built-in tasks and users' loops."""
 
     @property
     def name(self) -> str:
@@ -95,20 +95,20 @@ class Program(Protocol):
         ...
 
     def rate(self, candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-        """Samples per virtual second of all workers, without gradients."""
+        """Samples per virtual second of all workers, without computing gradients."""
         ...
 
     def command(
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
-        """The command that starts this candidate; `samples` are the most that it is expected to need."""
+        """The command that starts this candidate; `samples` is the largest number that it is expected to need."""
         ...
 
 
 def steady_rates(run: RunData, *, gossip: bool) -> tuple[float, ...]:
-    """Samples per second of all workers, in 8 consecutive parts of equal length, after every worker's first gradients.
+    """Samples per second of all workers in 8 consecutive parts of equal length, after every worker's first gradient.
 
-    Empty where fewer than 16 gradients are left.
+    Empty if fewer than 16 gradients remain.
     """
     applied = applied_in_order(run.records, gossip=gossip)
     if not len(applied):
@@ -124,7 +124,7 @@ def steady_rates(run: RunData, *, gossip: bool) -> tuple[float, ...]:
 
 
 def mean_rate(rates: tuple[float, ...]) -> Estimate:
-    """The mean of consecutive parts' rates with its interval, by batch means; exact where there is one part only."""
+    """The mean of consecutive parts' rates with its interval, by batch means; exact if there is only one part."""
     mean = float(np.mean(rates))
     if len(rates) < 2:
         return Estimate(value=mean, low=mean, high=mean)
@@ -134,7 +134,7 @@ def mean_rate(rates: tuple[float, ...]) -> Estimate:
 
 
 def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) -> Observed:
-    """A run's records and evaluations with regard to a target."""
+    """What a run's records and evaluations show about a target."""
     gossip = bool(run.result.get("gossip"))
     records = {worker: rows for worker, rows in run.records.items() if len(rows)}
     rows = np.concatenate(list(records.values())) if records else None
@@ -162,7 +162,7 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
 
 
 def _curve(run: RunData, *, above: bool, gossip: bool) -> list[tuple[float, float, float]]:
-    """Seconds, samples and accuracy, or the running loss once its window is full: what a target loss is judged by."""
+    """Seconds, samples and accuracy; or the running loss once its window is full, which a target loss is compared with."""
     if above:
         rows = [one for one in run.evaluations if one.get("test_accuracy") is not None]
         return sorted((float(one["elapsed_s"]), float(one["samples"]), float(one["test_accuracy"])) for one in rows)
@@ -172,7 +172,7 @@ def _curve(run: RunData, *, above: bool, gossip: bool) -> list[tuple[float, floa
 
 
 def _deviation(times_s: np.ndarray) -> float:
-    """Standard deviation over the mean by the middle half of the values, which outliers do not touch."""
+    """Standard deviation over the mean, from the interquartile range, which is robust to outliers."""
     if len(times_s) < 8:
         return 0.0
     low, median, high = np.percentile(times_s, [25, 50, 75])

@@ -1,4 +1,4 @@
-"""Programs to advise on: built-in tasks by name, and users' own loops."""
+"""Programs to give advice on: built-in tasks, and users' loops."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from paceline.system.machine import intra_op_threads
 from paceline.system.torch_random import torch_undisturbed
 from paceline.tasks.load import BUILT_IN, load_task
 
-NEVER = 1.0  # a test accuracy that is as good as never reached: evaluations are as often, and the run goes on
-_RATE_STEPS = 60  # of each worker, to learn how fast simulated workers are
+NEVER = 1.0  # a target accuracy that is hardly ever reached: the run evaluates as often, and does not stop
+_RATE_STEPS = 60  # of each worker, to measure the speed of simulated workers
 _MANY_EPOCHS = 1_000_000.0
 _WARM_UP = 0.2
 
 
 def virtual_rate(candidate: Candidate, cluster: Cluster, shape: Shape) -> float:
-    """Samples per virtual second of all workers: worker programs on vectors and batches of this size.
+    """Samples per virtual second of all workers with vectors and batches of this size, without computing gradients.
 
-    Each worker makes 60 steps; what counts is the time from a fifth of the first worker's to its last.
+    Each worker makes 60 steps, until the first one has finished; the first fifth of that time is the warm-up.
     """
     config = TrainConfig(algorithm=candidate.algorithm, steps=_RATE_STEPS, batch_size=shape.batch_size)
     run = simulate_task(config, cluster=cluster, timing_only=True, num_parameters=shape.num_parameters)
@@ -55,7 +55,7 @@ class TaskProgram:
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
-        """Trains for real; evaluates as a run with this target would, and continues when it is reached."""
+        """Trains with real workers; evaluates as a run with this target does, and continues when it is reached."""
         from paceline.run.train import train
 
         evaluated = {"target_accuracy": NEVER} if target.accuracy is not None else {}
@@ -74,7 +74,7 @@ class TaskProgram:
     def simulate(
         self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
     ) -> Observed:
-        """Trains with real gradients under a virtual clock; never past the task's own data, epoch after epoch."""
+        """Trains with real gradients under a virtual clock."""
         epochs = limit_samples / self._num_samples()
         limit = {"limit_s": limit_s} if math.isfinite(limit_s) else {}
         targets = {"target_accuracy": target.accuracy, "target_loss": target.loss}
@@ -130,14 +130,14 @@ class LoopProgram:
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[Any]:
-        """The loop, for workers of this process: one thread, as a worker has, and in a scratch folder."""
+        """The loop for workers in this process, with one thread each, in a scratch folder."""
         with intra_op_threads(1), self.scratch.made() as own, self.scratch.inside(own):
             yield self.function()
 
     def run(
         self, candidate: Candidate, target: Target, *, for_s: float, seed: int, slow: Mapping[int, float]
     ) -> Observed:
-        """Launches real workers; evaluates as a run with this target would, and continues when it is reached."""
+        """Launches real workers; evaluates as a run with this target does, and continues when it is reached."""
         from paceline.run.launch import launch
 
         began_s = time.perf_counter()
@@ -165,7 +165,7 @@ class LoopProgram:
     def simulate(
         self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
     ) -> Observed:
-        """Trains with real gradients under a virtual clock, until the loop's own end at most."""
+        """Trains with real gradients under a virtual clock, at most until the loop ends by itself."""
         from paceline.run.simulate import simulate
 
         with self._simulated() as loop:
@@ -188,7 +188,7 @@ class LoopProgram:
     def command(
         self, candidate: Candidate, target: Target, *, slow: Mapping[int, float], restarts: int, samples: float
     ) -> str:
-        del samples  # the loop says itself how long it goes on
+        del samples  # the loop itself decides how long it trains
         options = ["--workers", candidate.workers, "--algorithm", candidate.algorithm]
         return shlex.join(
             map(str, ["paceline", "launch", self.name, *options, *shared_options(target, slow, restarts)])
@@ -199,11 +199,11 @@ def load_program(reference: str, scratch: Scratch, data: Path | None = None) -> 
     """A built-in task by name, or a user's loop from `FILE.py:FUNCTION`.
 
     Raises:
-        UsageError: the reference names nothing that exists; a file's message names the line.
+        UsageError: no such task or function; the message names the line of an error in the file.
     """
     if reference in BUILT_IN:
         return TaskProgram(name=reference, data=data)
     if data is not None:
-        raise UsageError("Only built-in tasks take a data folder: your own loop loads its data itself.")
+        raise UsageError("Only built-in tasks take a data folder; a loop of your own loads its data itself.")
     load_loop(reference)
     return LoopProgram(reference, scratch)

@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import UsageError
 
-_MOST_ENTRIES = 1000  # of a folder that is made again, link by link; larger ones are one link
+_MOST_ENTRIES = 1000  # of a folder whose entries are linked one by one; larger ones become one link
 _MOST_DEPTH = 4
 _WHOLE = {".git", ".venv", "__pycache__", "node_modules"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -33,9 +33,9 @@ class WritesElsewhereError(UsageError):
 class Scratch:
     """Working folders for calls of a loop, which look like the user's folder.
 
-    They contain links to the user's files, which become copies when the loop writes to them. Writing elsewhere is refused
-    unless allowed, except in temporary folders, caches and devices. Of files that compiled code opens, only `torch.save`'s
-    are seen.
+    They contain links to the user's files, which become copies when the loop writes to them. Writing elsewhere raises an
+    error unless allowed, except in temporary folders, caches and devices. Of the files that compiled code opens, only those of
+    `torch.save` are checked.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Confined:
-    """A loop for worker processes, which work in `own`, a folder of `scratch`'s."""
+    """A loop for worker processes, which work in `own`, one of the folders of `scratch`."""
 
     loop: Callable[[], Any]
     scratch: Scratch
@@ -106,7 +106,7 @@ _is_installed = False
 
 @contextlib.contextmanager
 def _guarded(own: Path) -> Iterator[None]:
-    """Refuses to write outside of `own`. An audit hook stays for as long as its process: installed once, it looks away."""
+    """Rejects writes outside `own`. An audit hook cannot be removed: it is installed once, and does nothing elsewhere."""
     global _own, _is_installed
     if not _is_installed:
         sys.addaudithook(_on_event)
@@ -119,7 +119,7 @@ def _guarded(own: Path) -> Iterator[None]:
             _check(os.fspath(f), _WRITES)
         save(obj, f, *more, **options)
 
-    _own, torch.save = own.resolve(), checked  # it opens files in C++, unseen by audit hooks
+    _own, torch.save = own.resolve(), checked  # `torch.save` opens files in C++, which audit hooks do not see
     try:
         yield
     finally:
@@ -138,10 +138,10 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _check(path: Any, flags: int) -> None:
-    """Lets a path be written to, after a link there has become a copy; `flags`: of an opening, 0: the link itself changes.
+    """Allows a write to a path, and replaces a link there by a copy; `flags` of `open`, or 0 if the link itself changes.
 
     Raises:
-        WritesElsewhereError: it lies outside.
+        WritesElsewhereError: the path is outside the scratch folder.
     """
     if _own is None or not isinstance(path, str | bytes):  # a descriptor was checked when it was opened
         return
@@ -149,8 +149,8 @@ def _check(path: Any, flags: int) -> None:
     place = named.parent.resolve() / named.name
     if not _may(place):
         raise WritesElsewhereError(
-            f"The loop writes {place}, which is outside the short runs' scratch folder, so they would overwrite it: "
-            "allow that with --yes, or give the loop a path relative to the working folder."
+            f"The loop writes {place}, which is outside the scratch folder, so short runs would overwrite it: allow that "
+            "with --yes, or use a path relative to the working folder."
         )
     if flags and place.is_symlink() and not _may(target := place.resolve()):
         place.unlink()

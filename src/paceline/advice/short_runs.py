@@ -1,4 +1,4 @@
-"""Short real runs: which to make, and how fast every candidate is by them."""
+"""Short real runs: which ones to make, and the speed of each candidate that follows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paceline.errors import PacelineError, first_line
 from paceline.planner.estimate import Estimate, LogSpread
 from paceline.planner.system_model import SystemModel, system_features
 
-_UNKNOWN = 0.3  # standard deviation of a rate's logarithm where a model says nothing of it
-_LEAST = 0.02  # the same between two runs, at least: few repeats may be equal by chance
-_RIDGE = 1e-4  # of columns of norm 1: with fewer runs than coefficients, the variance is large and not infinite
+_UNKNOWN = 0.3  # standard deviation of a rate's logarithm, if a model does not give it
+_LEAST = 0.02  # its minimum between two runs: a few repeats may be equal by chance
+_RIDGE = 1e-4  # for columns of norm 1: the variance stays finite with fewer runs than coefficients
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How fast a candidate is, and with what certainty.
+    """A candidate's speed in samples per second, and its uncertainty.
 
     Args:
-        spread: of one further run's rate.
-        extrapolation: in which respect it was not measured; "" if it was.
+        spread: of another run's rate.
+        extrapolation: how it was inferred, in words; "" if it was measured.
     """
 
     value: float
@@ -35,9 +35,9 @@ class Rate:
 
 
 def designed(counts: Sequence[int], number: int) -> list[int]:
-    """Which numbers of workers to run, at most this many: always the largest; one worker is run anyway.
+    """The numbers of workers to run, at most `number` of `counts`: always the largest; one worker runs in any case.
 
-    The others are those that tell Ernest's coefficients apart best: with the least variance of the predictions for `counts`.
+    The others minimise the variance of the predictions of Ernest's model for `counts`.
     """
     chosen = [1, *sorted(counts)]
     features = system_features(chosen, np.ones(len(chosen)))
@@ -54,7 +54,7 @@ def designed(counts: Sequence[int], number: int) -> list[int]:
 
 
 class ShortRuns:
-    """Short runs, as they are made."""
+    """Makes short runs and keeps their results."""
 
     def __init__(self, program: Program, target: Target, slow: Mapping[int, float]) -> None:
         self._program, self._target, self._slow = program, target, slow
@@ -71,13 +71,13 @@ class ShortRuns:
         if found.outcome == "crashed":
             self.failed[candidate] = found.reason or "its short run crashed"
         elif not found.rates or min(found.rates) <= 0:
-            self.failed[candidate] = f"a short run of {for_s:.1f} s made too few steps to be measured"
+            self.failed[candidate] = f"a short run of {for_s:.1f} s made too few steps to measure"
         else:
             self.failed.pop(candidate, None)
             self.runs.setdefault(candidate, []).append(found)
 
     def measured(self) -> tuple[Measured, ...]:
-        """All runs, in the order of their candidates' first ones."""
+        """All runs, grouped by candidate."""
         return tuple(
             Measured(
                 candidate=candidate,
@@ -89,7 +89,7 @@ class ShortRuns:
         )
 
     def system(self, algorithm: str) -> SystemModel | None:
-        """Ernest's model of seconds per sample, from parts of all its runs and those of one worker; None: it has no run."""
+        """Ernest's model of seconds per sample, from all its runs and those of one worker; None: it has no run."""
         workers, times_s = [], []
         for candidate, runs in self.runs.items():
             if candidate.algorithm in (algorithm, ALONE) or candidate.workers == 1:
@@ -109,7 +109,7 @@ class ShortRuns:
         return max(abs(model.predict(one.workers).value * self.rate(one).value - 1) for one in own)
 
     def rate(self, candidate: Candidate) -> Rate:
-        """By its own runs, or by the system model of its algorithm.
+        """A candidate's speed, from its own runs or from the system model of its algorithm.
 
         Raises:
             KeyError: its algorithm has no runs.
@@ -125,7 +125,7 @@ class ShortRuns:
         if model is None:
             raise KeyError(candidate)
         predicted = model.predict(candidate.workers)
-        said = "its speed is the system model's, from other numbers of workers"
+        said = "its speed is extrapolated from other numbers of workers"
         return Rate(
             value=1 / predicted.value,
             spread=replace(between, deviation=math.hypot(between.deviation, _deviation(predicted))),
@@ -133,9 +133,9 @@ class ShortRuns:
         )
 
     def _between_runs(self) -> LogSpread:
-        """The spread of runs of the same candidate, over all that were repeated.
+        """The spread between runs of the same candidate, over all repeated candidates.
 
-        Without repeats: that of the parts of all runs, each about its own mean, which is rather more than less.
+        Without repeats: the spread of the parts of all runs about their own means, which tends to be larger.
         """
         repeated = [[math.log(np.mean(run.rates)) for run in runs] for runs in self.runs.values() if len(runs) > 1]
         if not repeated:
@@ -148,13 +148,13 @@ class ShortRuns:
 
     @property
     def deviation(self) -> float:
-        """Of a gradient's seconds over their mean: the median of all runs."""
+        """Relative standard deviation of a gradient's time: the median of all runs."""
         found = [run.compute_deviation for runs in self.runs.values() for run in runs]
         return float(np.median(found)) if found else 0.0
 
     @property
     def setup_s(self) -> float:
-        """Median time to start workers; the first run is left out, as it also starts the fork server."""
+        """Median time to start workers, without the first run, which also starts the fork server."""
         found = [run.setup_s for runs in self.runs.values() for run in runs]
         return float(np.median(found[1:] or found)) if found else 0.0
 

@@ -1,4 +1,4 @@
-"""Simulations of candidates: the machine measured here or read from a file, one job, and the model of its convergence."""
+"""Simulations of candidates: the measured machine, one simulation as a job, and the convergence model of its results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from paceline.tasks.load import BUILT_IN
 
 _ELEMENT_BYTES = 4  # float32
 _ROUNDS = 8
-_CLOSE = 0.01  # of the rate that is to be met
-_LEAST = 0.02  # share of the first guess of compute time that is not gone below
+_CLOSE = 0.01  # relative difference from the measured rate
+_LEAST = 0.02  # lower bound of the compute time, as a share of the first guess
 _MOST_DEVIATION = 0.3  # of compute time, over its mean
 
 
 def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None]) -> tuple[Cluster, list[str]]:
-    """MemoryTimes, locks and messages of this machine, in a few seconds; and a warning where they could not be measured.
+    """Measures memory, locks and messages of this machine in a few seconds; also returns a warning if that failed.
 
-    The step is not measured here: short runs do that, with all workers at once.
+    Short runs measure the step, with all workers at once.
     """
     task, num_bytes = (program, None) if program in BUILT_IN else ("digits-mlp", shape.num_parameters * _ELEMENT_BYTES)
 
@@ -39,13 +39,13 @@ def this_machine(program: str, shape: Shape, on_progress: Callable[[str], None])
     try:
         found = measure(task, quick=True, vector_bytes=num_bytes, on_progress=tell).as_cluster()
     except PacelineError as error:
-        return Cluster(), [f"Messages and memory are the simulator's defaults, as measuring failed: {error}"]
-    # What an update moves was measured with plain SGD, and of a small model it is mostly the optimizer's own overhead.
+        return Cluster(), [f"Messages and memory have the simulator's defaults, because measuring failed: {error}"]
+    # An update's memory traffic was measured with plain SGD; for a small model it is mostly the optimizer's overhead.
     return found if task == program else dataclasses.replace(found, update_vectors=Cluster().update_vectors), []
 
 
 def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> Cluster:
-    """The same machines with this number of workers, and the slow and idle ones among them."""
+    """The same machines with this number of workers, including those that are slow or idle."""
     links = tuple(one for one in cluster.link_factors if max(one[:2]) < workers)
     idle = tuple(one for one in cluster.idleness if one[0] < workers)
     found = dataclasses.replace(cluster, workers=workers, slowness=(), idleness=idle, link_factors=links)
@@ -58,10 +58,10 @@ def with_workers(cluster: Cluster, workers: int, slow: Mapping[int, float]) -> C
 def matched(
     program: Program, candidate: Candidate, cluster: Cluster, shape: Shape, samples_per_s: float, deviation: float
 ) -> Cluster:
-    """The cluster with the compute time that gives the measured speed of all workers.
+    """The cluster with the compute time at which simulated workers have the measured speed.
 
-    Seconds per sample are nearly linear in the compute time, so secants find it. It stays above a fiftieth of what a worker
-    without any overhead would have.
+    Seconds per sample are nearly linear in the compute time, so the secant method finds it. The result is at least a fiftieth
+    of the compute time without overhead.
     """
     spread = min(deviation, _MOST_DEVIATION)
 
@@ -96,9 +96,9 @@ class Job:
     """One simulation, which ends at the target or at one of the limits.
 
     Args:
-        cluster: with its compute time, if `samples_per_s` is None; without slow workers, if they are not in that figure.
-        samples_per_s: that all workers together are to have.
-        deviation: of a gradient's seconds over their mean.
+        cluster: with its compute time, if `samples_per_s` is None.
+        samples_per_s: measured speed of all workers together, which the compute time is matched to.
+        deviation: relative standard deviation of a gradient's time.
     """
 
     program: Program
@@ -118,7 +118,7 @@ class Simulated:
     """The result of a job.
 
     Args:
-        cluster: that it ran on, for further seeds.
+        cluster: with its matched compute time, for further seeds.
         run: its measurements, in virtual seconds.
     """
 
@@ -144,18 +144,14 @@ def simulate(job: Job) -> Simulated:
         )
     except PacelineError as error:
         run = Observed(outcome="crashed", reason=first_line(error))
-    return Simulated(
-        cluster=cluster,
-        run=run,
-        took_s=time.perf_counter() - began_s,
-    )
+    return Simulated(cluster=cluster, run=run, took_s=time.perf_counter() - began_s)
 
 
 def fit(arguments: tuple[Target, Sequence[tuple[int, Observed]]]) -> ConvergenceModel | None:
-    """Hemingway's model of one algorithm's simulations, in samples; None: they show too little.
+    """Hemingway's model of one algorithm's simulations, in samples; None: too few points.
 
     Args:
-        arguments: the target, and pairs of a number of workers and what was simulated with it.
+        arguments: the target, and pairs of a number of workers and a simulation.
     """
     target, runs = arguments
     curves = []

@@ -1,4 +1,4 @@
-"""The tables of advice: the ranking for pages and for the terminal, and the errors of the models."""
+"""Tables of advice: the ranking for pages and terminals, and the errors of the models."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _number(value: float) -> str:
 
 
 def ranking_table(advice: Advice) -> table.Table:
-    """The ranking for a terminal: intervals below their values, and what the models say below what was simulated."""
+    """The ranking for a terminal: intervals below their values, modelled times below simulated ones."""
     target, ranked = advice.target, ranking(advice).rows
     heads = ["work-\ners", f"to target ({ranking_unit(advice)})\n{INTERVAL}", "times\nbest", "samples\nneeded"]
     if target.deadline_s is not None:
@@ -125,7 +125,7 @@ def ranking_table(advice: Advice) -> table.Table:
 
 
 def fits_table(advice: Advice) -> Table:
-    """By how much each algorithm's models missed what they were not fitted to."""
+    """Errors of each algorithm's models on data left out of the fit."""
     what = "loss" if advice.target.accuracy is None else "error rate"
     counts = sorted({m for one in advice.fits for m in one.leave_one_out})
     heads = [Cell("algorithm", kind="name"), *(Cell(workers_text(m), f"{what}, factor") for m in counts)]

@@ -33,12 +33,12 @@ def name(candidate: Candidate) -> str:
 
 
 def measure_name(target: Target) -> str:
-    """The figure that is compared with the target."""
+    """The quantity that is compared with the target."""
     return "test accuracy" if target.accuracy is not None else "training loss"
 
 
 def measure_text(target: Target, value: float) -> str:
-    """A value of that figure: `96.0 %` or `0.120`; "any" without an upper limit."""
+    """A value of that quantity: `96.0 %` or `0.120`; "any" without an upper limit."""
     if not math.isfinite(value):
         return "any"
     return percent_text(value) if target.accuracy is not None else number_text(value)
@@ -84,12 +84,12 @@ def verdict(advice: Advice) -> str:
 
 
 def remark(one: Prediction) -> str:
-    """Why a candidate does not reach the target, or in which respect it is extrapolated; "" if there is nothing to say."""
+    """Why a candidate does not reach the target, or how it was extrapolated; "" if neither applies."""
     return "; ".join(filter(None, (one.why_not if one.time_s is None else "", one.extrapolation)))
 
 
 def remarks(ranked: Sequence[Prediction]) -> list[str]:
-    """The remarks, each with its candidates."""
+    """Each remark with its candidates."""
     said: dict[str, list[str]] = {}
     for one in ranked:
         said.setdefault(remark(one).rstrip("."), []).append(name(one.candidate))
@@ -97,18 +97,18 @@ def remarks(ranked: Sequence[Prediction]) -> list[str]:
 
 
 def nothing_arrives(ranked: Sequence[Prediction], target: Target) -> str:
-    """The best value that any candidate came to."""
+    """The best value of all candidates, none of which reaches the target."""
     bests = [(target.best(value for _, value in one.curve), one) for one in ranked]
     known = [(value, one) for value, one in bests if value is not None]
     if not known:
         why = next((one.why_not for one in ranked if one.why_not), "nothing could be simulated")
-        return f"nothing could be said of any candidate; of {name(ranked[0].candidate)}: {why}."
+        return f"no candidate has a prediction; {name(ranked[0].candidate)}: {why}."
     value, best = (max if target.accuracy is not None else min)(known, key=lambda one: one[0])
-    return f"the best came to {target.text(value)}, {name(best.candidate)}: {best.why_not or 'not in time'}."
+    return f"the best reached {target.text(value)}, {name(best.candidate)}: {best.why_not or 'not in time'}."
 
 
 def cautions(ranked: Sequence[Prediction]) -> list[str]:
-    """Whether the first place is a close call, and whether asynchronous SGD does not pay."""
+    """Warnings if the first place is a close call, or asynchronous SGD does not pay off."""
     best, *others = ranked
     said = []
     near = [one for one in others if best.time_s and one.time_s and one.time_s.low <= best.time_s.high]
@@ -118,7 +118,7 @@ def cautions(ranked: Sequence[Prediction]) -> list[str]:
     asynchronous = next((one for one in ranked if _is_asynchronous(one.candidate)), None)
     if asynchronous is not None and best.arrives and not _is_asynchronous(best.candidate):
         said.append(
-            f"Asynchronous SGD does not pay here: {name(best.candidate)} ranks before {name(asynchronous.candidate)}."
+            f"Asynchronous SGD does not pay off here: {name(best.candidate)} ranks before {name(asynchronous.candidate)}."
         )
     return said
 
@@ -130,7 +130,7 @@ def _is_asynchronous(candidate: Candidate) -> bool:
 
 
 def how_sure(best: Prediction, models: LogSpread | None, seeds: LogSpread | None) -> str:
-    """What the interval of the first is made of."""
+    """The sources of the first candidate's interval."""
     said = [f"the first was simulated to the target {counted(sum(map(math.isfinite, best.simulated_s)), 'time')}"]
     if seeds is not None:
         said.append(f"seeds differ by {whole_percent_text(math.expm1(seeds.deviation))}")

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import out, print_json
+from paceline.observe.words import seconds_text
 from paceline.specs.bounds import FLOPS_PER_S, PLANNED_WORKERS, SHARE
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def layers(
 ) -> None:
     """Which layers to train with data, model or hybrid parallelism: Das et al.'s balance equations.
 
-    Hybrid means G groups: the layer is cut over the workers of a group, and each group has its own batches. The last lines
-    name the fastest layout for `--layout`, with latency and computing at the shapes of a part, and the next best.
+    Hybrid means G groups: each group divides the layer over its workers and has its own batches. The last lines name the
+    fastest layout for `--layout`, with latency and the computing time of a part, and the next best ones.
 
     Example: paceline advise layers --task cifar10-cnn --workers 16
     """
@@ -133,7 +134,6 @@ def _as_json(result: Balance) -> dict[str, Any]:
 def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     from paceline.observe.document import Cell, Table
     from paceline.observe.terminal import terminal_table
-    from paceline.observe.words import seconds_text
 
     heads = [
         Cell("Layer", kind="name"),
@@ -152,15 +152,12 @@ def _show(result: Balance, about: dict[str, Any], source: str) -> None:
     console = out()
     workers, points = about["workers"], about["batch_size"]
     speeds = f"{about['flops_per_s'] / 1e9:,.1f} GFLOP/s ({source}), {about['bandwidth_bytes_per_s'] / 1e6:,.0f} MB/s"
-    console.print(
-        f"{workers} workers with {points} samples each, {speeds}; bytes of one worker in a step.", soft_wrap=True
-    )
+    console.print(f"{workers} workers with {points} samples each, {speeds}; bytes of one worker in a step.")
     console.print(terminal_table(Table(rows, heads)))
     console.print(
         f"Computation hides data parallelism with {result.min_points} samples per worker or more: up to"
         f" {result.max_nodes} workers at this batch of {workers * points}. Visible: the communication of data parallelism"
-        " that computation does not hide.",
-        soft_wrap=True,
+        " that computation does not hide."
     )
 
 
@@ -183,7 +180,6 @@ def _layout_json(choice: LayoutChoice) -> dict[str, Any]:
 def _show_layouts(choices: list[LayoutChoice]) -> None:
     from paceline.observe.document import Cell, Table
     from paceline.observe.terminal import terminal_table
-    from paceline.observe.words import seconds_text
 
     heads = [Cell("Layout", kind="name"), "Step", "Sends", "Waits", Cell("Layers that are cut", kind="name")]
     rows = []
@@ -195,5 +191,5 @@ def _show_layouts(choices: list[LayoutChoice]) -> None:
         )
     best = choices[0]
     named = f'--layout "{_spec(best)}"' if best.cut else "no layout: all layers data-parallel"
-    out().print(f"Fastest: {named}", soft_wrap=True)
+    out().print(f"Fastest: {named}")
     out().print(terminal_table(Table(rows, heads)))

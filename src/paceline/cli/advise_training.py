@@ -14,7 +14,9 @@ from paceline.cli import options
 from paceline.cli.console import complain, print_json, results, say, stages
 from paceline.cli.simulate import described
 from paceline.errors import UsageError, shown
+from paceline.observe.words import seconds_text
 from paceline.specs.bounds import DEATHS_PER_S, PLANNED_WORKERS, SECONDS_ABOVE_0, SEED, check_workers
+from paceline.specs.text import closest, split_specs
 from paceline.system.folder_lock import run_folder
 from paceline.system.machine import num_cores
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.advice.answer import Advice
 
 _in_target, _in_what = options.panel("What to reach"), options.panel("What to choose from")
-_in_happens, _in_run = options.panel("What will happen"), options.panel("The advice")
+_in_happens, _in_run = options.panel("Conditions"), options.panel("The advice")
 _MOST_SEEDS = 10**7  # runs and simulations count up from the first
 _KINDS = ("layers", "backups")
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -53,9 +55,9 @@ def training(
 ) -> None:
     """Which algorithm, and how many workers, reach a target soonest.
 
-    From short runs on this machine, models fitted to them, and simulations of the other candidates: ranked, with 90 %
-    intervals. A loop of yours runs in scratch folders; what it prints is in prints.log. Other advice: paceline advise
-    layers, paceline advise backups.
+    Ranks candidates, with 90 % intervals, by short runs on this machine, models fitted to them, and simulations. Your loop
+    runs in scratch folders, and its output goes to prints.log. Other advice: paceline advise layers, paceline advise
+    backups.
 
     Example: paceline advise train.py:train --target-accuracy 0.96 --max-workers 8 --slow 0:4
     """
@@ -63,6 +65,8 @@ def training(
     _check_program(program)
     if target_loss is None and target_accuracy is None:
         raise UsageError("Give a target: --target-accuracy 0.96, or --target-loss 0.1.")
+    if target_loss is not None and target_loss <= 0:
+        raise UsageError(f"--target-loss must be above 0, not {target_loss:g}.")
     deadline_s = None if deadline is None else seconds(deadline, "--deadline")
     budget_s = seconds(budget, "--budget")
     kills_per_s = 0.0 if kill_rate is None else per_second(kill_rate, "--kill-rate")
@@ -147,10 +151,9 @@ def per_second(text: str, option: str) -> float:
 
 
 def _check_program(program: str) -> None:
-    """Reports a misspelt verb, which is otherwise taken for a program."""
+    """Rejects a misspelt verb, which would otherwise be taken for a program."""
     if ".py" in program:
         return
-    from paceline.specs.text import closest
     from paceline.tasks.load import BUILT_IN
 
     if program not in BUILT_IN:
@@ -165,7 +168,6 @@ def _specs(texts: list[str] | None) -> list[str] | None:
     if texts is None:
         return None
     from paceline.algorithms import registry
-    from paceline.specs.text import split_specs
 
     return list(dict.fromkeys(registry.spec(registry.build(one)) for text in texts for one in split_specs(text)))
 
@@ -176,13 +178,12 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
     from paceline.advice.tables import fits_table, ranking_table
     from paceline.advice.words import asked, remarks, verdict
     from paceline.observe.terminal import terminal_table
-    from paceline.observe.words import seconds_text
 
     console = results(as_json=as_json)
-    console.print(f"{advice.program}: {asked(advice)}")
+    console.print(f"{advice.program}: {asked(advice)}", soft_wrap=False)
     console.print(ranking_table(advice))
     if advice.best is not None:
-        console.print(Text(f"\n{verdict(advice)}", style="bold"))
+        console.print(Text(f"\n{verdict(advice)}", style="bold"), soft_wrap=False)
         _list(console, "", advice.reasons)
     _list(console, "Mind", [*advice.warnings, *remarks(advice.ranked)])
     _list(console, "Not tried", advice.not_tried)
@@ -191,8 +192,8 @@ def _show(advice: Advice, page: Path, *, as_json: bool) -> None:
         console.print(terminal_table(fits_table(advice)))
     console.print(f"\nIt took {seconds_text(advice.took_s)}.")
     if advice.command:
-        console.print(Text("Start it: ").append(advice.command, style="bold"), soft_wrap=True)
-    console.print(f"Report:   {page}", soft_wrap=True)
+        console.print(Text("Start it: ").append(advice.command, style="bold"))
+    console.print(f"Report:   {page}")
 
 
 def _list(console: Any, title: str, lines: Sequence[str]) -> None:

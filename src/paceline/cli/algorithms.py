@@ -43,7 +43,7 @@ def algorithms(
         if as_json:
             print_json(asdict(shown))
         else:
-            out().print(shown.text)
+            out().print(shown.text, soft_wrap=False)
         return
     rows = _rows()
     if tolerates is not None:

@@ -1,4 +1,4 @@
-"""`paceline advise backups` and `paceline plan backups`: how many backup workers, before any run, and from a recorded run."""
+"""`paceline advise backups` and `paceline plan backups`: the number of backup workers, before a run or from one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from paceline.cli import options
 from paceline.cli.console import out, print_json, verbs
 from paceline.cli.simulate import described
 from paceline.errors import UsageError
+from paceline.observe.words import SECONDS_IN, column_unit, number_text, span_text, whole_percent_text
 from paceline.specs.bounds import BACKUPS, PLANNED_WORKERS, SECONDS
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def backups(
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
-    """How many backup workers a synchronous parameter server should have: Chen et al.'s trade.
+    """How many backup workers a synchronous parameter server should have: Chen et al.'s trade-off.
 
     A step with b backups of n workers ends with the (n - b)-th gradient: it is shorter, but averages fewer gradients, so more
-    steps are needed. With k gradients these go as 1 + N / k, where N is the noise scale over the batch size; without a noise
-    scale N = 411, as published for Inception. From a run that was recorded: paceline plan backups RUN.
+    steps are needed. With k gradients, their number is proportional to 1 + N / k, where N is the noise scale over the batch
+    size; the default is N = 411, as published for Inception. For a recorded run: paceline plan backups RUN.
 
     Example: paceline advise backups --cluster here.toml --workers 32
     """
@@ -62,7 +63,7 @@ def backups(
         PLANNED_WORKERS.check("--workers", workers)
     if (cluster is None) == (task is None):
         raise UsageError(
-            "Say whose times to use: either --cluster FILE, or --task TASK to measure them here. For a recorded run, "
+            "Give the source of the times: either --cluster FILE, or --task TASK to measure them here. For a recorded run, "
             "use paceline plan backups."
         )
     if noise_scale is not None and not noise_scale >= 0:
@@ -150,7 +151,6 @@ def _show(found: BackupPlan, source: str, rule: str, *, spare: bool = False) -> 
     """Prints a row for every number of backups, the best marked, and the spec of the best."""
     from paceline.observe.document import Cell, Table
     from paceline.observe.terminal import terminal_table
-    from paceline.observe.words import SECONDS_IN, column_unit, number_text, span_text, whole_percent_text
 
     unit = column_unit(row.step_s.value for row in found.rows)
     size_s = SECONDS_IN[unit]
@@ -172,17 +172,19 @@ def _show(found: BackupPlan, source: str, rule: str, *, spare: bool = False) -> 
     notes = [f"The last three columns are relative to b = 0. The number of steps is proportional to {rule}."]
     if found.sure is not None:
         share = whole_percent_text(found.sure)
-        notes.append(f"The same b is best in {share} of the cases if a twentieth of the recorded times is left out.")
+        notes.append(
+            f"The same b is best in {share} of the cases in which a twentieth of the recorded times is left out."
+        )
     if not spare:
         near = found.within(_NEAR)
         notes.append(f"Within 2 % of the best: b = {near[0]}{f' to {near[-1]}' if len(near) > 1 else ''}.")
     console = out()
-    console.print(source, soft_wrap=True)
+    console.print(source)
     console.print(terminal_table(Table(rows, heads)))
     for note in notes:
-        console.print(note, style="dim", soft_wrap=True)
+        console.print(note, style="dim")
     machines = f" with {found.best.machines} workers" if spare else f" --workers {found.best.machines}"
-    console.print(f'Best: --algorithm "{_spec_of(found.best)}"{machines}', soft_wrap=True)
+    console.print(f'Best: --algorithm "{_spec_of(found.best)}"{machines}')
 
 
 def _rule(half_efficient: float) -> str:
@@ -207,8 +209,8 @@ def backups_of_run(
     half_efficient: Annotated[
         float,
         typer.Option(
-            help="N at which a gradient is worth half of one alone: steps to converge go as 1 + this / N. 411 is"
-            " published for Inception; small models on small data: tens; inf: steps fall as 1 / N for ever.",
+            help="Gradients per step at which each is worth half of one alone; with N, steps are proportional to 1 + this / N."
+            " 411 is published for Inception; small models on small data: tens; inf: proportional to 1 / N.",
         ),
     ] = 411.0,
     max_backups: _MaxBackups = None,
@@ -217,8 +219,8 @@ def backups_of_run(
     """How many backup workers a synchronous parameter server should have, from a run's times.
 
     With b backups of M workers, a step ends with the (M - b)-th gradient: it is shorter, but more steps are needed, as each
-    averages fewer gradients. Total time is one times the other; the best b has the least. Where workers are held up for many
-    steps at a time, steps with few backups take longer than that.
+    averages fewer gradients. The best b has the least total time. If workers are slow for many steps in a row, steps with few
+    backups take longer than predicted.
 
     Example: paceline plan backups runs/one
     """
@@ -242,7 +244,7 @@ def backups_of_run(
     if not as_json:
         _show(found, f"{seen.num_workers} workers; {source}.", _rule(half_efficient))
         return
-    # For what the run came to in its own steps, whose updates may have been of another number of gradients.
+    # Scaled to the steps of this run, whose updates may have averaged another number of gradients.
     for_one = seen.updates / steps_to_target(max(1.0, seen.gradients_per_update), half_efficient)
     answer = _as_json(found)
     for row in answer["rows"]:

@@ -1,4 +1,4 @@
-"""`paceline calibrate`: this machine, or a launcher's workers, measured, as a cluster file for the simulator."""
+"""`paceline calibrate`: measures this machine, or a launcher's workers, for the simulator's cluster file."""
 
 from __future__ import annotations
 
@@ -96,16 +96,16 @@ def _write(
     console = results(as_json=as_json)
     for line in measured.summary(cluster):
         name, _, figures = line.partition(": ")
-        console.print(Text.assemble(f"{name}: ", (figures, "bold")), soft_wrap=True)
-    console.print(f"Written: {file}", soft_wrap=True)
+        console.print(Text.assemble(f"{name}: ", (figures, "bold")))
+    console.print(f"Written: {file}")
     how = f"--task {task or measured.task} --batch-size {measured.batch_size}"
-    console.print(f"Use it:  paceline simulate --cluster {file} {how}", soft_wrap=True)
+    console.print(f"Use it:  paceline simulate --cluster {file} {how}")
     if as_json:
         print_json(measured.as_json(cluster, file))
 
 
 def _launched() -> bool:
-    """Whether a launcher may have started this process; decided before PyTorch is loaded."""
+    """Whether a launcher may have started this process; needs no PyTorch."""
     return "PACELINE_JOIN" in os.environ or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ)
 
 

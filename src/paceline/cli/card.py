@@ -1,4 +1,4 @@
-"""An algorithm's card: its docstring by headings; printed by `paceline algorithms NAME`, a page of the documentation."""
+"""An algorithm's card, which is its docstring by headings: for `paceline algorithms NAME` and the documentation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-#: First words of a docstring's paragraphs, and the heading that a card gives them.
+_TOLERATES = "Tolerates"
+#: First words of a docstring's paragraphs, and their headings on a card, in its order.
 HEADINGS = {
     "Costs per step:": "Costs per step",
-    "Clipping acts": "Clipping",
     "Use when:": "Use when",
-    "When N doubles:": "When the workers double",
     "Not:": "Not to be confused with",
+    "Tolerates:": _TOLERATES,  # from attributes, not from the docstring
+    "When N doubles:": "When the workers double",
+    "Clipping acts": "Clipping",
     "Differs from the paper:": "Differences from the paper",
     "Differs from the papers:": "Differences from the paper",
     "Reference:": "Reference",
 }
-_TOLERATES = "Tolerates"
-_ORDER = (
-    "Costs per step", "Use when", "Not to be confused with", _TOLERATES, "When the workers double", "Clipping",
-    "Differences from the paper", "Reference",
-)  # fmt: skip
 _TOLERANCE = {
     "kill": "a worker that is killed (the others continue)",
     "kill under launch": "a worker that is killed under `launch` or `train` (the others continue; elsewhere the run ends)",
@@ -42,7 +39,7 @@ _LONE = "One worker only: if it dies, the run ends and continues with `--resume`
 
 @dataclass(frozen=True)
 class Card:
-    """Facts that a user should know about an algorithm before choosing it."""
+    """What a user should know about an algorithm before choosing it."""
 
     name: str
     spec: str
@@ -89,7 +86,7 @@ def card(name: str) -> Card:
         registry.template(name),
         summary,
         tuple(about),
-        {heading: parts[heading] for heading in _ORDER if heading in parts},
+        {heading: parts[heading] for heading in HEADINGS.values() if heading in parts},
         {argument: _joined(meaning) for argument, meaning in arguments.items()},
     )
 

@@ -14,6 +14,7 @@ from paceline.cli.train import execute, outcome_line, read_result
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import RUNS, SEED
+from paceline.specs.text import split_specs
 from paceline.system.folder_lock import run_folder
 from paceline.system.interrupts import noted
 
@@ -40,8 +41,6 @@ def compare(
 
     Example: paceline compare --algorithm "hogwild,leashed(persistence=2)" --workers 1,2,4 --target-loss 0.2
     """
-    from paceline.specs.text import split_specs
-
     specs = [spec for text in given.pop("algorithm", ["hogwild,leashed,locked"]) for spec in split_specs(text)]
     counts = [_count(word) for text in given.pop("workers", ["2"]) for word in text.split(",")]
     options.check_numbers(given)
@@ -118,7 +117,7 @@ def _one(config: TrainConfig, folder: Path) -> tuple[RunData, NotWrittenError | 
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, PacelineError) else str(error)
         run = RunData(config=record, result={**record, "outcome": "crashed", "outcome_reason": reason})
         not_written = error if isinstance(error, NotWrittenError) else None
-    err().print(outcome_line(run.result), soft_wrap=True)
+    err().print(outcome_line(run.result))
     return run, not_written
 
 
@@ -132,6 +131,6 @@ def _show(runs: dict[str, RunData], folder: Path, *, as_json: bool) -> None:
     write_report(listed, report, title=title, command=options.write_command())
     console = results(as_json=as_json)
     console.print(comparison_table([run.result for run in listed]))
-    console.print(f"Report: {report}", soft_wrap=True)
+    console.print(f"Report: {report}")
     if as_json:
         print_json([read_result(run, folder / name) for name, run in runs.items()])

@@ -18,10 +18,14 @@ _LONGEST_COMPLAINT = 2000
 
 
 class _PlainConsole(Console):
-    """A console for names and texts of files, models and users: none of them is markup or controls the terminal."""
+    """A console for untrusted text from files, models and users: it is not markup and cannot control the terminal."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **named: Any) -> None:
+        """Does not wrap lines of text unless told to, so that paths and commands can be copied and clicked."""
+        super().print(*objects, **{"soft_wrap": all(isinstance(one, str | Text) for one in objects), **named})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -55,21 +59,21 @@ def verbs(help: str, **named: Any) -> typer.Typer:
 
 
 def complain(message: str) -> None:
-    """Prints an error on stderr, unwrapped so that it can be copied; of a very long one, both ends."""
+    """Prints an error on stderr; shortens a very long one in the middle."""
     if len(message) > _LONGEST_COMPLAINT:
         half = _LONGEST_COMPLAINT // 2
         message = f"{message[:half]} ... {message[-half:]}"
-    err().print(Text.assemble(("paceline:", "bold red"), f" {message}"), soft_wrap=True)
+    err().print(Text.assemble(("paceline:", "bold red"), f" {message}"))
 
 
 def say(message: str) -> None:
-    """Prints one line on stderr, unwrapped so that paths in it can be clicked."""
-    err().print(message, soft_wrap=True)
+    """Prints one line on stderr."""
+    err().print(message)
 
 
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[..., None]]:
-    """Yields a function to report what is being done, and the share that is done: a status on a terminal, else lines."""
+    """Yields a function that reports the current activity and the share done: a status line on a terminal, else lines."""
     console, last = err(), ""
     redraws = console.is_terminal and not console.is_dumb_terminal
     with console.status("") as status:

@@ -55,7 +55,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print a list of
         for check in checks:
             mark = ("works", "green") if check.works else ("fails", "bold red")
             remedy = f" {check.remedy}" if check.remedy else ""
-            console.print(Text.assemble(mark, "  ", (check.name, "bold"), f": {check.finding}{remedy}"), soft_wrap=True)
+            console.print(Text.assemble(mark, "  ", (check.name, "bold"), f": {check.finding}{remedy}"))
     if not all(check.works for check in checks):
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from paceline.system.paths import check_new_file
 
 
 def key(file: Annotated[Path, typer.Argument(help="Key file to create, readable by its owner only.")]) -> None:
-    """Make a key file, to be copied to every machine of a run: it encrypts, and keeps strangers out.
+    """Create a key file for all machines of a run, which encrypts their traffic and keeps others out.
 
     Example: paceline key run.key
     """

@@ -14,9 +14,10 @@ from paceline.cli import options
 from paceline.cli.console import say
 from paceline.errors import NotWrittenError, PacelineError, UsageError
 from paceline.loop.slowness import checked_factors
+from paceline.observe.words import workers_text
 from paceline.run.fork_server import fork_server_context
 from paceline.specs.bounds import COUNT, DEADLINE_S, SECONDS_ABOVE_0, check_workers
-from paceline.specs.file_loop import is_loop
+from paceline.specs.file_loop import is_loop, load_loop
 
 _in_function, _in_together = options.panel("With a function"), options.panel("With a script, and other machines")
 _FUNCTION_ONLY = ("target_loss", "target_accuracy", "limit", "slow", "seed", "resume")
@@ -61,7 +62,7 @@ def launch(
     ] = None,
     of: Annotated[
         int | None,
-        _in_together(help="Workers on all machines, which training waits for. Default: what the first machine says."),
+        _in_together(help="Workers on all machines, for which training waits. Default: the first machine's value."),
     ] = None,
     key: Annotated[
         Path | None,
@@ -84,7 +85,7 @@ def launch(
     """Run your own training in several workers: a function of a file, or a script on each of several machines.
 
     A function runs under a supervisor, with every algorithm, targets and a report.
-    A script's workers survive the loss of each other, of --join's machine and of this command. A late one replaces a dead one.
+    A script's workers survive the loss of each other, of --join's machine and of this command. Late workers replace dead ones.
 
     Example: paceline launch train.py:train --workers 4 --algorithm leashed --target-accuracy 0.96
 
@@ -148,7 +149,7 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def _resumed(resume: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The given options, completed by those of the run to resume, except its limits, which may have ended it."""
+    """The given options, completed by those of the run to resume, except its limits, which may have stopped it."""
     if resume is None:
         return given
     saved = options.read_resumed(resume, of_function=True)
@@ -172,16 +173,13 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
     slow = given.get("slow", {})
     if isinstance(slow, list):
         slow = checked_factors(options.slow_factors(slow), workers)
-    if out is not None and (resume is None or out.resolve() != resume.resolve()):
-        options.check_out(out)
+    options.check_out(out, resume)
 
     fork_server_context()  # its server loads PyTorch while this process does
     from paceline.algorithms import registry
     from paceline.cli.train import finished, live_table, show
-    from paceline.observe.words import workers_text
     from paceline.records.run_data import RunData
     from paceline.run.launch import launch as run_launch
-    from paceline.specs.file_loop import load_loop
 
     if algorithm is not None:
         registry.build(algorithm).check(workers)
@@ -207,6 +205,6 @@ def _launch_function(reference: str, given: dict[str, Any]) -> None:
 
 
 def _calibrates(command: list[str]) -> bool:
-    """Whether the workers are `paceline calibrate`, by its module or its file: they measure, and write their own file."""
+    """Whether the workers run `paceline calibrate`, as a module or a file; they write their own file instead of a run."""
     words = command[1:] if command[0] == "-m" else [Path(command[0]).name, *command[1:]]
     return words[:2] == ["paceline", "calibrate"]

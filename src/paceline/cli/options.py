@@ -57,10 +57,10 @@ def pairs(
     key: Callable[[str], Any] = int,
     value: Callable[[str], Any] = float,
 ) -> dict[Any, Any]:
-    """The entries KEY:VALUE that an option was given.
+    """Parses the KEY:VALUE entries of an option.
 
     Raises:
-        UsageError: one is not written as `form` says, or two have the same key.
+        UsageError: an entry does not have the form `form`, or two have the same key.
     """
     found = {}
     for text in texts or ():
@@ -78,7 +78,7 @@ def pairs(
 
 
 def slow_factors(texts: Iterable[str] | None) -> dict[int, float]:
-    """By worker, the factor on its compute time."""
+    """Parses `--slow`: factors on compute time by worker."""
     return pairs("--slow", texts, "WORKER:FACTOR, as 0:100")
 
 
@@ -123,11 +123,11 @@ _CONFIG = {
 
 
 def with_config(*left_out: str, **replaced: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a verb, whose first parameter then receives the fields of TrainConfig that the user gave.
+    """Decorates a verb, whose first parameter then receives the fields of TrainConfig that the user set.
 
     Args:
         left_out: fields for which the verb has no option.
-        replaced: options of its own for others.
+        replaced: the verb's own options for other fields.
     """
     shared = {name: kind for name, kind in {**_CONFIG, **replaced}.items() if name not in left_out}
 
@@ -152,7 +152,7 @@ def with_config(*left_out: str, **replaced: Any) -> Callable[[Callable[..., None
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:
-    """Rejects invalid numbers; `given` are TrainConfig's fields as far as the user gave them.
+    """Rejects invalid numbers; `given`: the fields of TrainConfig that the user set.
 
     Raises:
         UsageError: the message names the option.
@@ -167,7 +167,7 @@ def check_numbers(given: Mapping[str, Any]) -> None:
 
 
 def check_specs(configs: Iterable[TrainConfig]) -> None:
-    """Builds every object that configurations name, so that a misspelt name fails early.
+    """Builds every object named in the configurations, so that a misspelt name fails early.
 
     Warns if an algorithm ignores some of the user's optimizer options, or hardly trains.
 
@@ -190,9 +190,9 @@ def check_specs(configs: Iterable[TrainConfig]) -> None:
         warnings.simplefilter("ignore", category)
 
 
-def check_out(out: Path | None) -> None:
-    """Rejects a folder that is not writable or not empty; None: a new one will be made."""
-    if out is None:
+def check_out(out: Path | None, resume: Path | None = None) -> None:
+    """Rejects a folder that is not writable or not empty, unless it is the run to resume; None: a new one will be made."""
+    if out is None or (resume is not None and out.resolve() == resume.resolve()):
         return
     check_new_folder(out, f"--out {out}")
     if out.is_dir() and not is_empty(out):
@@ -204,7 +204,7 @@ def read_resumed(resume: Path, *, of_function: bool) -> dict[str, Any]:
     """The configuration of a run to resume, of a function or of a task.
 
     Raises:
-        UsageError: it is no run's folder, has no checkpoint to resume from, or is a run of the other kind.
+        UsageError: the folder contains no run or no checkpoint, or a run of the other kind.
     """
     if not (resume / "config.json").is_file():
         raise UsageError(f"--resume {resume} is not a run's folder: it has no config.json.")
@@ -252,7 +252,7 @@ def _new_folder(*words: str) -> Path:
             path.mkdir(parents=True)
             return path
         except OSError as error:
-            # Taken, or another command has just removed the parent.
+            # The name is taken, or another command has just removed the parent.
             if not isinstance(error, FileExistsError | FileNotFoundError) or number == _MOST_FOLDERS:
                 raise UsageError(str(files.not_written(stem, error))) from error
 

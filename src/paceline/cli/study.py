@@ -11,6 +11,8 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import out, print_json, results, say, verbs
 from paceline.errors import UsageError
+from paceline.observe.words import seconds_text
+from paceline.specs.text import split_specs
 
 if TYPE_CHECKING:
     from paceline.study import Study
@@ -55,9 +57,9 @@ def run(
     dry_run: Annotated[bool, _in_run("--dry-run", help="Print the trials and their estimated time only.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a study: every combination of its factors with every seed, each once, in an order fair to all.
+    """Run a study: every combination of its factors with every seed, each once, in random order.
 
-    Interrupt it at any time, even with kill -9: the same command continues and runs nothing twice.
+    You can interrupt it at any time, even with kill -9: the same command continues and runs no trial twice.
 
     Example: paceline study run --algorithm "locked,hogwild,leashed" --workers 1,2 --seeds 5 --epochs 10 --out runs/first
     """
@@ -104,7 +106,7 @@ def table(
         console.print(medians_table(frame, target=study.smallest_target, title=study.name))
     else:
         console.print("No trial has been run yet.")
-    console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}", soft_wrap=True)
+    console.print(f"Table: {folder / 'table.parquet'} and {folder / 'table.csv'}")
     if as_json:
         print(frame.to_json(orient="records", double_precision=15), flush=True)
 
@@ -117,7 +119,7 @@ def report(folder: _Folder, baseline: _Baseline = None) -> None:
     """
     from paceline.study.report import write_report
 
-    out().print(f"Report: {write_report(folder, baseline=baseline)}", soft_wrap=True)
+    out().print(f"Report: {write_report(folder, baseline=baseline)}")
 
 
 @study_app.command()
@@ -155,7 +157,7 @@ def compare(
     title = f"Ratios of {measure.title}, {trials.baseline} as baseline; findings are bold"
     out().print(terminal_table(comparisons_table(found), title))
     if not any(one.found for one in found):
-        out().print("No interval excludes 1 and holds among all that are compared here, or there are too few pairs.")
+        out().print("No difference is significant among all these comparisons, or there are too few pairs.")
 
 
 def _table(given: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +189,6 @@ def _table(given: dict[str, Any]) -> dict[str, Any]:
 
 def _factors(given: dict[str, Any]) -> dict[str, list[Any]]:
     """Factors in the comma form; commas inside parentheses do not split."""
-    from paceline.specs.text import split_specs
     from paceline.study.study_file import long_name
 
     texts = {name: given[name] for name in ("algorithm", "workers", "batch_size", "learning_rate")}
@@ -227,15 +228,12 @@ def _default_folder(study: Study, file: Path | None) -> Path:
 
 def _tell(progress: StudyProgress) -> None:
     """Prints a line about the last finished trial."""
-    from paceline.observe.words import seconds_text
-
     left = f"  {seconds_text(progress.remaining_s)} left" if progress.remaining_s else ""
     count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
     say(f"{count}  {_levels_text(progress.trial)}: {progress.outcome} in {seconds_text(progress.took_s)}{left}")
 
 
 def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
-    from paceline.observe.words import seconds_text
     from paceline.study.estimate import estimate
 
     found = estimate(study, folder)
@@ -244,14 +242,13 @@ def _show_plan(study: Study, folder: Path, *, as_json: bool) -> None:
         say(note)
     for number, trial in enumerate(found.trials[:_SHOWN_TRIALS], start=1):
         done = "  (has been run)" if trial.hash in found.done else ""
-        console.print(f"{number:>4}  {trial.hash}  {_levels_text(trial)}{done}", soft_wrap=True)
+        console.print(f"{number:>4}  {trial.hash}  {_levels_text(trial)}{done}")
     if len(found.trials) > _SHOWN_TRIALS:
         console.print(f"      and {len(found.trials) - _SHOWN_TRIALS:,} more")
     waiting = found.total - len(found.done)
     console.print(
         f"{found.total:,} trials, {len(found.done):,} of them run before; {waiting:,} to run: about"
-        f" {seconds_text(found.remaining_s)} on this machine ({found.reason}).",
-        soft_wrap=True,
+        f" {seconds_text(found.remaining_s)} on this machine ({found.reason})."
     )
     if as_json:
         trials = [
@@ -272,12 +269,12 @@ def _show_end(end: StudyEnd, page: Path, *, as_json: bool) -> None:
         say(note)
     if end.left_out:
         what = "1 earlier trial belongs" if len(end.left_out) == 1 else f"{len(end.left_out):,} earlier trials belong"
-        say(f"{what} to the study no more: kept in {end.folder / 'trials'}, and left out of the table.")
+        say(f"{what} to the study no longer: kept in {end.folder / 'trials'}, and left out of the table.")
     total = end.ran + end.found
     outcomes = ", ".join(f"{number:,} {name}" for name, number in sorted(end.outcomes.items()))
-    console.print(f"{total:,} trials, {end.ran:,} of them run now: {outcomes}.", soft_wrap=True)
-    console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv", soft_wrap=True)
-    console.print(f"Report: {page}", soft_wrap=True)
+    console.print(f"{total:,} trials, {end.ran:,} of them run now: {outcomes}.")
+    console.print(f"Table:  {end.folder / 'table.parquet'} and table.csv")
+    console.print(f"Report: {page}")
     if as_json:
         about = {"out": str(end.folder), "trials": total, "ran": end.ran, "found": end.found, "left_out": end.left_out}
         print_json({**about, "outcomes": dict(end.outcomes), "report": str(page)})

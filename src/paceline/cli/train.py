@@ -15,6 +15,7 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import complain, err, print_json, results, say
 from paceline.errors import NotWrittenError, UsageError
+from paceline.observe.words import workers_text
 from paceline.run.fork_server import fork_server_context
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def train(
     options.check_numbers(given)
     if resume is not None:
         given = _resumed(resume, given)
-    if out is not None and (resume is None or out.resolve() != resume.resolve()):
-        options.check_out(out)
+    options.check_out(out, resume)
 
     fork_server_context()  # its server loads PyTorch while this process does
     from paceline.run.config import TrainConfig
@@ -82,7 +82,6 @@ def execute(
     config: TrainConfig, folder: Path, *, resume: Path | None = None, tensorboard: bool = False
 ) -> tuple[RunData, NotWrittenError | None]:
     """Trains into a folder, with live figures on stderr; returns the run, and its error if some files were not written."""
-    from paceline.observe.words import workers_text
     from paceline.run.train import train as run_training
 
     command = options.write_command()
@@ -109,7 +108,7 @@ def execute(
 
 @contextlib.contextmanager
 def live_table(title: str, folder: Path, command: str) -> Iterator[LiveTable]:
-    """A live table on stderr; when interrupted, says how to resume the run by this command."""
+    """A live table on stderr; after an interrupt, prints the command that resumes the run."""
     from paceline.observe.progress import LiveTable
 
     try:
@@ -141,9 +140,9 @@ def show(run: RunData, not_written: NotWrittenError | None, folder: Path, *, as_
     console = results(as_json=as_json)
     console.print(result_table(run.result))
     if run.result["outcome"] in ("diverged", "crashed"):
-        console.print(outcome_line(run.result), soft_wrap=True)
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
-    console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)", soft_wrap=True)
+        console.print(outcome_line(run.result))
+    console.print(f"Report: {folder / 'report.html'}")
+    console.print(f"Trace:  {folder / 'trace.json'} (open it at ui.perfetto.dev)")
     if as_json:
         print_json(read_result(run, folder))
     if not_written is not None:

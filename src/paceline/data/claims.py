@@ -1,12 +1,12 @@
-"""Which batch of a loop's epoch a worker trains on next: claimed from shared counts, or by its place in a round."""
+"""The next batch of a worker in a loop's epoch: claimed from shared counts, or given by its place in a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import Any
 
+from paceline.data.batches import LoaderBatches
 from paceline.data.epoch_claims import EpochClaims
-from paceline.data.loader_batches import LoaderBatches
 from paceline.data.round_deal import ALL_LEFT, Left, RoundDeal
 from paceline.data.sources import ABSENT, END
 from paceline.ports.views import Survivors
@@ -17,19 +17,17 @@ class WorkerClaims:
 
     Args:
         batches: the loader's; batches are claimed from the epoch that began last.
-        left: the batches that a resumed run has left; any number of workers continues with them. Not in lockstep: all from
-            its first on.
-        taken: batches that this worker took before, or, in lockstep, its rounds; those of an epoch that the loop left at a
-            `break` count with it.
-        done: not in lockstep: batches that are left out, as a resumed run begins with their updates.
+        left: batches that remain for a resumed run, with any number of workers; without lockstep all from its first on.
+        taken: batches, or in lockstep rounds, that this worker took before; an epoch left at a `break` counts as a whole.
+        done: without lockstep: batches to skip, because a resumed run begins with their updates.
         tracks, survivors: as for `RoundDeal`.
-        is_late: others may be in a later epoch: this worker begins there.
-        agreed: finds a number on one of the workers that train on the same batches, and tells it to all of them.
+        is_late: whether the others may be in a later epoch, where this worker then begins.
+        agreed: finds a number on one of the workers that train on the same batches, and sends it to all of them.
 
     Attributes:
-        deal: of the rounds, in lockstep.
-        num_claimed: batches that it has claimed from the shared counts.
-        reached: the number below which each batch belongs to some worker; None: unknown, as an epoch was left before its end.
+        deal: assigns the rounds' batches, in lockstep.
+        num_claimed: batches claimed from the shared counts.
+        reached: the number below which each batch belongs to some worker; None: unknown, because an epoch was left early.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class WorkerClaims:
         return self._epoch or 0
 
     def begin(self, epoch: int) -> None:
-        """The loop enters its next epoch, wherever it has left the last one."""
+        """Begins the loop's next epoch, even if the last one has not ended."""
         unmet = self.deal.unmet(self.batches.has) if self.deal is not None else []
         before, self._epoch = self._epoch, self.batches.begin(epoch, unmet)
         if self.deal is None and self.reached is not None and self.reached < self._epoch * self.batches.epoch_numbers:
@@ -88,7 +86,7 @@ class WorkerClaims:
             self.deal.earlier = self.batches.earlier
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Takes part in an epoch's rounds with what the deal of a worker that has let this one in gave."""
+        """Joins an epoch's rounds with the state from `RoundDeal.let_in` of another worker."""
         assert self.deal is not None
         self.deal.enter(given)
         self.taken = self._round = self.deal.begun - 1
@@ -100,7 +98,7 @@ class WorkerClaims:
             number = self._agreed(self._claimed)
             if number != END:
                 self.num_claimed += 1
-                # Where another worker has claimed it, this one has yet to read a stream up to it.
+                # If another worker claimed it, this one must still read a stream up to it.
                 self.batches.has(self.place(number))
             if self.reached is not None:
                 end = number + 1 if number != END else (self.epoch + 1) * self.batches.epoch_numbers
@@ -113,9 +111,9 @@ class WorkerClaims:
         return number
 
     def dealt(self) -> int:
-        """The batch of the loop's next round, which differs from the claimed one if a worker has died since that.
+        """The batch of the loop's next round, which differs from the claimed one if a worker has died since.
 
-        At the epoch's end this may wait for the others.
+        May wait for the others at the end of the epoch.
         """
         assert self.deal is not None
         number = self._in_round(self.deal, self.taken)
@@ -126,25 +124,25 @@ class WorkerClaims:
         return number
 
     def places_of_round(self) -> list[int]:
-        """The places in the epoch of the batches that the workers have in the loop's last round."""
+        """The places in the epoch of all workers' batches in the loop's last round."""
         assert self.deal is not None
         return [place for place in self.deal.places(self.taken - 1) if self.batches.has(place)]
 
     def hold(self, number: int) -> None:
-        """Holds a batch claimed ahead: if this worker dies, or gives it back, others take it."""
+        """Holds a batch claimed ahead; others take it if this worker dies or gives it back."""
         if self.is_shared:
             self._ahead.add(number)
             self._counts.hold(self._worker_id, number)
 
     def give_back(self, numbers: Collection[int], *, is_left: bool) -> None:
-        """Batches that were claimed ahead; `is_left`: the loop has left their epoch, and a resumed run leaves it, too."""
+        """Gives back batches claimed ahead; `is_left`: the loop has left their epoch, and so does a resumed run."""
         given_back = self._ahead.intersection(numbers)
         if given_back:
             self._ahead -= given_back
             self._counts.release(self._worker_id, given_back, is_left=is_left)
 
     def hand_out(self, number: int) -> None:
-        """The loop gets the batch, or takes part without one."""
+        """Counts a batch, or a round without one, as handed to the loop."""
         self.taken += 1
         if self.deal is not None:
             self.deal.hand_out(self.taken - 1)
@@ -153,17 +151,17 @@ class WorkerClaims:
             self._counts.unhold(self._worker_id, number)
 
     def take_back(self, number: int) -> None:
-        """Counts a round or batch as not taken, because the run's end cut its step short; negative: no batch."""
+        """Counts a round or batch as not taken, because the run ended during its step; negative: no batch."""
         self.taken = max(0, self.taken - 1)
         if number >= 0:
             self.hold(number)
 
     def left(self) -> Left | None:
-        """Where a resumed run continues in rounds."""
+        """The batches that remain for a resumed run, in lockstep."""
         return self.deal.left(self.taken) if self.deal is not None else None
 
     def place(self, number: int) -> int:
-        """A batch's place in the epoch; negative: it is an earlier epoch's."""
+        """A batch's place in the epoch; negative for a batch of an earlier epoch."""
         return number - self.epoch * self.batches.epoch_numbers
 
     def _in_round(self, deal: RoundDeal, round: int) -> int:
@@ -177,7 +175,7 @@ class WorkerClaims:
 
     def _claimed(self) -> int:
         first = self.epoch * self.batches.epoch_numbers
-        behind = max(0, self._first - first)  # batches of this epoch that a resumed run has behind it
+        behind = max(0, self._first - first)  # batches of this epoch that a resumed run skips
         while self.epoch >= self._first_epoch and behind < self.batches.epoch_numbers:
             released = self._counts.take_released(first, first + self.batches.epoch_numbers)
             if released is not None and released not in self._done:

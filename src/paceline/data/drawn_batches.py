@@ -1,4 +1,4 @@
-"""A loader's batches as its own sampler draws them."""
+"""Batches in the order of a loader's own sampler."""
 
 from __future__ import annotations
 
@@ -11,39 +11,32 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from paceline.data.batches import DRAWN_EPOCH, LoaderBatches
 from paceline.data.plan import derived_seed
 from paceline.data.same_data import MASK, Fingerprint, at_four_places, compared_length, name_of, sample_digests
 from paceline.ports.round_shares import RoundShares, divided, num_parts
 from paceline.system.global_randomness import SeparateRandomness
 
-_DRAWN_AT_ONCE = 1024  # more than that are drawn when they are asked for: some samplers never end
-DRAWN_EPOCH = 1 << 32  # numbers from one drawn epoch to the next, which may have another length
+_DRAWN_AT_ONCE = 1024  # more are drawn only when needed: some samplers never end
 
 
-class DrawnBatches:
-    """Batches as the loader's own sampler or batch sampler draws them.
+class DrawnBatches(LoaderBatches):
+    """Batches in the order of the loader's own sampler or batch sampler.
 
-    Every worker draws the order itself, each epoch from equally seeded generators: Python's, NumPy's and torch's, and those
-    that samplers keep as `generator`. So a replaced worker, or a resumed run, can reproduce an epoch's order alone. Orders
-    drawn from other sources must be equal on all workers, which compare them.
+    Every worker draws the order itself, each epoch from equally seeded generators: Python's, NumPy's and torch's, and the
+    `generator` of samplers. So a replaced worker, or a resumed run, can reproduce an epoch's order alone. Workers compare
+    their orders, which differ if they are drawn from other sources.
 
-    Costs: each worker draws the whole order, 1,024 batches at a time. Epochs can differ in length: their numbers leave room.
+    Each worker draws the whole order, 1,024 batches at a time. Epochs can differ in length.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], seed: int) -> None:
         self.loader = loader
-        self.shares: RoundShares | None = None
-        self.device: torch.device | None = None
-        self.can_repeat = True
-        self.key: object = "drawn"
-        self.length: int | None = None
-        self.epoch_numbers = DRAWN_EPOCH
         self._sampler = sampler
         self._seed = seed
         self._is_batched = loader.batch_sampler is not None
         self._fetch = fetcher(loader)
         self._drawn: list[Any] = []
-        self.earlier: dict[int, Any] = {}
         self._epoch = 0
         self._order: Iterator[Any] | None = None
         self._randomness = SeparateRandomness(0)
@@ -80,25 +73,19 @@ class DrawnBatches:
                 return False
         return True
 
-    def _at(self, place: int) -> Any:
+    def indices(self, place: int) -> Any:
         return self._drawn[place] if place >= 0 else self.earlier[place]
 
-    def indices(self, place: int) -> Any:
-        return self._at(place)
-
     def samples(self, place: int) -> int:
-        drawn = self._at(place)
+        drawn = self.indices(place)
         return len(drawn) if isinstance(drawn, Sequence) else 0
 
     def fetch(self, place: int) -> Any:
-        return self._fetch(self._at(place))
+        return self._fetch(self.indices(place))
 
 
 class DrawnShares(DrawnBatches):
     """Rounds of drawn batches, whose samples are divided by the workers' speeds."""
-
-    length: int | None
-    shares: RoundShares | None
 
     def __init__(self, loader: DataLoader[Any], sampler: BatchSampler, seed: int, shares: RoundShares) -> None:
         super().__init__(loader, sampler, seed)
@@ -129,14 +116,11 @@ class DrawnShares(DrawnBatches):
         return drawn[part.start : part.stop]
 
     def samples(self, place: int) -> int:
-        """For equally fast workers."""
+        """The number of samples if all workers are equally fast."""
         if place < 0:
             return len(self.earlier[place])
         round, worker_id = divmod(place, self._num_workers)
         return divided(len(self._drawn_for(round)), (1,) * self._num_workers)[worker_id]
-
-    def fetch(self, place: int) -> Any:
-        return self._fetch(self.indices(place))
 
     def _drawn_for(self, round: int) -> list[Any]:
         if self._round[0] != round:
@@ -147,7 +131,7 @@ class DrawnShares(DrawnBatches):
 
 
 def fetcher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """Fetches as the loader does, in this process."""
+    """Returns a function that fetches a batch as the loader does, in this process."""
     dataset: Any = loader.dataset
     collate = loader.collate_fn
     if loader.batch_sampler is None:
@@ -157,26 +141,23 @@ def fetcher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
     return lambda indices: collate([dataset[index] for index in indices])
 
 
-class _own_generators:  # noqa: N801  (used like a function)
-    """Temporarily replaces the `generator` of samplers that have one."""
-
-    def __init__(self, sampler: Any, generator: torch.Generator) -> None:
-        self._generator = generator
-        self._before: list[tuple[Any, Any]] = []
-        while sampler is not None:
-            if isinstance(getattr(sampler, "generator", self), torch.Generator | None):
-                self._before.append((sampler, sampler.generator))
-            sampler = getattr(sampler, "sampler", None)
-
-    def __enter__(self) -> None:
-        for sampler, _ in self._before:
-            sampler.generator = self._generator
-
-    def __exit__(self, *exception: object) -> None:
-        for sampler, before in self._before:
-            sampler.generator = before
+@contextlib.contextmanager
+def _own_generators(sampler: Any, generator: torch.Generator) -> Iterator[None]:
+    """Temporarily replaces the `generator` of a sampler, and of those within it, that have one."""
+    before: list[tuple[Any, Any]] = []
+    while sampler is not None:
+        if isinstance(getattr(sampler, "generator", ""), torch.Generator | None):
+            before.append((sampler, sampler.generator))
+        sampler = getattr(sampler, "sampler", None)
+    for one, _ in before:
+        one.generator = generator
+    try:
+        yield
+    finally:
+        for one, own in before:
+            one.generator = own
 
 
 def _as_data(drawn: Any) -> Any:
-    """A copy, as samplers may reuse their lists; orders are compared as text."""
+    """A copy, because samplers may reuse their lists; orders are compared as text."""
     return list(drawn) if isinstance(drawn, list | tuple) else drawn

@@ -1,4 +1,4 @@
-"""How many batches of each epoch the workers of a run have claimed."""
+"""The numbers of batches that the workers of a run have claimed in each epoch."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-CLAIM_BATCHES = 4  # a round trip to a store takes as long as a small step; several claims share it
+CLAIM_BATCHES = 4  # claimed together, because a round trip to a store takes as long as a small step
 
 
 class EpochClaims(Protocol):
-    """One count per epoch: a worker that leaves an epoch at a `break` ends it only for itself."""
+    """One count per epoch, so that a worker that leaves an epoch at a `break` ends it only for itself."""
 
     def claim(self, epoch: int) -> int | None:
-        """Claims the next batch of the epoch; returns its place, or None if the epoch is long over."""
+        """Claims the next batch of the epoch; returns its place, or None if the epoch ended long ago."""
         ...
 
     def newest(self) -> int:
-        """The newest epoch with a claimed batch, where late workers begin; 0 at first."""
+        """The newest epoch with a claimed batch, or 0; late workers begin there."""
         ...
 
     def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        """The fingerprint of an epoch's data from the worker that gave one first, at least to the first number that differs.
+        """The fingerprint of an epoch's data from the first worker that gave one, at least up to the first difference.
 
-        It is this worker's own if the epoch is long over. `numbers` are at most seven of 32 bits; 0: unknown.
+        Returns this worker's own `numbers` if the epoch ended long ago: at most seven, of 32 bits; 0 means unknown.
         """
         ...
 
     def hold(self, worker_id: int, number: int) -> None:
-        """A worker has claimed a batch ahead; not recorded if no other worker could take it over."""
+        """Records that a worker has claimed a batch ahead, if another worker could take it over."""
 
     def unhold(self, worker_id: int, number: int) -> None:
-        """The batch is handed out."""
+        """Records that the batch was handed out."""
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Lets others take these batches (None: all) that a worker holds; `is_left`: a resumed run need not train on them."""
+        """Lets others take these batches (None: all) of a worker; `is_left`: a resumed run can leave them out."""
 
     def take_released(self, first: int, end: int) -> int | None:
         """A released batch from `first` to `end`, or None."""
@@ -42,7 +42,7 @@ class EpochClaims(Protocol):
 
 
 class LocalEpochClaims(EpochClaims):
-    """Claims of workers that are simulated, in one process and one thread."""
+    """Claims of simulated workers, in one process and one thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -60,7 +60,7 @@ class LocalEpochClaims(EpochClaims):
 
 
 class StoredEpochClaims(EpochClaims):
-    """Claims in a store of torch's, several at a time; all workers begin together."""
+    """Claims in a `torch.distributed` store, several at a time; all workers begin together."""
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,7 +15,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.data.drawn_batches import DRAWN_EPOCH, DrawnBatches, DrawnShares, fetcher
+from paceline.data.batches import LoaderBatches
+from paceline.data.drawn_batches import DrawnBatches, DrawnShares, fetcher
 from paceline.data.plan import BatchPlan
 from paceline.data.same_data import (
     UNKNOWN,
@@ -31,54 +31,6 @@ from paceline.data.same_data import (
 from paceline.data.wrappers import device_of, unwrapped_loader
 from paceline.errors import UsageError
 from paceline.ports.round_shares import RoundShares
-
-
-class LoaderBatches(Protocol):
-    """The batches of a loader, epoch after epoch, the same on every worker.
-
-    Attributes:
-        key: equal for loaders that have the same batches.
-        length: batches in an epoch; None: not known before it ends.
-        epoch_numbers: from an epoch's first batch number to the next one's.
-        device: to which batches are moved; None: they are not moved.
-        can_repeat: whether a batch can be fetched later than in its turn.
-        shares: sizes of the batches, if rounds are divided by speed; None: the loader's sizes.
-        earlier: drawn batches of earlier epochs that may still be asked for, by their places, which are negative.
-    """
-
-    loader: Any
-    key: object = "drawn"
-    length: int | None = None
-    epoch_numbers: int = DRAWN_EPOCH
-    device: torch.device | None = None
-    can_repeat: bool = True
-    shares: RoundShares | None = None
-    earlier: dict[int, Any] = {}  # noqa: RUF012  (never changed)
-
-    def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
-        """Begins an epoch and draws its order; returns its number, or an earlier one if that epoch continues.
-
-        The batches at the places `unmet` of the epoch before may still be asked for, at negative places.
-        """
-        ...
-
-    def fingerprint(self, *, in_processes: bool) -> Fingerprint:
-        """Of the epoch that has begun; `in_processes`: whether the loader's processes fetch the samples."""
-        ...
-
-    def has(self, place: int) -> bool:
-        """Whether the epoch that has begun has a batch at this place."""
-        ...
-
-    def indices(self, place: int) -> Any:
-        """The loader's sampler's output for that batch."""
-        ...
-
-    def samples(self, place: int) -> int:
-        """Number of samples in that batch, without fetching it; 0: unknown. By speed, only a round's sum is right."""
-        ...
-
-    def fetch(self, place: int) -> Any: ...
 
 
 class PlannedBatches(LoaderBatches):
@@ -115,9 +67,7 @@ class PlannedBatches(LoaderBatches):
         return place < self.epoch_numbers
 
     def indices(self, place: int) -> list[int]:
-        number = self._first + place
-        indices = self._plan.indices(number) if self.shares is None else self._plan.share(number, self.shares)
-        return indices.tolist()
+        return self._plan.indices(self._first + place, self.shares).tolist()
 
     def samples(self, place: int) -> int:
         return self._plan.size(place) if isinstance(self.loader, DataLoader) else 0

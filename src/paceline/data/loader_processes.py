@@ -1,4 +1,4 @@
-"""A user's loader whose own processes prefetch the batches that a worker has claimed."""
+"""A user's loader whose processes prefetch the batches that a worker has claimed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _now_s = time.monotonic
 
 
 class LoaderProcesses:
-    """A twin of a DataLoader, with all of its settings, whose sampler is a worker's claims.
+    """A copy of a DataLoader, with all its settings, whose sampler is a worker's claims.
 
-    Batches are claimed as the loader asks for them, `prefetch_factor * num_workers` ahead (at most 128), and come in the order
-    in which they were claimed. Towards an epoch's end one of several asynchronous workers claims fewer, so that none ends much
-    later than the others; but for each of the loader's processes one, as far as it is those that the loop waits for. If the
-    loop leaves the epoch or the run is stopped, it gives back the batches that it has claimed but not handed out.
+    Batches are claimed when the loader asks for them, `prefetch_factor * num_workers` ahead (at most 128), and arrive in the
+    order of the claims. Towards the end of an epoch, each of several asynchronous workers claims fewer, so that none ends much
+    later than the others, but one for each loader process that the loop waits for. If the loop leaves the epoch or the run is
+    stopped, claimed batches that were not handed out are given back.
 
     Args:
-        draws_as: numbers of this worker, from which its loader's random numbers follow besides the loader's `generator`, which
-            is the same on all workers if it is seeded; empty: they follow from that alone.
-        has_processes: whether to use them; else batches are fetched in this process.
+        draws_as: numbers of this worker that its loader's random numbers depend on, besides the loader's `generator`, which
+            is the same on all workers if it is seeded; empty: they depend on that alone.
+        has_processes: whether to use the loader's processes; else batches are fetched in this process.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class LoaderProcesses:
         self.is_in_use = False
 
     def epoch(self, claims: WorkerClaims, stopped: Callable[[], bool]) -> Generator[tuple[int, Callable[[], Any]]]:
-        """Numbers of batches, or ABSENT, and what each is fetched by."""
+        """Numbers of batches, or ABSENT, each with a function that fetches the batch."""
         order, self.is_in_use = self._order, True
         order.begin(claims)
         try:
             for batch in order.timed(until_stopped(self._twin, stopped, order.go_under_way)):
                 yield order.claimed.popleft(), lambda batch=batch: batch
-            # Rounds without a batch, and what others have given back since this loader ended.
+            # Rounds without a batch, and batches that others have given back since this loader ended.
             while not stopped() and (number := order.claimed.popleft() if order.claimed else claims.next()) != END:
                 yield number, partial(claims.batches.fetch, claims.place(number))
         finally:
@@ -71,7 +71,7 @@ class LoaderProcesses:
 
 
 class _ClaimedOrder:
-    """The sampler of the loader's processes: claims batches when the loader asks for them."""
+    """The sampler of the loader: claims batches when the loader asks for them."""
 
     def __init__(self, num_workers: int, num_processes: int, prefetch_factor: int) -> None:
         self._num_workers = num_workers
@@ -84,15 +84,15 @@ class _ClaimedOrder:
         self._claims = claims
         self._left: int | None = None  # unclaimed batches of the epoch, as far as this worker knows
         self.claimed.clear()
-        self._is_under_way = False  # whether the loader asks as it hands out the first of those claimed
-        self._waited_share = 0.0  # of the epoch's time so far, the loop for the loader
+        self._is_under_way = False  # whether the loader asks while it hands out the first claimed batch
+        self._waited_share = 0.0  # share of the epoch's time so far that the loop waited for the loader
 
     def go_under_way(self) -> None:
-        """The loader has asked for its first batches; from now on it asks as it hands one out."""
+        """Records that the loader has its first batches, and from now on asks when it hands one out."""
         self._is_under_way = True
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same, noting which share of the time the loop waits for them."""
+        """The same batches; measures the share of the time that the loop waits for them."""
         waited_s, begun_s = 0.0, _now_s()
         asked_s = begun_s
         for batch in batches:
@@ -106,7 +106,7 @@ class _ClaimedOrder:
         return self
 
     def __next__(self) -> Any:
-        """The next batch's indices; a StopIteration may be followed by more: the loader asks again with each batch."""
+        """The next batch's indices; more may follow after a StopIteration, as the loader asks again with each batch."""
         assert self._claims is not None
         ahead, most = len(self.claimed) - self._is_under_way, self._most
         if self._left is not None and self._num_workers > 1:
@@ -118,7 +118,7 @@ class _ClaimedOrder:
         if number == END:
             raise StopIteration
         self.claimed.append(number)
-        if number == ABSENT:  # nothing is left to fetch, or a newcomer begins, which then fetches by itself
+        if number == ABSENT:  # nothing remains to fetch, or a newcomer begins, which then fetches without processes
             raise StopIteration
         self._claims.hold(number)
         batches, place = self._claims.batches, self._claims.place(number)
@@ -130,9 +130,9 @@ class _ClaimedOrder:
 def until_stopped(
     loader: DataLoader[Any], stopped: Callable[[], bool], begun: Callable[[], object] = lambda: None
 ) -> Iterator[Any]:
-    """A loader's batches; ends early where its processes have been ended with the whole job.
+    """A loader's batches; ends early if its processes were terminated together with the whole job.
 
-    `stopped` says whether the run is being stopped; `begun` is called once the loader has asked for its first batches.
+    `stopped` tells whether the run is being stopped; `begun` is called once the loader has asked for its first batches.
     """
     batches: Iterator[Any] | None = None
     while True:
@@ -144,7 +144,7 @@ def until_stopped(
             batch = next(batches)
         except StopIteration:
             return
-        except (RuntimeError, OSError, EOFError):  # such as of a connection to a process that has died
+        except (RuntimeError, OSError, EOFError):  # for example of a connection to a dead process
             terminated = _Terminated.installed()
             if stopped() or (terminated is not None and terminated.are_stopped(stopped)):
                 return
@@ -153,9 +153,9 @@ def until_stopped(
 
 
 class _Terminated:
-    """PyTorch's handler of SIGCHLD, which raises an error when a loader's process is killed, but not for SIGTERM.
+    """PyTorch's SIGCHLD handler, which raises an error when a loader process is killed, except by SIGTERM.
 
-    When a job is ended, all of its processes get a signal, and the loop should then end in order.
+    When a job is terminated, all its processes get a SIGTERM, and the loop must end in order.
     """
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -172,7 +172,7 @@ class _Terminated:
 
     @staticmethod
     def installed() -> _Terminated | None:
-        """In place of PyTorch's, which is there once a loader of this process has processes; None outside the main thread."""
+        """Replaces PyTorch's handler, which a loader with processes installs; None outside the main thread."""
         handler = signal.getsignal(signal.SIGCHLD)
         if threading.current_thread() is threading.main_thread() and callable(handler):
             if not isinstance(handler, _Terminated):
@@ -182,10 +182,10 @@ class _Terminated:
         return None
 
     def are_stopped(self, stopped: Callable[[], bool]) -> bool:
-        """Whether a batch is missing as the run is being stopped; that a process has died may be known later than this.
+        """Whether a batch is missing because the run is being stopped; waits, as that may become known later.
 
         Raises:
-            RuntimeError: a process has got a SIGTERM, and the run continues; PyTorch's error.
+            RuntimeError: PyTorch's error, if a process got a SIGTERM and the run continues.
         """
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + (_STOP_DEADLINE_S if self._error is not None else _DEATH_DEADLINE_S):

@@ -1,4 +1,4 @@
-"""Which worker trains on which samples: an epoch has each sample once, for any number of workers.
+"""The samples of each batch and worker: an epoch has each sample once, for any number of workers.
 
 Pure functions of a seed: no torch.distributed, no shared memory, no global generator. Batches carry one number for the
 whole run, `epoch * batches_per_epoch + index`, so that a batch can be named in an event, a message or a checkpoint.
@@ -25,7 +25,7 @@ from paceline.specs.types import check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """Base of the three ways to share the samples among workers."""
+    """Base class of the ways to divide the samples among workers."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -43,7 +43,7 @@ class Fixed(Partition):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skewed(Partition):
-    """Each worker owns a part with its own mix of labels, as where data stay at their source.
+    """Each worker owns a part with its own mix of labels, as when data stay at their source.
 
     Args:
         alpha: concentration of the Dirichlet distribution by which each label's samples are divided among the workers;
@@ -69,7 +69,7 @@ class BatchPlan:
     """
 
     num_samples: int  # samples in the data set
-    batch_size: int  # samples per batch; the last batch of an epoch (of a part) may be shorter
+    batch_size: int  # samples per batch; the last batch of an epoch (or of a part) may be shorter
     seed: int = 0  # of the permutations and of the parts, 0 or more
     shuffle: bool = True  # reshuffle each epoch; otherwise samples keep the data set's order
     partition: Partition = field(default_factory=Dynamic)  # how the workers share the samples
@@ -132,26 +132,34 @@ class BatchPlan:
         orders = [self._part_order(part, epoch)[0] for part in range(len(self._parts))]
         return orders[0] if len(orders) == 1 else torch.cat(orders)
 
-    def indices(self, batch_number: int) -> Tensor:
-        """Sample indices of a batch (batch_size or fewer,), int64."""
+    def indices(self, batch_number: int, shares: RoundShares | None = None) -> Tensor:
+        """Sample indices of a batch (batch_size or fewer,), int64; with `shares`, of its part of the round's samples."""
         epoch, index = divmod(batch_number, self.batches_per_epoch)
+        if shares is not None:
+            samples = self._part_of(batch_number, shares)
+            return self.order(epoch)[samples.start : samples.stop]
         part = bisect.bisect_right(self._first_batches, index) - 1
         return self._part_order(part, epoch)[1][index - self._first_batches[part]]
 
-    def size(self, batch_number: int) -> int:
-        """Samples of a batch: `len(indices(batch_number))`, without an order being drawn."""
+    def size(self, batch_number: int, shares: RoundShares | None = None) -> int:
+        """Samples of a batch: `len(indices(batch_number, shares))`, without drawing an order."""
+        if shares is not None:
+            return len(self._part_of(batch_number, shares))
         return self._sizes[batch_number % self.batches_per_epoch]
 
     def _part_order(self, part: int, epoch: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A part's order in an epoch, and the same cut into batches: cut once, no batch costs a slice in the training loop."""
+        """A part's order in an epoch, and its batches, which are cut once to save a slice in each training step."""
         recent = self._recent[part]
         for known, order, batches in recent:
             if known == epoch:
                 return order, batches
-        order = self._shuffled(self._parts[part], epoch, part)
-        batches = self._batches_of(order)
-        # Of each part, as its worker may be in another epoch than the others. Two epochs, since near the end of one, some
-        # workers that share a part are already in the next. One assignment: threads may race.
+        order = self._parts[part]
+        if self.shuffle:
+            order = order[torch.randperm(len(order), generator=_generator(self.seed, epoch, part))]
+        sizes = self._cut(len(order))
+        batches = order[: sum(sizes)].split(sizes)
+        # Kept per part, because workers may be in different epochs. Two epochs are kept, because some of the workers that
+        # share a part may be in the next one already. A single assignment, because threads may race.
         self._recent[part] = ((epoch, order, batches), *recent[:1])
         return order, batches
 
@@ -166,16 +174,8 @@ class BatchPlan:
         owned, offset = self._part_range(worker_id), epoch * self.batches_per_epoch
         return range(offset + owned.start, offset + owned.stop)
 
-    def share(self, batch_number: int, shares: RoundShares) -> Tensor:
-        """Sample indices of the batch that has this number, once the samples of its round are dealt by speed."""
-        part = self._part_of(batch_number, shares)
-        return self.order(batch_number // self.batches_per_epoch)[part.start : part.stop]
-
-    def share_size(self, batch_number: int, shares: RoundShares) -> int:
-        return len(self._part_of(batch_number, shares))
-
     def _part_of(self, batch_number: int, shares: RoundShares) -> range:
-        """Where they are in the epoch's order."""
+        """Positions of a batch's samples in the epoch's order, if rounds are divided by the workers' speeds."""
         epoch, index = divmod(batch_number, self.batches_per_epoch)
         first = index - index % self.num_workers
         samples = sum(self._sizes[first : first + self.num_workers])
@@ -192,26 +192,17 @@ class BatchPlan:
             sizes[first:] = filter(None, divided(sum(sizes[first:]), (1,) * self.num_workers))
         return sizes
 
-    def _batches_of(self, part: Tensor) -> tuple[Tensor, ...]:
-        sizes = self._cut(len(part))
-        return part[: sum(sizes)].split(sizes)
-
     def _part_range(self, part: int) -> range:
         return range(self._first_batches[part], self._first_batches[part + 1])
 
-    def _shuffled(self, part: Tensor, epoch: int, index: int) -> Tensor:
-        if not self.shuffle:
-            return part
-        return part[torch.randperm(len(part), generator=_generator(self.seed, epoch, index))]
-
 
 def _generator(*seed: int) -> torch.Generator:
-    """A generator whose stream depends on every number of the seed; sums would repeat (0, 1) as (1, 0)."""
+    """A generator whose stream depends on every number of the seed; with a sum, (0, 1) and (1, 0) would be equal."""
     return torch.Generator().manual_seed(derived_seed(*seed))
 
 
 def derived_seed(*seed: int) -> int:
-    """A seed that depends on every one of the numbers."""
+    """A seed that depends on all of the numbers."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -264,7 +255,7 @@ def length_of(batch: Any) -> int:
 
 
 def samples_in(batch: Any, batch_size: object) -> int:
-    """How many samples a batch has: `batch_size` if any part of it has that length, else the length of the first tensor."""
+    """Number of samples in a batch: `batch_size` if any part has that length, else the length of the first tensor."""
     return batch_size if isinstance(batch_size, int) and _has_length(batch, batch_size) else length_of(batch)
 
 

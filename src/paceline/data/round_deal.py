@@ -1,4 +1,4 @@
-"""How an epoch's batches are dealt in rounds, and dealt again if their worker dies."""
+"""Assigns an epoch's batches to workers in rounds, and again if a worker dies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.ports.views import Survivors
 
 
 class Left(NamedTuple):
-    """Numbers of the batches that a run has left: all from `first` on, and these earlier ones.
+    """Numbers of the batches that remain in a run: all from `first` on, and these earlier ones.
 
-    `sizes`: changes of `RoundShares` that determine which samples these batches have.
+    `sizes`: changes of `RoundShares`, which determine the samples of these batches.
     """
 
     first: int
@@ -28,25 +28,25 @@ ALL_LEFT = Left(0, [])
 
 
 class RoundDeal:
-    """Deals an epoch's batches in rounds: the next ones go to the members, in the order of their ids.
+    """Deals an epoch's batches in rounds: each round gives the next batches to the members in order of id.
 
-    Every worker computes the whole deal by itself. It depends only on what all workers know: who took part in each mean. If a
-    member dies, the others deal the batches whose gradients are in no mean again, before all others: also those of earlier
-    epochs, whose places are negative.
+    Every worker computes the whole deal itself, from facts that all workers know: who took part in each mean. If a member
+    dies, the others first deal again the batches whose gradients are in no mean, including those of earlier epochs, whose
+    places are negative.
 
     Args:
-        num_workers: who are the members at first.
-        left: numbers of the batches that the run has left; a resumed run begins in the middle of an epoch.
-        tracks: whether `meet` is called for every mean, as where workers go on without others.
-        survivors: says who is alive at an epoch's end, and what is left of the others; None: an epoch's steps get their
-            means within it.
+        num_workers: number of members at first.
+        left: the batches that remain in the run; a resumed run begins in the middle of an epoch.
+        tracks: whether `meet` is called for every mean, as it is if workers continue without others.
+        survivors: tells which workers are alive at the end of an epoch, and what the others completed; None: every step of
+            an epoch gets its mean within the epoch.
         shares: sizes of the batches, if they follow the workers' speeds.
 
     Attributes:
-        members: workers that get batches, in the order of their ids.
-        begun: rounds whose steps have begun: a loop that fetches ahead begins later than it gets them.
-        met: rounds whose gradients are in a mean.
-        earlier: what a loader needs for batches of earlier epochs that are in no mean yet, by their places.
+        members: workers that get batches, in order of id.
+        begun: number of rounds whose steps have begun; a loop that prefetches gets a batch before its step begins.
+        met: number of rounds whose gradients are in a mean.
+        earlier: data that a loader needs for batches of earlier epochs that are in no mean yet, by place.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RoundDeal:
         self.earlier: dict[int, Any] = {}
 
     def begin(self, round: int, epoch: int, numbers: int, *, can_repeat: bool = True) -> None:
-        """Begins an epoch of at most `numbers` batches with this round; `can_repeat`: they can be fetched later."""
+        """Begins an epoch of at most `numbers` batches with this round; `can_repeat`: batches can be fetched again."""
         shift, self._first = epoch * numbers - self._first, epoch * numbers
         for places in self._unmet.values():
             places.update((worker, place - shift) for worker, place in places.items())
@@ -88,45 +88,45 @@ class RoundDeal:
         self._again = sorted([*late, *left_before])
 
     def places(self, round: int) -> list[int]:
-        """The members' batches in that round, in the order of their ids; places from the epoch's end on have none."""
+        """The places of the members' batches in a round, in order of id; places past the epoch's end have no batch."""
         first = (round - self._first_round) * len(self.members)
         if first < 0:  # dealt before the members changed
             return list(self._unmet[round].values())
         return [self._at(number) for number in range(first, first + len(self.members))]
 
     def is_over(self, round: int, has: Callable[[int], bool]) -> bool:
-        """Whether the epoch ends before a round, which its first member has no batch for; `has`: whether a place has one.
+        """Whether the epoch ends before a round, because its first member has no batch; `has`: whether a place has one.
 
-        A newcomer's first round exists even if only a dead worker had a batch in it: the others have begun it.
+        A newcomer's first round exists even if only a dead worker had a batch in it, because the others have begun it.
         """
         number = (round - self._first_round) * len(self.members)
         return number >= 0 and not has(self._at(number))
 
     def place(self, round: int) -> int:
-        """This worker's batch in that round; from the epoch's end on, it has none."""
+        """The place of this worker's batch in a round; places past the epoch's end have no batch."""
         if round < self._first_round:
             return self._unmet[round].get(self._worker_id, self._numbers)
         return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
 
     @property
     def first_place(self) -> int:
-        """From which place on the members take turns."""
+        """The place from which the members take turns."""
         return self._place - len(self._again)
 
     def claim(self, round: int) -> None:
-        """Notes that this worker has claimed its batches of all rounds before this one."""
+        """Records that this worker has claimed its batches of all rounds before this one."""
         if self._shares is not None:
             self._shares.claim(self.epoch, self._numbers, self._following(round)[0])
 
     def hand_out(self, round: int) -> None:
-        """The loop gets this round."""
+        """Records that the loop got this round."""
         if round >= self._handed:
             self._handed, self._is_settled = round + 1, False
 
     def unmet(self, has: Callable[[int], bool]) -> list[int]:
-        """The places, of those that the epoch `has`, of batches that are in no mean yet; call it before the next epoch begins.
+        """The places of this epoch's batches that are in no mean yet; call it before the next epoch begins.
 
-        If a worker dies in the last step of a loop that fetches ahead, the next epoch begins with its batch.
+        If a worker dies in the last step of a loop that prefetches, the next epoch begins with its batch.
         """
         self._note_unmet()
         if not self._can_repeat:
@@ -136,18 +136,18 @@ class RoundDeal:
                 del places[worker]
         following, again = self._following(self._handed)
         again = [place for place in again if has(place)]
-        self._late = [] if again and has(following) else again  # a loop that leaves an epoch leaves these batches, too
+        self._late = [] if again and has(following) else again  # a loop that leaves an epoch also leaves these batches
         return [*self._late, *(place for places in self._unmet.values() for place in places.values())]
 
     def settle(self) -> None:
-        """The epoch has no further round: if batches are in no mean yet, waits for the others and deals those of the dead."""
+        """At the epoch's end: if batches are in no mean yet, waits for the others and deals those of dead workers."""
         if self._survivors is not None and not self._is_settled and (self._unmet or self.met < self._handed):
-            self._is_settled = True  # also for a newcomer whose loop comes here later, as it fetches ahead
+            self._is_settled = True  # also for a newcomer that prefetches and so comes here later
             members = self._survivors.living()
             self.meet(members, rounds=min(map(self._survivors.kept, members)))
 
     def _note_unmet(self) -> None:
-        """Notes the places of the present deal's rounds that are in no mean, before rounds are dealt in another way."""
+        """Records the places of rounds that are in no mean, before the deal changes."""
         for round in range(max(self.met, self._first_round), self._handed) if self._tracks else ():
             self._unmet[round] = dict(zip(self.members, self.places(round), strict=True))
 
@@ -156,7 +156,7 @@ class RoundDeal:
         return again[number] if number < len(again) else self._place + number - len(again)
 
     def meet(self, members: Sequence[int], rounds: int | None = None) -> None:
-        """A mean contains the gradients of these members in the first `rounds`; None: in all that have begun."""
+        """Records that a mean contains these members' gradients of the first `rounds`; None: of all that have begun."""
         if len(members) < len(self.members):
             self._go_on_with(members)
         contained = self.begun if rounds is None else rounds
@@ -164,7 +164,7 @@ class RoundDeal:
         self._unmet = {round: places for round, places in self._unmet.items() if round >= contained}
 
     def _go_on_with(self, members: Sequence[int]) -> None:
-        """Deals the rounds that the loop has not got among other members."""
+        """Deals the rounds that the loop has not received among other members."""
         self._note_unmet()
         kept = self._survivors.kept if self._survivors is not None else lambda worker: 0
         dead = {worker: kept(worker) for worker in self.members if worker not in members}
@@ -179,27 +179,27 @@ class RoundDeal:
         self.members, self._first_round, self._again = members, self._handed, again
 
     def _following(self, round: int) -> tuple[int, list[int]]:
-        """The first place that no round before this one has, and those that come before it."""
+        """The first place that no earlier round has, and the places to deal before it."""
         dealt = max(0, (round - self._first_round) * len(self.members))
         return self._place + max(0, dealt - len(self._again)), self._again[dealt:]
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
-        """Deals further rounds among these members, too; returns what a newcomer needs for that."""
+        """Includes new members in later rounds; returns the state that a newcomer needs."""
         self._go_on_with(members)
         own = ("_worker_id", "_survivors", "_shares", "_left_before")
         sizes = self._shares.changes() if self._shares is not None else []
         return {"sizes": sizes} | {name: value for name, value in vars(self).items() if name not in own}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Deals as the members do that have let this worker in."""
+        """Takes the state from another member's `let_in`."""
         if self._shares is not None:
             self._shares.take_over(given["sizes"])
         vars(self).update((name, value) for name, value in given.items() if name != "sizes")
 
     def left(self, round: int) -> Left | None:
-        """What a run leaves that ends before this round.
+        """The batches that remain if the run ends before this round.
 
-        None: unknown, because the members have changed after it, as in a step of several that does not end.
+        None: unknown, because the members have changed since, for example in a step over several batches.
         """
         if not self._numbers:
             return self._left_before

@@ -15,10 +15,10 @@ from paceline.data.ending_processes import ending_with_worker
 from paceline.errors import UsageError
 from paceline.system.global_randomness import SeparateRandomness, seed_all
 
-UNKNOWN = 0  # is not compared
+UNKNOWN = 0  # not compared
 MASK = (1 << 32) - 1
-_LONGEST_LIST = 512  # batches; a digest of one of two small tensors takes 20 us, so that an epoch begins 10 ms later
-_NUM_ELEMENTS = 1024  # digested of a longer tensor or sequence, evenly spaced; up to twice as many
+_LONGEST_LIST = 512  # batches; the digest of two small tensors takes 20 us, which delays an epoch by 10 ms
+_NUM_ELEMENTS = 1024  # elements digested of a longer tensor or sequence, evenly spaced; at most twice as many
 _REMEDY = (
     "workers share each epoch, so build the loader in the same way on every worker and let the loader shuffle; if each"
     " worker has its own data, for example by its rank, write worker.batches(loader, own=True)."
@@ -31,20 +31,18 @@ def compared_length(length: int | None) -> int:
 
 
 class Fingerprint(NamedTuple):
-    """An epoch's data as numbers of 32 bits."""
+    """A fingerprint of an epoch's data: numbers of 32 bits."""
 
     name: str  # the loader's class, or its sampler's
     numbers: Sequence[int]  # the length, a digest of the order, and digests of samples
-    is_repeatable: Callable[[], bool] = lambda: (
-        True
-    )  # returns whether reading the data once more gives the same digests
+    is_repeatable: Callable[[], bool] = lambda: True  # whether reading the data again gives the same digests
     is_list: bool = False  # whether the second number digests all batches of a list instead of their order
 
 
 def check_same(own: Fingerprint, first: Sequence[int]) -> None:
     """Compares this worker's fingerprint with the numbers of the first worker that began the epoch.
 
-    Warns where workers may have divided the data on purpose, and where the data differ with each iteration.
+    Warns if workers may have divided the data on purpose, or if the data differ with each iteration.
 
     Raises:
         UsageError: the data differ; the message names the difference.
@@ -91,9 +89,9 @@ def at_four_places(one: Sequence[Any]) -> list[Any]:
 def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *, in_processes: bool) -> list[int]:
     """Digests of samples, each fetched twice with the same random states; UNKNOWN if the two differ.
 
-    The `indices` are as the loader's sampler draws them. With `in_processes`, two processes of the loader fetch: the dataset
-    then opens no files in this process, which later processes would inherit, and a sample that depends on the process's number
-    is not compared.
+    The `indices` are as the loader's sampler draws them. With `in_processes`, two loader processes fetch the samples, so that
+    the dataset opens no files in this process, which later processes would inherit; samples that depend on the process number
+    are not compared.
     """
     dataset: Any = loader.dataset
     many = loader.batch_sampler is not None and hasattr(dataset, "__getitems__")
@@ -108,7 +106,7 @@ def sample_digests(loader: DataLoader[Any], indices: Sequence[Any], seed: int, *
 
 
 def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> list[int]:
-    """As `sample_digests`, of what `fetch` returns in this process."""
+    """As `sample_digests`, of the samples that `fetch` returns in this process."""
 
     def fetched(index: Any) -> int:
         seed_all(seed)
@@ -120,7 +118,7 @@ def digests(fetch: Callable[[Any], Any], indices: Sequence[Any], seed: int) -> l
 
 
 class _Seeded(list[Any]):
-    """Indices of samples that seed the random generators of the loader process that iterates over them."""
+    """Indices of samples; iterating over them seeds the random generators of the loader process."""
 
     def __init__(self, indices: Sequence[Any], seed: int) -> None:
         super().__init__(indices)
@@ -141,7 +139,7 @@ def name_of(sampler: Any) -> str:
 
 
 def digest(value: Any, begun: int = 0) -> int:
-    """A 32-bit digest of a sample or a batch, never UNKNOWN; of objects whose values it cannot read, of their class."""
+    """A 32-bit digest of a sample or a batch, never UNKNOWN; objects with unreadable values count by their class."""
     return zlib.crc32(b"".join(_parts(value)), begun) or 1
 
 

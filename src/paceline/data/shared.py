@@ -1,4 +1,4 @@
-"""The training set, once in memory for all workers of a machine."""
+"""The training set, in memory once for all workers of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batch a worker trains on next: claimed from a shared counter, from its own part, or by its place in a round."""
+"""The next batch of a worker: claimed from a shared counter, from its own part, or given by its place in a round."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _before(end: int) -> Callable[[int], bool]:
 def _claimed_at(address: int) -> Callable[[], int]:
     """Claims the next number of a counter that processes share."""
     from paceline.memory.atomics import (
-        fetch_add,
-    )  # compiled, which takes a while to import; simulations need none of it
+        fetch_add,  # its compiled code takes a while to import; simulations do not need it
+    )
 
     return lambda: fetch_add(address, 1)
 
@@ -38,14 +38,14 @@ class BatchClaims:
         counter: address of the shared counter of claimed batches, or a function that claims the next number.
         max_epochs: epochs to hand out; None: no end.
         max_steps: batches for this worker; None: no limit.
-        taken: batches that this worker took before (a resumed run, or an earlier incarnation).
-        done: not in lockstep: batches that are left out, as a resumed run begins with their updates.
-        left: in lockstep, the batches that a resumed run has left; any number of workers continues with them.
+        taken: batches that this worker took before (in a resumed run, or an earlier incarnation).
+        done: without lockstep: batches to skip, because a resumed run begins with their updates.
+        left: in lockstep: the batches that remain for a resumed run, with any number of workers.
         tracks, survivors: as for `RoundDeal`.
 
     Attributes:
-        deal: of the rounds, in lockstep, unless each worker has its own part.
-        shares: sizes of the batches, where the plan deals them by speed.
+        deal: assigns the rounds' batches, in lockstep, unless each worker has its own part.
+        shares: sizes of the batches, if the plan divides rounds by speed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BatchClaims:
         self._first_epoch, self._epoch = left.least // plan.batches_per_epoch, -1
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Takes part in rounds with what the deal of a worker that has let this one in gave."""
+        """Joins the rounds with the state from `RoundDeal.let_in` of another worker."""
         assert self.deal is not None
         self.deal.enter(given)
         self.taken, self._epoch = self.deal.begun - 1, self.deal.epoch
@@ -120,13 +120,13 @@ class BatchClaims:
 
     def indices(self, number: int) -> torch.Tensor:
         """Sample indices of a batch that was handed out, int64."""
-        return self.plan.indices(number) if self.shares is None else self.plan.share(number, self.shares)
+        return self.plan.indices(number, self.shares)
 
     def size(self, number: int) -> int:
-        return self.plan.size(number) if self.shares is None else self.plan.share_size(number, self.shares)
+        return self.plan.size(number, self.shares)
 
     def left(self) -> Left | None:
-        """Where a resumed run continues in rounds; the last one may lack batches that lie beyond `max_epochs`."""
+        """The batches that remain for a resumed run; none past `max_epochs`."""
         left = self.deal.left(self.taken) if self.deal is not None else None
         return left if left is None or self._limit is None else left._replace(first=min(left.first, self._limit))
 
@@ -161,12 +161,12 @@ class BatchClaims:
 
 
 class DatasetBatches:
-    """Batches of a map-style data set: `(number, inputs, targets)`; `(number, None, None)` where the worker is absent.
+    """Batches of a map-style data set: `(number, inputs, targets)`; `(-1, None, None)` in a round without a batch.
 
     A `TensorDataset` of inputs and targets is indexed as a whole; others are collated sample by sample.
 
     Args:
-        on_epoch: called with the epoch when this worker draws its first batch of it, and whether that is the first of all.
+        on_epoch: called at this worker's first batch of an epoch, with the epoch and whether the batch is its first.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Batches of iterables: every worker reads all of them in the same order and keeps those that it has claimed."""
+"""Batches of iterables: every worker reads all of them in the same order and keeps the ones that it has claimed."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import threading
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
-from paceline.data.loader_batches import LoaderBatches
+from paceline.data.batches import LoaderBatches
 from paceline.data.plan import samples_in
 from paceline.data.same_data import UNKNOWN, Fingerprint, compared_length, digest
 from paceline.system.global_randomness import SeparateRandomness
 
-_OLD_EPOCHS = 64  # after which an epoch is over for late workers, as in shared claims
+_OLD_EPOCHS = 64  # after so many epochs, an epoch has ended for late workers, as in shared claims
 _KNOWN_SIZES = 1024
 
 
 class StreamBatches(LoaderBatches):
     """Batches of an iterable, such as an IterableDataset, a generator or a wrapped loader.
 
-    Every process iterates for itself. Meanwhile the global generators have states that are equal on all workers, apart from
-    the loop's own. Workers that are threads share the generators, and read through one iterator.
+    Every process iterates itself, with states of the global generators that are equal on all workers and separate from the
+    loop's. Workers in threads share the generators, and read through one iterator.
 
-    Costs: each process reads all batches. Swapping the states takes 0.15 ms for each batch that a worker takes.
+    Each process reads all batches. Swapping the states takes 0.15 ms for each batch that a worker takes.
 
     Args:
-        open_iterator: begins to iterate it.
-        randomness: makes an epoch's random states; None: the stream draws from the loop's.
-        round_size: how many batches to read at once: in lockstep, one for each worker.
-        num_compared: how many of an epoch's first batches the fingerprint digests.
+        open_iterator: begins an iteration.
+        randomness: makes an epoch's random states; None: the stream draws from the loop's generators.
+        round_size: number of batches to read at once; in lockstep, one for each worker.
+        num_compared: number of an epoch's first batches that the fingerprint digests.
         readers: the iterators that threads share, by epoch; None: this worker reads alone.
     """
 
@@ -85,7 +85,7 @@ class StreamBatches(LoaderBatches):
         return self._reader.take(place, is_shared=self._readers is not None)
 
     def fingerprint(self, *, in_processes: bool) -> Fingerprint:
-        """Digests the first batches, which have been read since the first one was claimed."""
+        """Digests the first batches, which were read when the first one was claimed."""
         numbers = compared_length(self.length), UNKNOWN, self._reader.digest
         return Fingerprint(type(self.loader).__name__, numbers, self._is_repeatable)
 
@@ -101,8 +101,8 @@ class _Reader:
     """One iteration.
 
     Attributes:
-        num_read: how many batches have been read.
-        sizes: how many samples the last of these have, by place.
+        num_read: number of batches read.
+        sizes: number of samples of the last batches, by place.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Reader:
                         self._kept[place] = batch
 
     def take(self, place: int, *, is_shared: bool) -> Any:
-        """Returns a batch that was kept; a worker that reads alone then forgets those before it."""
+        """Returns a batch that was kept; a worker that reads alone then discards those before it."""
         with self._lock:
             batch = self._kept.pop(place)
             if not is_shared:

@@ -29,7 +29,7 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def unwrapped_model(model: Any) -> Any:
-    """The user's own module; refuses one inside a module that averages gradients itself."""
+    """The user's own module; raises an error if a wrapper averages gradients itself."""
     model = _inside(model, _MODELS)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError(
@@ -54,9 +54,9 @@ def device_of(loader: Any) -> torch.device | None:
 
 
 def telling_end(loader: Any, batches: Iterator[Any], length: int) -> Iterator[Any]:
-    """Tells an Accelerate loader which of `length` batches is the last: gradient accumulation then makes its step."""
+    """Tells an Accelerate loader which of `length` batches is the last, at which gradient accumulation makes its step."""
     loader.begin()
-    # `gather_for_metrics` would cut the last batch by it, which it computes for the whole epoch's last batch.
+    # `gather_for_metrics` would cut the last batch to this remainder, which belongs to the whole epoch's last batch.
     loader.remainder = -1
     try:
         for number, batch in enumerate(batches, start=1):
@@ -68,7 +68,7 @@ def telling_end(loader: Any, batches: Iterator[Any], length: int) -> Iterator[An
 
 def _inside(one: Any, places: dict[str, str]) -> Any:
     while (place := _place(one, places)) is not None:
-        if not hasattr(one, place):  # another class of that name
+        if not hasattr(one, place):  # an unrelated class of that name
             return one
         one = getattr(one, place)
     return one

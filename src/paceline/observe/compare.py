@@ -1,4 +1,4 @@
-"""Comparing runs: their labels, clear differences, and the outcome in one sentence; the table below it has the figures."""
+"""Comparison of runs: labels, clear differences, and a one-sentence headline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRACTIONS = {
     ("time_to_fraction_s", one): f"brought the training loss to {float(one) * 100:g} % of its start"
     for one in sorted(FRACTIONS, key=float)
 }
-CLEAR_RATIO = 1.05  # two single runs with a smaller ratio count as equal: repeats of one setting differ by as much
+CLEAR_RATIO = 1.05  # runs with a smaller ratio count as equal: repeats of one setting differ by as much
 _DISTINGUISHING = ("workers", "task", "backend")
 
 

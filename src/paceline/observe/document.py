@@ -1,4 +1,4 @@
-"""The common part of all reports: tables as data, and pages from templates, which escape all text."""
+"""The common parts of all reports: tables as data, and pages from templates that escape all text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Cell:
     """A cell of a table.
 
     Args:
-        below: small text below it: a unit, an interval.
-        colour: of a small square before it, such as `@method-0`.
+        below: small text below it, such as a unit or an interval.
+        colour: of a small square in front of it, such as `@method-0`.
     """
 
     text: str
@@ -39,11 +39,7 @@ class Cell:
 
 
 class Table:
-    """A table, which scrolls sideways if it is too wide.
-
-    Args:
-        rows: cells; the first of each names it.
-    """
+    """A table, which scrolls sideways if it is too wide; the first cell of a row names it."""
 
     def __init__(self, rows: Iterable[Sequence[Cell | str]], *heads: Sequence[Cell | str], kind: str = "") -> None:
         self.rows, self.heads = ([[_cell(one) for one in line] for line in lines] for lines in (rows, heads))
@@ -55,7 +51,7 @@ def _cell(one: Cell | str | float | None) -> Cell:
 
 
 def settings_table(rows: Iterable[tuple[str, Sequence[Any]]], heads: Sequence[str] = ()) -> Table:
-    """Names and values; a value that all columns share is one cell."""
+    """A table of names and values; a value that all columns share is one cell."""
 
     def cells(texts: list[str]) -> list[Cell]:
         alike = len(set(texts)) == 1
@@ -80,7 +76,7 @@ def write_page(path: str | Path, template: str, *, title: str, figures: Sequence
         figures: the figures; the template places each by `m.figure`.
         parts: further variables of the template.
     """
-    import plotly.offline  # at the end of a run, not at its start, like Jinja2
+    import plotly.offline  # imported at the end of a run, like Jinja2, to start faster
     from markupsafe import Markup
 
     colours = {theme: tokens(theme) for theme in METHODS}

@@ -12,6 +12,8 @@ import numpy as np
 
 from paceline.observe.palette import METHODS
 
+_GAP_PX = 34  # above each panel, for its heading
+
 
 @dataclass(slots=True)
 class Figure:
@@ -19,9 +21,9 @@ class Figure:
 
     Args:
         name: its id and the name of downloaded files.
-        note: how to read it.
+        note: explains how to read it.
         layout: plotly layout without colours, fonts and margins, which the page sets.
-        table: the figure as a table, which is also its CSV file: headings, then rows of texts and numbers.
+        table: the figure as a table and as its CSV file: headings, then rows of texts and numbers.
         columns: of the CSV file of a figure without a table: headings, and the keys of their values in the traces.
     """
 
@@ -39,8 +41,8 @@ class Figure:
 class Panels:
     """Panels below each other that share an x axis, each with a heading, and their traces."""
 
-    def __init__(self, labels: Sequence[str], sizes: Sequence[float], gap_px: float = 34) -> None:
-        total = sum(sizes) + gap_px * len(sizes)
+    def __init__(self, labels: Sequence[str], sizes: Sequence[float]) -> None:
+        total = sum(sizes) + _GAP_PX * len(sizes)
         self.height_px = round(total)
         self.traces: list[dict[str, Any]] = []
         self.x: dict[str, Any] = {"anchor": "free", "position": 0}
@@ -48,7 +50,7 @@ class Panels:
         self._in_legend: set[str] = set()
         top = total
         for index, (label, size) in enumerate(zip(labels, sizes, strict=True)):
-            top -= gap_px
+            top -= _GAP_PX
             self.layout[f"yaxis{_number(index)}"] = {
                 "domain": [max(0, (top - size) / total), top / total],
                 "anchor": "x",

@@ -1,4 +1,4 @@
-"""The figures of a report of runs: curves of loss and accuracy, and panels of staleness, time, lanes and batch sizes."""
+"""The figures of a report of runs: loss, accuracy, staleness, time per activity, lanes and batch sizes."""
 
 from __future__ import annotations
 

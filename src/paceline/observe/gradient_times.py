@@ -1,4 +1,4 @@
-"""The times at which workers' gradients were ready in each step of a run; used to choose the number of backup workers."""
+"""When the workers' gradients were ready in each step of a run; used to choose the number of backup workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_WARM_UP_ROWS = 10  # if a worker has more gradients, its first, which includes one-time initialisation, is ignored
+_WARM_UP_ROWS = 10  # a worker with more gradients ignores its first, which includes one-time initialisation
 _FULL_SHARE = 0.9
 _DRAWS = 2000
 
@@ -17,10 +17,10 @@ class GradientTimes:
     """The workers' gradient times in a run.
 
     Args:
-        times_s: (steps, workers) from a step's beginning to each gradient, plus the time from the last needed one to the
-            next step.
-        as_they_came: each row is a step of the run; else rows combine each worker's own times, as if these were independent.
-        gradients_per_update: number of gradients in its mean.
+        times_s: (steps, workers) from a step's beginning to each gradient, plus the time from the last needed gradient to
+            the next step.
+        as_they_came: whether each row is a step of the run; else rows combine draws from each worker's own times.
+        gradients_per_update: mean number of gradients in an update.
     """
 
     times_s: np.ndarray
@@ -37,8 +37,8 @@ class GradientTimes:
 def gradient_times(records: Mapping[int, np.ndarray]) -> GradientTimes | None:
     """The times of a run's workers; None if no worker has computed a gradient.
 
-    If all workers took part in (nearly) all steps, uses these steps. Otherwise, as in a run with backup workers or without
-    steps, draws from each worker's own times.
+    Uses the steps of the run if all workers took part in (nearly) all of them. Otherwise, as with backup workers or without
+    common steps, draws from each worker's own times.
     """
     workers = [rows[1:] if len(rows) > _WARM_UP_ROWS else rows for rows in records.values() if len(rows)]
     if not workers:

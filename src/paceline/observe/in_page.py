@@ -1,4 +1,4 @@
-"""A run in a notebook's cell: the live table, and at the end the headline, the loss and the figures."""
+"""A run in a notebook cell: the live table, then the headline, the loss curve and the table of figures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def progress_html(progress: Progress, title: str = "", messages: Sequence[str] =
 
 
 def run_html(run: RunData) -> str:
-    """The headline, the curve of the training loss, and the table of figures, as a piece of HTML without scripts."""
+    """The headline, the curve of the training loss, and the table of figures, as HTML without scripts."""
     result = {**run.config, **run.result}
     return markup("observe/cell.html", headline=headline([result]), curve=_curve(run), **runs_and_notes([result]))
 
 
 def _curve(run: RunData) -> dict[str, Any]:
-    """Mean of the last losses over time, as a line; empty without losses."""
+    """The running loss over time, as points of a line; empty without losses."""
     curve = loss_curve(run.records, gossip=bool(run.result.get("gossip")))
     usable = np.isfinite(curve.average)
     time_s, loss = curve.time_s[usable], curve.average[usable]

@@ -1,4 +1,4 @@
-"""The timeline of a report: what each worker did, for whom it waited, and what happened to it."""
+"""The timeline of a report: each worker's activities, the worker it waited for, and its events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Series(NamedTuple):
 
 
 def with_records(series: Sequence[Series]) -> list[Series]:
-    """Those that recorded steps."""
+    """The runs that recorded steps."""
     return [one for one in series if any(map(len, one.run.records.values()))]
 
 
@@ -46,7 +46,7 @@ def lane_names(workers: Sequence[int]) -> list[str]:
 
 
 def cut_lanes(series: Sequence[Series]) -> str:
-    """A sentence if there are more workers than lanes; or empty."""
+    """A sentence if there are more workers than lanes, else ""."""
     cut = any(len(one.run.records) > MOST_LANES for one in series)
     return f" The first {MOST_LANES} workers are shown." if cut else ""
 
@@ -100,8 +100,8 @@ def lanes(series: Sequence[Series]) -> Figure | None:
     panels.x |= {"title": {"text": f"time {since} ({unit})"}, "range": [0, window_s * scale]}
     notes = [
         "The same duration of every run. Blank: not accounted for.",
-        "Dotted: the last worker of a round has come." if "" in marked else "",
-        "Diamonds: the step before them averaged models." if "models averaged" in marked else "",
+        "Dotted: the last worker of a round arrives." if "" in marked else "",
+        "Diamonds: the preceding step averaged models." if "models averaged" in marked else "",
     ]
     return panels.figure(
         "lanes", "Who waits for whom: one lane per worker",
@@ -128,7 +128,7 @@ def _within(run: RunData, begin_s: float, end_s: float) -> RunData:
 
 
 def _events(run: RunData, workers: Sequence[int]) -> list[tuple[str, float, str]]:
-    """What happened to workers, when, and in which lane."""
+    """Events of workers: kind, time and lane."""
     found: list[tuple[str, float, str]] = []
     lost = run.result.get("workers_lost") or []
     for worker, lane in zip(workers, lane_names(workers), strict=True):
@@ -144,7 +144,7 @@ def _events(run: RunData, workers: Sequence[int]) -> list[tuple[str, float, str]
 
 
 def _rounds_s(run: RunData, waits: Waits | None, begin_s: float, end_s: float) -> list[float]:
-    """When the last worker of each round came, if all wait for it, and rounds are few enough to be seen."""
+    """When the last worker of each round arrived, if the others wait for it and the rounds are few enough to draw."""
     if waits is None or run.result["waits_for"] not in ("everyone", "quorum"):
         return []
     _, blocker, since_s = waits

@@ -1,4 +1,4 @@
-"""Progress of a training while it runs: a live table on a terminal, plain lines elsewhere; what shows it now and then."""
+"""Progress of a running training: a live table on a terminal, plain lines elsewhere, and a base class of other displays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerProgress:
         alive: False once it was declared dead.
         steps: gradients computed so far.
         mean_staleness: of its latest applied updates; None before the first.
-        waiting_share: of its time, lately, from 0 to 1; None before the first step.
+        waiting_share: share of its recent time, from 0 to 1; None before the first step.
     """
 
     worker_id: int
@@ -50,11 +50,10 @@ class Progress:
         remaining_s: estimate; None if unknown.
         version: updates applied.
         samples: samples of the applied gradients.
-        samples_per_s: lately.
+        samples_per_s: recent throughput.
         loss: running training loss.
         accuracy: of the last evaluation, from 0 to 1.
-        epoch: passes over the data begun, None if the task has none.
-        workers: one entry per worker.
+        epoch: number of epochs begun; None if the task has none.
         message: a one-time message: a worker lost, a restart, a checkpoint.
     """
 
@@ -113,7 +112,8 @@ class LiveTable:
         """Show `progress`. Costs a few hundred microseconds; call it a few times a second."""
         if self._live is not None:
             if progress.message:
-                self._console.print(Text(f"{seconds_text(progress.elapsed_s)}  {progress.message}"))
+                said = f"{seconds_text(progress.elapsed_s)}  {progress.message}"
+                self._console.print(Text(said), soft_wrap=False)  # it would hold for the table as well
             self._live.update(render(progress, self._title))
             return
         self._unprinted, now_s = progress, self._now_s()
@@ -126,7 +126,7 @@ class LiveTable:
 
 
 def plain_line(progress: Progress) -> str:
-    """The same content as one line, for output that is not a terminal."""
+    """Progress as one line, for output that is not a terminal."""
     parts = [f"{progress.elapsed_s:7.1f} s", f"{progress.share_done:4.0%}".replace("%", " %")]
     figures = [(name, text) for name, text in _overall(progress) if name not in ("time", "left")]
     parts += [f"{text} {name}" if name in ("updates", "samples/s") else f"{name} {text}" for name, text in figures]
@@ -194,7 +194,7 @@ def _overall(progress: Progress) -> list[tuple[str, str]]:
 
 
 class Throttled(ABC):
-    """Shows progress at most once in `every_s` seconds, and the last one at the end of its `with` block."""
+    """Shows progress at most every `every_s` seconds, and the last progress at the end of its `with` block."""
 
     def __init__(self, every_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s

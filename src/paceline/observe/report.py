@@ -63,7 +63,7 @@ def runs_and_notes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _slow_worker(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Which worker made each run slow, in words; and of a single run, where each worker's time went."""
+    """A sentence on the worker that slowed each run; for a single run also a table of each worker's time."""
     found = [blame(run) for run in runs]
     labels = run_labels([run.result for run in runs])
     said = [(label, sentence(one)) for label, one in zip(labels, found, strict=True) if one and len(one.shares) > 1]
@@ -76,7 +76,7 @@ def _slow_worker(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[RunData]) -> Table:
-    """The configurations, with facts from the results: where they ran, with which versions."""
+    """The configurations, with machine and versions from the results."""
     settings = [_settings_of(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one)
     rows = [(name, [one.get(name, ABSENT) for one in settings]) for name in names]
@@ -110,11 +110,11 @@ def write_run(
         title: of the report.
         command: for the report.
         recorded: the records to save, if they are not the run's.
-        host: for `host.json`, of a simulation: facts that depend on where and when it ran.
+        host: of a simulation, for `host.json`: facts that depend on where and when it ran.
 
     Raises:
-        NotWrittenError: a file cannot be written: the measurements, in which case the folder is like that of a killed run, or
-            only the trace or the report. The error's `run` is this one.
+        NotWrittenError: a file cannot be written. If it is one of the measurements, the folder is like that of a killed run;
+            otherwise only the trace or the report is missing. The error's `run` is this run.
     """
     try:
         (run if recorded is None else dataclasses.replace(run, records=dict(recorded))).save(folder)

@@ -30,12 +30,12 @@ class Segments:
 def segments(records: np.ndarray) -> Segments:
     """Lay one worker's records out as intervals.
 
-    A record has the times of its gradient, but only the *durations* of waiting, applying and preparing input. Input is
-    placed first, applying last, waiting right after the gradient; time that does not fit there came before the gradient.
+    A record has the times of its gradient, but only the *durations* of waiting, applying and preparing input. Input comes
+    first, applying last, and waiting right after the gradient; durations that do not fit there are placed before it.
     """
     ordered = records[np.argsort(records["started_s"], kind="stable")]
     started = ordered["started_s"].copy()
-    if len(ordered):  # overlapping steps would hide each other: a step begins when the previous one has ended
+    if len(ordered):  # overlapping steps would hide each other, so a step begins after the previous one
         started[1:] = np.maximum(started[1:], np.maximum.accumulate(ordered["ended_s"])[:-1])
     ended = np.maximum(ordered["ended_s"], started)
     gradient_started = np.clip(ordered["gradient_started_s"], started, ended)
@@ -68,9 +68,9 @@ def segments(records: np.ndarray) -> Segments:
 
 
 def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
-    """When every worker has finished its first step, which is slow because of cold caches and lazy initialisation.
+    """When every worker has finished its first step, which cold caches and lazy initialisation make slow.
 
-    If a run is too short for that, its beginning.
+    In a run that is too short for that, its beginning.
     """
     lanes = [own for own in records.values() if len(own)]
     if not lanes:
@@ -84,7 +84,7 @@ def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
 def steady_window_s(runs: Sequence[Mapping[int, np.ndarray]], steps: int) -> float:
     """A duration to draw for all runs: about `steps` steps of the fastest worker.
 
-    Up to three times longer if that is needed to show two steps of the slowest worker.
+    Up to three times longer to show two steps of the slowest worker.
     """
     medians_s = [_median(own["ended_s"] - own["started_s"]) for records in runs for own in records.values() if len(own)]
     if not medians_s:

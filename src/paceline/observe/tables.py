@@ -1,4 +1,4 @@
-"""Results as tables: of several runs side by side, for pages and for the terminal, and of one run."""
+"""Results as tables: several runs side by side, for pages and terminals, and one run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Column:
         return found if self.scale == 1 else [None if value is None else value * self.scale for value in found]
 
     def cells(self, results: _Results) -> list[Cell]:
-        """One cell for each run; the kind "best" marks the run that is clearly better than all others that ended well."""
+        """One cell for each run; the kind "best" marks a run clearly better than all others that did not fail."""
         values, best = self.values(results), None
         if self.lower is not None:
             well = [None if failed(run) else value for run, value in zip(results, values, strict=True)]
@@ -111,7 +111,7 @@ def runs_table(results: _Results, colours: Sequence[str]) -> Table:
 
 
 def _outcome(result: Mapping[str, Any]) -> Cell:
-    # A converged run's reason says that it reached its target, as the next columns do.
+    # The reason of a converged run repeats the next columns.
     reasons = [] if result.get("outcome") == "converged" else [str(result.get("outcome_reason") or "")]
     if lost := result.get("workers_lost"):
         reasons.append(f"lost: worker {', '.join(map(str, lost))}")
@@ -155,7 +155,7 @@ def comparison_table(results: _Results) -> table.Table:
 
 
 def _deepest_fraction(results: _Results) -> str | None:
-    """The smallest fraction of the initial loss that any run that ended well has reached."""
+    """The smallest fraction of the initial loss that a run without failure reached."""
     for fraction in sorted(FRACTIONS, key=float):
         if any(figure(result, "time_to_fraction_s", fraction) is not None for result in results if not failed(result)):
             return fraction

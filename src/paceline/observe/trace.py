@@ -25,8 +25,8 @@ _COLOURS = {"input": "grey", "gradient": "thread_state_running", "wait": "terrib
 def write_trace(run: RunData, path: str | Path) -> Path:
     """Write `run` as trace-event JSON; about 800 bytes per step, 40 MB at most.
 
-    Of a worker with more than 10,000 steps, or its share of 50,000, writes the first and the last half of that many; the
-    lane's name and `otherData.omitted` say so. Of more than 256 workers, writes the first ones (`otherData.omitted_workers`).
+    Writes at most 10,000 steps of a worker and 50,000 in all, half from the beginning of a lane and half from its end; the
+    lane's name and `otherData.omitted` say so. Writes the first 256 workers (`otherData.omitted_workers`).
     """
     shown = sorted(run.records.items())[:_MOST_WORKERS]
     most_steps = min(_MOST_STEPS, _MOST_STEPS_IN_ALL // max(1, len(shown)))
@@ -85,7 +85,7 @@ def _counter(name: str, times_s: np.ndarray, **values: np.ndarray) -> Iterator[d
 
 
 def _us(seconds: np.ndarray) -> list[float]:
-    """Microseconds from whole nanoseconds: an end and the next beginning stay equal."""
+    """Microseconds, rounded to nanoseconds, so that an end and the next beginning stay equal."""
     return (np.rint(seconds * 1e9) / 1e3).tolist()
 
 

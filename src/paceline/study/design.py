@@ -1,4 +1,4 @@
-"""Combinations of levels that become trials, and their order; those that Optuna chooses."""
+"""The combinations of levels that become trials, in their order, or as Optuna chooses them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class StudyPlan(NamedTuple):
 def plan_trials(study: Study) -> StudyPlan:
     """All trials of a study whose design does not depend on their results.
 
-    Every seed is a block: all combinations are tried with it, in an order drawn for this block, before the next seed's turn. A
-    machine that becomes slower meanwhile is slower for all methods alike.
+    Every seed is a block: all combinations are tried with it, in a random order of their own, before the next seed. So a
+    machine that becomes slower during the study slows all methods alike.
 
     Raises:
         UsageError: a combination cannot be run, or a factor has no effect on any.
@@ -58,10 +58,10 @@ def check_all_used(study: Study, maker: TrialMaker) -> None:
 
 
 def _distinct(study: Study, maker: TrialMaker) -> list[Trial]:
-    """The distinct combinations with the first seed; fields that an algorithm lacks make no difference."""
+    """The distinct combinations, with the first seed; fields that an algorithm lacks do not distinguish them."""
     found: dict[str, Trial] = {}
     wanted = study.design.trials
-    # Combinations, some of which can be the same trial.
+    # Several combinations can be the same trial.
     possible = math.prod(math.inf if isinstance(one, Range) else len(one) for one in study.factors.values())
     if study.design.kind == "grid":
         COMBINATIONS.check("The number of combinations of all levels", possible)
@@ -100,39 +100,16 @@ def _combinations(study: Study) -> Iterator[dict[str, Level]]:
 
 
 def search(study: Study, measure: Callable[[list[Trial]], float | None]) -> Iterator[Trial]:
-    """The trials of one combination after the other; each must have been run before the next is asked for.
+    """The trials that Optuna chooses, combination by combination; run each one before you ask for the next.
 
-    The sampler is seeded, so it asks the same as before when it is told the same as before: a study that is resumed goes
-    through its finished trials first, without running them. A combination that has no measure (a target that was not reached,
-    a divergence) is told as infinitely bad.
+    The sampler is seeded, so it repeats its choices if it gets the same measures: a resumed study goes through its finished
+    trials first, without running them. A combination without a measure (a target that was not reached, a divergence) counts
+    as infinitely bad.
 
     Args:
         study: whose design has a number of trials, a measure and a goal.
         measure: the measure of a combination's trials, one for each seed; None: there is none.
     """
-    optuna = _optuna()
-    design, maker = study.design, TrialMaker(study)
-    maker.make(study.centre, study.seeds[0])  # refuses an impossible combination before the first run
-    asked = optuna.create_study(direction=design.goal, sampler=optuna.samplers.TPESampler(seed=design.seed))
-    return _asked(asked, study, maker, measure)
-
-
-def _asked(
-    asked: Any, study: Study, maker: TrialMaker, measure: Callable[[list[Trial]], float | None]
-) -> Iterator[Trial]:
-    worst = math.inf if study.design.goal == "minimize" else -math.inf
-    for _ in range(study.design.trials or 0):
-        question = asked.ask()
-        levels = {name: _suggested(question, name, levels) for name, levels in study.factors.items()}
-        trial = maker.make(levels, study.seeds[0])
-        trials = [trial.with_seed(seed) for seed in study.seeds]
-        yield from trials
-        value = measure(trials)
-        asked.tell(question, worst if value is None else value)
-    check_all_used(study, maker)
-
-
-def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
@@ -140,11 +117,27 @@ def _optuna() -> Any:
             "An optuna design needs Optuna, which is not installed: pip install 'paceline[optuna]'."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+    design, maker = study.design, TrialMaker(study)
+    maker.make(study.centre, study.seeds[0])  # rejects an impossible combination before the first run
+    sampler = optuna.create_study(direction=design.goal, sampler=optuna.samplers.TPESampler(seed=design.seed))
+
+    def chosen() -> Iterator[Trial]:
+        worst = math.inf if design.goal == "minimize" else -math.inf
+        for _ in range(design.trials or 0):
+            asked = sampler.ask()
+            levels = {name: _suggested(asked, name, levels) for name, levels in study.factors.items()}
+            trial = maker.make(levels, study.seeds[0])
+            trials = [trial.with_seed(seed) for seed in study.seeds]
+            yield from trials
+            value = measure(trials)
+            sampler.tell(asked, worst if value is None else value)
+        check_all_used(study, maker)
+
+    return chosen()
 
 
-def _suggested(question: Any, name: str, levels: tuple[Level, ...] | Range) -> Level:
+def _suggested(asked: Any, name: str, levels: tuple[Level, ...] | Range) -> Level:
     if not isinstance(levels, Range):
-        return question.suggest_categorical(name, list(levels))
-    suggest = question.suggest_int if levels.whole else question.suggest_float
+        return asked.suggest_categorical(name, list(levels))
+    suggest = asked.suggest_int if levels.whole else asked.suggest_float
     return suggest(name, levels.low, levels.high, log=levels.log)

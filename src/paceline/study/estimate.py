@@ -21,7 +21,7 @@ from paceline.system.machine import num_cores
 from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
 
-_START_S = 0.4  # of real workers, from a fork server that runs, with the evaluation at the end
+_START_S = 0.4  # of real workers with a running fork server, including the final evaluation
 _SIMULATED_START_S = 0.01
 _SIMULATED_STEP_S = 60e-6  # without gradients
 _GRADIENTS = 5
@@ -32,9 +32,9 @@ class Forecast:
     """The trials that a study would run.
 
     Args:
-        trials: in order; of a search, none are known before.
-        done: hashes of those that have been run.
-        notes: sentences on what was changed so that trials can run.
+        trials: in order; empty for a search, whose trials are not known in advance.
+        done: hashes of trials that have been run.
+        notes: sentences on settings that were changed so that trials can run.
     """
 
     trials: tuple[Trial, ...]
@@ -46,9 +46,9 @@ class Forecast:
 
 
 def estimate(study: Study, folder: Path) -> Forecast:
-    """The trials that remain in a folder and how long they will take; runs at most a few steps.
+    """The trials that a folder lacks, and how long they will take; runs at most a few steps.
 
-    Trials that reach their target early end early, so without earlier trials this is how long it takes at most.
+    Trials end early if they reach their target, so without earlier trials the time is an upper bound.
     """
     store = StudyFolder(folder)
     store.check()
@@ -77,7 +77,7 @@ def estimate(study: Study, folder: Path) -> Forecast:
 
 
 def _costs(study: Study) -> Callable[[Trial], float]:
-    """The seconds of a trial, from the time of a few gradients on this machine."""
+    """Estimates a trial's seconds from the time of a few gradients on this machine."""
     task = load_task(study.task)
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""The layout of a study's figures: the factor along the axis, the factor of the panels, and the methods' colours."""
+"""The layout of a study's figures: x axis, panels, and the methods' colours."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FacetCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Facets:
-    """A study laid out.
+    """The layout of a study's figures.
 
     Args:
         across: the factor along the x axis; None if only the method varies.
-        down: the factor that panels are made of; None if there is none, or too many levels of it.
+        down: the factor with one panel per level; None if there is none with few enough levels.
         pooled: other factors, whose levels are shown together.
     """
 
@@ -66,7 +66,7 @@ class Facets:
 
     @property
     def pooled_note(self) -> str:
-        """A sentence to append: which factors' levels are shown as one."""
+        """A sentence to append, on the factors whose levels are pooled; or ""."""
         names = [factor_text(factor) for factor in self.pooled]
         return f" All levels of {' and '.join(names)} together." if names else ""
 
@@ -75,7 +75,7 @@ class Facets:
         return method_colour(self.trials.methods.index(method))
 
     def dash(self, method: str) -> str:
-        """The line of a method's curve: where there are more methods than colours, the second of a colour is dashed."""
+        """The line style of a method's curve, which distinguishes methods of the same colour."""
         return ("solid", "dash", "dot")[self.trials.methods.index(method) // len(METHODS["light"]) % 3]
 
     def rows(self, method: str | None, across: Any = None, down: Any = None) -> np.ndarray:
@@ -102,7 +102,7 @@ class Facets:
 
     @property
     def rows_note(self) -> str:
-        """A sentence to append: what `FacetCell.row` names."""
+        """A sentence to append, on the factors that `FacetCell.row` names; or ""."""
         return f" Rows: {_DOT.join(self.head[:0:-1])}." if len(self.head) > 1 else ""
 
     def panel_title(self, down: Any) -> str:

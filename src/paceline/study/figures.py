@@ -31,7 +31,7 @@ _SHARES = {"gradient": "compute_share", "wait": "waiting_share", "apply": "apply
 
 
 def box_figure(facets: Facets, measure: Measure) -> Figure | None:
-    """One box per method at every level; runs that never reached the target count as later than all."""
+    """One box per method and level; runs that did not reach the target count as later than all others."""
     values = facets.trials.values(measure.column)
     if np.isnan(values).all():
         return None
@@ -92,7 +92,7 @@ def box_figure(facets: Facets, measure: Measure) -> Figure | None:
 
 
 def arrival_figure(facets: Facets) -> Figure | None:
-    """Kaplan and Meier's curve of every method, in panels by level."""
+    """The Kaplan-Meier curve of every method, in panels by level."""
     measure, trials = facets.measure, facets.trials
     times = trials.times(measure)
     if measure.kind == "throughput" or times.reached.sum() < 2 or len(trials) < 3:
@@ -121,16 +121,16 @@ def arrival_figure(facets: Facets) -> Figure | None:
     panels.x |= {"title": {"text": f"{measure.title} (s)"}}
     panels.x |= log_axis(start, end) if logarithmic else {"range": [0, end]}
     return panels.figure(
-        "arrivals", "Which share of the runs had arrived by when",
-        "Kaplan and Meier's estimate: further left and up is better. Runs that were stopped are censored then; diverged and "
-        "crashed ones never arrive, so a curve may end below 100 %. Hovering shows 95 % intervals."
+        "arrivals", "Share of runs that had arrived over time",
+        "The Kaplan-Meier estimate: further left and up is better. Stopped runs are censored when they stop; diverged and "
+        "crashed runs never arrive, so a curve may end below 100 %. Hovering shows 95 % intervals."
         + facets.pooled_note,
         table=table, legend=len(trials.methods) > 1,
     )  # fmt: skip
 
 
 def efficiency_figure(facets: Facets) -> Figure | None:
-    """Statistical against computational efficiency: time to the target is the product of both axes."""
+    """Statistical against computational efficiency: the time to the target is the product of both axes."""
     trials, measure = facets.trials, facets.measure
     if measure.kind == "throughput":
         return None
@@ -205,7 +205,7 @@ def _equal_times(x_low: float, x_high: float, y_low: float, y_high: float) -> li
 
 
 def speedup_figure(facets: Facets) -> Figure | None:
-    """How many times sooner with more workers, of the same method; by pairs of equal seeds."""
+    """Speed-up of each method with more workers, by pairs of equal seeds."""
     trials = facets.trials
     if "workers" not in trials.others or len(trials) < 2:
         return None
@@ -255,9 +255,9 @@ def speedup_figure(facets: Facets) -> Figure | None:
     timed = facets.measure.kind != "throughput"
     what = f"sooner to {facets.measure.goal} than" if timed else "as many samples per second as"
     return panels.figure(
-        "speed-up", "What more workers bring",
+        "speed-up", "Speed-up with more workers",
         f"How many times {what} the same method with {workers_text(first)}: medians of pairs with equal seeds, 95 % "
-        "intervals. Dashed: in proportion to the workers."
+        "intervals. Dashed: proportional to the number of workers."
         + (" Missing marks: too many runs did not arrive." if any(None in one["y"] for one in panels.traces) else "")
         + facets.pooled_note,
         table=table, legend=len(trials.methods) > 1,
@@ -276,7 +276,7 @@ def staleness_figure(facets: Facets) -> Figure | None:
     if not cells:
         return None
     lowest = min(0, *(min(one) for *_, one in cells))
-    # A worker that lost its core for a while makes a few updates that are very stale: they share the last column.
+    # A worker that loses its core for a while makes a few very stale updates, which share the last column.
     most = max(max(one) for *_, one in cells)
     highest = min(most, max(8, math.ceil(1.25 * max(quantile(one, 0.95) for *_, one in cells))))
     width = max(1, math.ceil((highest - lowest + 1) / _MOST_BINS))
@@ -315,15 +315,15 @@ def staleness_figure(facets: Facets) -> Figure | None:
         panels.x["dtick"] = 1
     return panels.figure(
         "staleness", "How stale the applied gradients were",
-        "How many updates others had applied between a gradient's reading of the parameters and its own update. The "
-        "stronger the colour, the more of the row's updates; the last column has all that are staler."
+        "The number of updates applied between a gradient's reading of the parameters and its own update. The stronger the "
+        "colour, the larger the share of the row's updates; the last column includes all that are staler."
         + facets.rows_note + facets.pooled_note,
         table=table, legend=False,
     )  # fmt: skip
 
 
 def outcome_figure(trials: Trials) -> Figure | None:
-    """How runs ended: one bar per level, divided as its runs were; of two factors rather those that make runs diverge."""
+    """Outcomes of runs, one divided bar per level; by learning rate if it varies, because that makes runs diverge."""
     facets = facets_of(trials, down_first="learning_rate")
     seen = [outcome for outcome in OUTCOMES if (trials.outcomes == outcome).any()]
     failed_steps = trials.values("failed_step")
@@ -346,14 +346,14 @@ def outcome_figure(trials: Trials) -> Figure | None:
 
     return panels.figure(
         "outcomes", "How the runs ended",
-        "Each bar is divided as its runs were. Converged: reached the smallest target; stopped: a limit came first; diverged: "
-        f"the loss grew or was no number; crashed: the run ended with an error.{facets.rows_note}" + facets.pooled_note,
-        table=facets.table([*seen, "share that ended well, 95 % interval"], texts),
+        "Shares of the runs by outcome. Converged: reached the smallest target; stopped: reached a limit first; diverged: the "
+        f"loss grew or was not finite; crashed: the run ended with an error.{facets.rows_note}" + facets.pooled_note,
+        table=facets.table([*seen, "share without failure, 95 % interval"], texts),
     )  # fmt: skip
 
 
 def waiting_figure(facets: Facets) -> Figure | None:
-    """How workers spent their time: medians over the runs of each row."""
+    """How workers spent their time: medians over each row's runs."""
     shares = {kind: facets.trials.values(column) for kind, column in _SHARES.items()}
     shares = {kind: values for kind, values in shares.items() if not np.isnan(values).all()}
     if "wait" not in shares:
@@ -381,7 +381,7 @@ def waiting_figure(facets: Facets) -> Figure | None:
 def _stacked(
     facets: Facets, kinds: dict[str, str], part: Callable[[str, np.ndarray], tuple[float | None, str]]
 ) -> Panels:
-    """A panel per method, and in it a bar per level; `part` has a kind's length in percent, and what hovering shows."""
+    """A panel per method with a bar per level; `part` gives a kind's length in percent and its hover text."""
     cells, methods = list(facets.cells()), facets.trials.methods
     panels = Panels(methods, [_ROW_PX * sum(cell.method == method for cell in cells) + 4 for method in methods])
     for index, method in enumerate(methods):

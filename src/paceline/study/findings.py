@@ -1,4 +1,4 @@
-"""Every comparison of a study: which level was sooner, by how much and how surely."""
+"""All comparisons of a study: which level was sooner, by how much, and how certainly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.study.statistics import Ratio, adjusted_p_values, log_ratios, pair
 from paceline.study.trials import METHOD, NOT_SET, Measure, Trials
 
 FALSE_DISCOVERIES = 0.05
-AS_PRINTED = 1.005  # nearer to 1, a limit would be printed as 1.00
+AS_PRINTED = 1.005  # limits closer to 1 are printed as 1.00
 _MOST_CELLS = 64
 
 
@@ -25,8 +25,8 @@ class Comparison:
         factor: `METHOD` for methods.
         base: the level that the other is compared with.
         other: the other level; a ratio above 1 means that this one was sooner.
-        where: levels of other factors that the pairs have; empty: all there are.
-        adjusted_p: its p-value among all comparisons made at once.
+        where: levels of other factors that the pairs have; empty: all pairs.
+        adjusted_p: its p-value, adjusted for all comparisons made together.
     """
 
     factor: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def centre(self) -> float:
-        """One number for the ratio; 1 where missing arrivals hide which side was sooner."""
+        """One number for the ratio; 1 if it is unknown which side was sooner, because runs did not reach the target."""
         ratio = self.ratio
         if ratio.at_least >= 1:
             return ratio.at_least
@@ -69,15 +69,15 @@ class Comparison:
 
     @property
     def leading(self) -> Comparison:
-        """The same with the sooner side as `other`."""
+        """The same comparison with the sooner side as `other`."""
         return self.flipped if self.centre < 1 else self
 
 
 def compare_everything(trials: Trials, measure: Measure) -> list[Comparison]:
     """Compare all pairs of methods, overall and at each level of other factors, and each factor's levels with its first.
 
-    All of them are made at once, so their p-values are adjusted together. Comparisons with too few pairs are also returned,
-    but cannot be findings.
+    The p-values of all comparisons are adjusted together. Comparisons with too few pairs are also returned, but cannot be
+    findings.
     """
     asked = [*_of_methods(trials), *_of_factors(trials)]
     made = (_compare(trials, measure, *one) for one in dict.fromkeys(asked))
@@ -139,7 +139,7 @@ def _with_first(
 
 
 def times_text(ratio: Ratio) -> str:
-    """How many times: `1.40x`; `1.40 to 1.50x` or `at least 2.3x` where missing arrivals hide it."""
+    """The ratio: `1.40x`; if runs did not reach the target, bounds such as `1.40 to 1.50x` or `at least 2.3x`."""
     if math.isinf(ratio.at_least):
         return "\N{INFINITY}x"
     if math.isinf(ratio.at_most):

@@ -1,4 +1,4 @@
-"""A study's folder; a kill at any time loses at most the running trial."""
+"""A study's folder, in which a kill at any time loses at most the running trial."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _HASH = re.compile(r"[0-9a-f]+", re.ASCII)
 class StudyFolder:
     """`study.toml`, `environment.json`, `plan.json`, `trials/<hash>/`, the tables and the report.
 
-    A trial is written into a folder with another name, brought to the disk, and renamed: a folder named by a hash is complete.
-    Its files have checksums there, without which those of earlier versions are read as they are.
+    A trial is written into a temporary folder, synced to disk and renamed, so a folder named by a hash is complete. Checksums
+    of its files are in SHA256SUMS; folders of earlier versions lack it, and are read without a check.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,15 +36,14 @@ class StudyFolder:
         self.trials = path / "trials"
 
     def check(self) -> None:
-        """Refuse a folder that holds something else."""
+        """Raises an error if the folder contains something other than a study."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; name a folder with --out.")
         if not self.path.is_dir() or (self.path / "study.toml").is_file():
             return
-        if any(
-            path != self.trials and not path.name.startswith(".") for path in self.path.iterdir()
-        ):  # not from a kill
-            raise UsageError(f"{self.path} is not empty, and holds no study; choose another folder with --out.")
+        # A kill can leave these.
+        if any(path != self.trials and not path.name.startswith(".") for path in self.path.iterdir()):
+            raise UsageError(f"{self.path} is not empty and contains no study; choose another folder with --out.")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -59,7 +58,7 @@ class StudyFolder:
             yield
 
     def begin(self, study: Study) -> None:
-        """Write the study and its environment, and remove the rest of an interrupted trial."""
+        """Writes the study and its environment, and removes what an interrupted trial left."""
         write_text(self.path / "study.toml", study.as_text())
         write_json(self.path / "environment.json", {"machine": machine(), "versions": versions()})
         with files.writing(self.trials):
@@ -67,7 +66,7 @@ class StudyFolder:
                 shutil.rmtree(path)
 
     def write_plan(self, trials: Mapping[str, Trial]) -> None:
-        """Which trials belong to the study, in their order."""
+        """Writes the trials of the study, in order."""
         write_json(self.path / "plan.json", [{"hash": name, "factors": one.factors} for name, one in trials.items()])
 
     def plan(self) -> list[dict[str, Any]]:
@@ -85,18 +84,18 @@ class StudyFolder:
             and all(value is None or isinstance(value, str | int | float) for value in one["factors"].values())
             for one in plan
         ):
-            raise UsageError(f"{path} is damaged: it holds something else than trials; run the study again.")
+            raise UsageError(f"{path} is damaged: it is not a list of trials; run the study again.")
         return plan
 
     def done(self, name: str) -> bool:
         return (self.trials / name).is_dir()
 
     def finished(self) -> list[str]:
-        """The hashes of all trials in the folder, also of earlier versions of the study."""
+        """The hashes of all trials in the folder, including those of earlier versions of the study."""
         return sorted(path.name for path in self.trials.glob("[0-9a-f]*") if path.is_dir())
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
-        """Add a trial, whose files `write` writes, completely or not at all."""
+        """Adds a trial, whose files `write` writes, completely or not at all."""
         unfinished = self.trials / f"{_UNFINISHED}{name}"
         try:
             with files.writing(unfinished):
@@ -108,7 +107,7 @@ class StudyFolder:
                 unfinished.rename(self.trials / name)
                 files.to_disk(self.trials)
         except NotWrittenError:
-            shutil.rmtree(unfinished, ignore_errors=True)  # there is little room, or it would not have come to this
+            shutil.rmtree(unfinished, ignore_errors=True)  # frees space, which is probably short
             raise
 
     def trial(self, name: str) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def _read(path: Path) -> Any:
             raise ValueError(f"its checksum does not match {_SUMS}")
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it holds no names and values")
+            raise ValueError("it is not an object of names and values")
         return found
     except FileNotFoundError:
         return None

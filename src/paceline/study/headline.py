@@ -19,7 +19,7 @@ _MANY_PAIRS = 400
 
 
 def asked(trials: Trials, study: Mapping[str, Any]) -> str:
-    """The study's question, and one sentence on its trials."""
+    """The study's question, and a sentence on its trials."""
     varied = {name: levels for name, levels in trials.factors.items() if name != "algorithm"}
     algorithms = trials.factors.get("algorithm", [])
     parts = [f"{len(algorithms)} algorithms"] if algorithms else []
@@ -53,7 +53,7 @@ def headline(trials: Trials, comparisons: Sequence[Comparison]) -> str:
 
 
 def _leader(trials: Trials, comparisons: Sequence[Comparison]) -> tuple[str, list[Comparison]]:
-    """The method that was sooner than most others over all pairs, and its comparisons: above 1 means that it was sooner."""
+    """The method that was sooner than most others over all pairs, and its comparisons; above 1, it was sooner."""
 
     def of(method: str) -> list[Comparison]:
         mine = [
@@ -87,7 +87,7 @@ def _num_seeds(trials: Trials) -> int:
 
 
 def next_steps(trials: Trials, comparisons: Sequence[Comparison]) -> list[tuple[str, str, str]]:
-    """Rows of a table: of what more is needed, how much, and why."""
+    """Rows of a table on further trials: what, how much, and why."""
     if not len(trials):
         return []
     leader, overall = _leader(trials, comparisons)
@@ -101,7 +101,7 @@ def next_steps(trials: Trials, comparisons: Sequence[Comparison]) -> list[tuple[
     elif measure.kind != "throughput":
         stopped = ~trials.times(measure).reached & ~trials.failed
         if stopped.mean() > 0.1:
-            why = f"{int(stopped.sum())} of {len(trials)} trials were stopped before {measure.goal}"
+            why = f"{int(stopped.sum())} of {len(trials)} trials stopped before {measure.goal}"
             rows.append(("time", "a higher limit", why))
     rows += [
         ("levels", f"beyond {level}", f"the last that was tried, and the best of {leader}")
@@ -116,7 +116,7 @@ def _best_at_edges(trials: Trials, leader: str) -> list[str]:
     found = []
     for factor in trials.others:
         levels = trials.factors[factor]
-        if factor.startswith("cluster"):  # what a machine is like is no choice
+        if factor.startswith("cluster"):  # the user cannot choose the machine
             continue
         if not all(map(is_number, levels)):
             continue

@@ -1,4 +1,4 @@
-"""Parts of a study: a factor's levels, when trials end, and which combinations become trials."""
+"""Parts of a study: a factor's levels, limits of trials, and the design."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Range:
     """Numbers to draw from, both ends included; whole ones if both ends are.
 
     Args:
-        low: the least.
+        low: the smallest.
         high: the largest.
-        log: whether their logarithms are drawn uniformly, so that 0.001 to 0.01 counts as much as 0.01 to 0.1.
+        log: whether their logarithms are drawn uniformly, so that 0.001 to 0.01 is as likely as 0.01 to 0.1.
     """
 
     low: float
@@ -46,7 +46,7 @@ class Range:
             return random.randint(int(self.low), int(self.high))
         if not self.log:
             return random.uniform(self.low, self.high)
-        # of a whole number n, everything that rounds to it
+        # so that as much rounds to the first and the last whole number as to others
         widen = 0.5 if self.whole else 0.0
         value = math.exp(random.uniform(math.log(self.low - widen), math.log(self.high + widen)))
         return min(max(round(value), int(self.low)), int(self.high)) if self.whole else value
@@ -56,7 +56,7 @@ class Range:
 
 
 def read_levels(name: str, value: Any) -> tuple[Level, ...] | Range:
-    """A factor's levels as a study file has them: a list, one level, or `{from, to}` with `step`, `factor` or `log`.
+    """Reads a factor's levels from a study file: a list, one level, or `{from, to}` with `step`, `factor` or `log`.
 
     >>> read_levels("batch_size", {"from": 16, "to": 256, "factor": 4})
     (16, 64, 256)
@@ -94,7 +94,7 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
     least = 0 if steps == ["step"] else 1
     if isinstance(by, bool) or not isinstance(by, int | float) or not by > least:
         raise UsageError(f"{steps[0]} must be a number above {least}, not {shown(by)}.")
-    by = min(by, 2 * RANGE.most)  # farther than from one end to the other
+    by = min(by, 2 * RANGE.most)  # longer than the longest range
     if steps == ["factor"] and ends.low <= 0:
         raise UsageError(f"a range with a factor must begin above 0, not at {ends.low}.")
     levels: list[Level] = []
@@ -109,7 +109,7 @@ def _range(table: Mapping[str, Any]) -> tuple[Level, ...] | Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a trial ends that has not reached its target.
+    """Limits of a trial that has not reached its target.
 
     Args:
         epochs: passes over the training data; None with `steps` None: the task's.
@@ -132,12 +132,13 @@ class Design:
     """Which combinations of levels become trials.
 
     Args:
-        kind: "grid": all; "one-at-a-time": the baseline, and each level of each factor with all others as there; "random":
-            so many, drawn; "optuna": so many, each chosen by what the earlier ones have measured.
-        trials: combinations to draw or to ask for, each tried with every seed.
-        seed: of the draws, and of the order of the trials.
-        measure: for optuna: a column of the table, such as time_to_5_s; its median over the seeds counts.
-        goal: whether less of it is better, or more.
+        kind: "grid": all combinations; "one-at-a-time": the baseline, and each level of each factor with the others as in the
+            baseline; "random": `trials` random combinations; "optuna": `trials` combinations that Optuna chooses by the
+            results of earlier ones.
+        trials: number of combinations, each tried with every seed.
+        seed: of the combinations and of the order of the trials.
+        measure: for optuna: a column of the table, such as time_to_5_s, whose median over the seeds counts.
+        goal: whether to minimize or maximize it.
     """
 
     kind: Literal["grid", "one-at-a-time", "random", "optuna"] = "grid"
@@ -159,10 +160,10 @@ class Design:
 
 
 def is_number(value: Any) -> bool:
-    """A number, and no boolean."""
+    """Whether it is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number, and no boolean."""
+    """Whether it is a whole number and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""A study's report: one HTML file with the headline, tables, figures, all comparisons, and the study file."""
+"""A study's report, one HTML file: headline, tables, figures, all comparisons, and the study file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from paceline.study.findings import Comparison, compare_everything, interval_tex
 from paceline.study.headline import asked, headline, next_steps
 from paceline.study.statistics import share_estimate
 from paceline.study.study_file import dotted
-from paceline.study.table import target_name
+from paceline.study.table import load_table, target_name
 from paceline.study.trials import METHOD, Trials, level_name, level_text
 
 if TYPE_CHECKING:
@@ -56,25 +56,21 @@ _MEASURES = {
 
 
 def write_report(folder: Path, *, baseline: str | None = None) -> Path:
-    """Write `report.html` into a study's folder.
-
-    Costs a second or two, and 5 MB; also for a thousand trials.
+    """Write `report.html` into a study's folder, in a second or two and with 5 MB even for a thousand trials.
 
     Args:
         folder: the study's.
-        baseline: the method that others are compared with; by default the study's own, else its first.
+        baseline: the method that others are compared with; default: the study's own, else its first.
 
     Raises:
-        UsageError: the folder holds no study, or no trial has the baseline.
+        UsageError: the folder contains no study, or no trial has the baseline.
     """
-    from paceline.study.table import load_table
-
     folder = Path(folder)
     return study_page(load_table(folder), folder, baseline=baseline)
 
 
 def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None) -> Path:
-    """Write the report of this table into the folder, which may also hold `study.toml` and trials."""
+    """Write the report of this table into the folder, which may also contain `study.toml` and trials."""
     text = read_text(folder / "study.toml")
     study = read_study_file(folder)
     trials = trials_of(frame, study, baseline=baseline)
@@ -110,7 +106,7 @@ def study_page(frame: pd.DataFrame, folder: Path, *, baseline: str | None = None
 def trials_of(
     frame: pd.DataFrame, study: Mapping[str, Any], *, by: str | None = None, baseline: str | None = None
 ) -> Trials:
-    """The table as an experiment, with the baseline that is given, or that the study file names."""
+    """The table as an experiment, with the given baseline or the one of the study file."""
     named = study.get("baseline") if by in (None, "algorithm") else None
     own = named.get("algorithm") if isinstance(named, Mapping) else None
     factors = study.get("factors")
@@ -119,7 +115,7 @@ def trials_of(
     if baseline is None and own is not None:
         try:
             return Trials(frame, by=by, baseline=own, order=order)
-        except UsageError:  # the study compares something else, or spells it in another way
+        except UsageError:  # the study compares something else, or spells it differently
             pass
     return Trials(frame, by=by, baseline=baseline, order=order)
 
@@ -139,7 +135,7 @@ def _figures(facets: Facets) -> list[Figure | None]:
 
 
 def _lanes(folder: Path, trials: Trials, comparisons: Sequence[Comparison]) -> Figure | None:
-    """Lanes of the first pair whose trials kept their events: the surest comparison's, with most workers."""
+    """Lanes of a pair of trials that kept their events, of the most certain comparison and with most workers."""
     overall = [one for one in comparisons if one.factor == METHOD and not one.where]
     overall.sort(key=lambda one: (one.base != trials.baseline, one.adjusted_p, -one.leading.centre))
     pairs = [rows for one in overall for rows in zip(*trials.pairs(METHOD, one.base, one.other, {}), strict=True)] or [

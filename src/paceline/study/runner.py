@@ -1,4 +1,4 @@
-"""Runs a study's trials one after the other, each once, also over interruptions."""
+"""Runs a study's trials one after the other, each once, even with interruptions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OverrideWarning, PacelineError
+from paceline.observe.words import counted
 from paceline.records.run_data import RunData, write_json
 from paceline.run.simulate_task import simulate_task
 from paceline.run.train import train
-from paceline.study.design import plan_trials
+from paceline.study.design import plan_trials, search
 from paceline.study.folder import StudyFolder
 from paceline.study.study_file import TARGETS, Study
 from paceline.study.table import check_installed, crossings, flat_row, per_step, write_tables
@@ -29,9 +30,7 @@ from paceline.tasks.base import keep_data
 from paceline.tasks.load import load_task
 
 _PROGRESS_EVERY_S = 0.2
-_ELSEWHERE = (
-    "{} earlier trials were run on another machine or with other versions: see the table's environment columns."
-)
+_ELSEWHERE = "{} ran on another machine or with other versions: see the table's environment columns."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class StudyProgress:
     Args:
         done: trials that have been run, now or earlier.
         remaining_s: estimate from the trials so far; None before the first.
-        trial: the last one, which had `outcome` and took `took_s` on this machine.
+        trial: the last trial, which had `outcome` and took `took_s` on this machine.
     """
 
     done: int
@@ -54,13 +53,13 @@ class StudyProgress:
 
 @dataclass(kw_only=True)
 class StudyEnd:
-    """The state of a study.
+    """The state of a study after it has run.
 
     Args:
-        folder: where it is.
+        folder: the study's.
         ran: trials run now.
         found: trials that had been run before.
-        left_out: hashes of trials in the folder that belong to the study no more; they are kept, but not in the table.
+        left_out: hashes of trials in the folder that no longer belong to the study; they are kept, but not in the table.
         outcomes: of all trials.
         notes: sentences for the user.
     """
@@ -76,16 +75,16 @@ class StudyEnd:
 def run_study(
     study: Study, folder: Path | str, *, on_progress: Callable[[StudyProgress], None] | None = None
 ) -> StudyEnd:
-    """Runs what of a study has not been run yet in this folder, and writes its table.
+    """Runs the trials of a study that this folder lacks, and writes its table.
 
-    May be killed at any instant and called again: complete trials are kept, and the running one runs again. A trial that
-    diverges or crashes is a result. If the study has changed since, only its new trials run.
-    Costs: nothing but its trials, and about 10 ms for each; simulated ones run in this process.
+    May be killed at any time and called again: complete trials are kept, and the interrupted one runs again. A trial that
+    diverges or crashes is a result. If the study has changed, only its new trials run. Adds about 10 ms to each trial.
+    Simulated trials run in this process.
 
     Args:
-        study: what to run.
-        folder: where; made if missing.
-        on_progress: called after trials, a few times a second at most.
+        study: the study.
+        folder: for its trials; created if missing.
+        on_progress: called after trials, at most a few times a second.
 
     Raises:
         UsageError: the study cannot run; no trial has started.
@@ -127,14 +126,12 @@ class _Running:
                     raise
                 self.end.left_out = sorted(set(self.folder.finished()) - set(self.planned))
                 if self.elsewhere:
-                    self.end.notes += (_ELSEWHERE.format(self.elsewhere),)
+                    self.end.notes += (_ELSEWHERE.format(counted(self.elsewhere, "earlier trial")),)
                 write_tables(self.folder.path)
         return self.end
 
     def _trials(self) -> tuple[Iterable[Trial], int]:
         if self.study.design.kind == "optuna":
-            from paceline.study.design import search
-
             assert self.study.design.trials is not None
             return search(self.study, self._measure), self.study.design.trials * len(self.study.seeds)
         trials, self.end.notes = plan_trials(self.study)
@@ -143,7 +140,7 @@ class _Running:
 
     def _one(self, trial: Trial, total: int) -> None:
         name = trial.hash
-        if name not in self.planned:  # a search has just come upon it
+        if name not in self.planned:  # a search has just chosen it
             self.planned[name] = trial
             self.folder.write_plan(self.planned)
         if name in self.handled:
@@ -200,7 +197,7 @@ class _Running:
         )  # fmt: skip
 
     def _measure(self, trials: list[Trial]) -> float | None:
-        """The median of the design's measure over a combination's seeds; None where it has none."""
+        """The median of the design's measure over a combination's seeds; None if most trials have none."""
         assert self.study.design.measure is not None
         values = []
         for trial in trials:
@@ -215,7 +212,7 @@ class _Running:
 
 
 class Pace:
-    """How long trials take, from those that have been run."""
+    """Estimates how long trials take from those that have been run."""
 
     def __init__(self) -> None:
         self._by_setting: dict[Any, list[float]] = {}
@@ -225,9 +222,9 @@ class Pace:
             self._by_setting.setdefault(trial.setting, []).append(seconds)
 
     def remaining_s(self, waiting: Iterable[Trial], number: int) -> float | None:
-        """The remaining time: for each trial the time of its repetitions, or else the median of all settings.
+        """The remaining time: for each trial the mean time of its repetitions, or else the median over all settings.
 
-        The first trial of a study takes seconds longer than others, until the fork server has loaded PyTorch.
+        A median, because the first trial takes seconds longer, until the fork server has loaded PyTorch.
         """
         if not self._by_setting:
             return None
@@ -238,7 +235,7 @@ class Pace:
 
 
 def _run(trial: Trial) -> RunData:
-    """One run; an error is its result."""
+    """Runs a trial; an error becomes its result."""
     try:
         if trial.cluster is None:
             return train(trial.config)
@@ -256,7 +253,7 @@ def _run(trial: Trial) -> RunData:
 
 
 def _came_of_an_interrupt(error: BaseException | None) -> bool:
-    """Whether this was raised while Ctrl-C was handled: then it does not count as a result."""
+    """Whether this was raised while Ctrl-C was handled, so that it is no result."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

@@ -34,8 +34,8 @@ class SampleEstimate:
 def median_estimate(values: np.ndarray | Sequence[float]) -> SampleEstimate:
     """Median of the values other than NaN, with the percentile bootstrap's interval.
 
-    For showing one group, not for findings: the bootstrap of a median is a little too short for few values. Of 5 normal
-    values it covers 93 %, of 7 89 %, of 11 and more about 95 %. The same values always have the same interval.
+    For showing one group, not for findings, because the bootstrap interval of a median is a little too short for few values:
+    it covers 93 % for 5 normal values, 89 % for 7, and about 95 % for 11 or more. Equal values have equal intervals.
     """
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
@@ -69,8 +69,8 @@ def share_estimate(successes: int, count: int) -> SampleEstimate:
 class Times:
     """Bounds on each run's time (or steps) to a target: it lies between `low` and `high`.
 
-    A run that reached the target has `low == high`. One that was stopped before has the time until then as `low`, and
-    infinity as `high`. A run that diverged or crashed would never have reached it: both are infinite.
+    A run that reached the target has `low == high`. For a run that was stopped before, `low` is the time until then and
+    `high` is infinite. A run that diverged or crashed would never have reached the target: both are infinite.
     """
 
     low: np.ndarray
@@ -102,12 +102,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalCurve:
-    """Which share of runs had arrived by when: Kaplan and Meier's estimate, as arrivals rather than survival.
+    """The share of runs that reached the target over time: one minus the Kaplan-Meier estimate of survival.
 
     Args:
         at: the times at which runs reached the target.
-        share: of runs that had reached it by then.
-        low: lower limit of it, by the log-log formula.
+        share: share of runs that had reached it by then.
+        low: its lower limit, by the log-log formula.
         median: when half of the runs had reached it; infinite if fewer than half did.
     """
 
@@ -123,8 +123,7 @@ class ArrivalCurve:
 def arrival_curve(times: Times) -> ArrivalCurve:
     """When runs reach the target. Stopped runs are censored at their end; failed runs never arrive.
 
-    Censoring a diverged run would promise that it arrives like the others; counted as not arriving, the curve ends below 100
-    %.
+    Censoring a diverged run would assume that it arrives like the others. Since it does not, the curve ends below 100 %.
     """
     reached = times.reached
     empty = np.empty(0)
@@ -143,7 +142,7 @@ def arrival_curve(times: Times) -> ArrivalCurve:
     events = np.unique(times.high[reached])
     at = np.searchsorted(curve.quantiles, events)
     survival = curve.probabilities[at]
-    # The formula has no value where no run or every run has arrived; 0 to 1 is always true.
+    # The formula is undefined if no run or every run has arrived; 0 to 1 is always valid.
     low = np.nan_to_num(band.low.probabilities[at], nan=0.0)
     high = np.nan_to_num(band.high.probabilities[at], nan=1.0)
     median = SampleEstimate(
@@ -157,7 +156,7 @@ def _first(at: np.ndarray, condition: np.ndarray) -> float:
 
 
 def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
-    """Between which bounds each pair's log(base / other) lies; above zero: the other was sooner.
+    """Bounds of each pair's log(base / other); above zero, the other was sooner.
 
     If neither of two runs reached the target, their ratio is unknown: it lies between minus and plus infinity.
     """
@@ -172,12 +171,12 @@ class Ratio:
     """How many times sooner the other of each pair was, in the median pair.
 
     Args:
-        at_least: lower bound of the median ratio; equal to `at_most` unless pairs without an arrival hide it.
-        low: lower limit of the 95 % interval; 0 where there is none.
-        high: upper limit; infinite where there is none.
-        p_value: that both are equally soon.
-        complete: the number of pairs in which both reached the target.
-        method: how the interval was found: `order statistics`, `t` or `none`.
+        at_least: lower bound of the median ratio; equal to `at_most` unless runs that did not arrive leave it unknown.
+        low: lower limit of the 95 % interval; 0 if there is none.
+        high: upper limit; infinite if there is none.
+        p_value: of the hypothesis that both are equally soon.
+        complete: number of pairs in which both reached the target.
+        method: of the interval: `order statistics`, `t` or `none`.
     """
 
     at_least: float
@@ -191,7 +190,7 @@ class Ratio:
 
     @property
     def middle(self) -> float:
-        """The median ratio; where missing arrivals hide it, the bound that is known."""
+        """The median ratio, or its known bound."""
         if math.isfinite(self.at_most) and self.at_least > 0:
             return math.sqrt(self.at_least * self.at_most)
         return self.at_least if self.at_least > 0 and math.isfinite(self.at_least) else math.nan
@@ -208,9 +207,8 @@ def paired_ratio(low: np.ndarray, high: np.ndarray, *, one_setting: bool = True)
     Args:
         low: lower bound of each pair's log ratio.
         high: upper bound of it.
-        one_setting: whether the pairs differ in nothing but the seed; few pairs of several settings have no interval,
-            because
-            they are no draws from one normal distribution.
+        one_setting: whether the pairs differ only in the seed; few pairs of several settings have no interval, because they
+            are not draws from one normal distribution.
     """
     count = len(low)
     complete = np.isfinite(low) & (low == high)
@@ -243,7 +241,7 @@ def _students(logs: np.ndarray) -> Ratio:
 
 
 def _middle(ordered: np.ndarray, *, upper: bool) -> float:
-    """The median; where it would lie between a number and infinity, the cautious one of the two."""
+    """The median; between a number and infinity, the more cautious of the two."""
     below, above = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
     if math.isfinite(below) and math.isfinite(above):
         return (below + above) / 2
@@ -255,7 +253,7 @@ def _exp(value: float) -> float:
 
 
 def adjusted_p_values(p_values: Sequence[float]) -> np.ndarray:
-    """P-values for many comparisons at once: of those up to 0.05, at most 5 % are false on average.
+    """P-values adjusted for many comparisons: of those up to 0.05, at most 5 % are false on average.
 
     Benjamini and Hochberg's procedure, 1995.
     """

@@ -41,7 +41,7 @@ _FIRST = (
 
 
 def check_installed() -> None:
-    """Raises an error if the packages for tables are missing, or do not fit NumPy."""
+    """Raises an error if the packages for tables are missing or incompatible with NumPy."""
     for name in ("pandas", "pyarrow"):
         try:
             importlib.import_module(name)
@@ -51,16 +51,16 @@ def check_installed() -> None:
                     f"Studies need {name}, which is not installed: pip install 'paceline[study]'."
                 ) from error
             raise UsageError(
-                f"Studies need {name}, whose import fails ({first_line(error)}): install releases that fit each other, with "
-                "pip install --upgrade numpy pandas pyarrow."
+                f"Studies need {name}, whose import fails ({first_line(error)}): install compatible releases, with pip "
+                "install --upgrade numpy pandas pyarrow."
             ) from error
 
 
 def load_table(folder: Path | str) -> pandas.DataFrame:
-    """A study's table, one row per trial that has been run and belongs to the study as it is, in their order.
+    """A study's table: one row per finished trial of the current study, in order.
 
-    Costs about 1 ms per trial. A study that is still being run has fewer rows. If the trials' folders are missing, the
-    written table is read: `table.parquet`, or else `table.csv`.
+    Takes about 1 ms per trial. If the trials' folders are missing, reads the written table: `table.parquet`, or else
+    `table.csv`.
 
     Columns: `trial` (hash), `number`, `factor.<name>` (`factor.seed` pairs the trials of different methods), `outcome`
     (converged, stopped, diverged, crashed), `reason`, `failed_step`, `wall_s`, `steps`, `samples`, `samples_per_s`, losses and
@@ -68,7 +68,7 @@ def load_table(folder: Path | str) -> pandas.DataFrame:
     `result.json`, `host_s` (how long the trial took here) and `environment.<name>`.
 
     Raises:
-        UsageError: the folder holds no study, or pandas or PyArrow cannot be imported.
+        UsageError: the folder contains no study, or pandas or PyArrow cannot be imported.
     """
     check_installed()
     path = Path(folder)
@@ -84,7 +84,7 @@ def write_tables(folder: Path | str) -> pandas.DataFrame:
     """Writes `table.parquet` and `table.csv` from the trials, and returns the table."""
     table, path = load_table(folder), Path(folder)
     for name, write in (("table.parquet", table.to_parquet), ("table.csv", table.to_csv)):
-        with files.replacing(path / name) as file:  # `study table` may be asked while the study is run
+        with files.replacing(path / name) as file:  # `study table` may run at the same time as the study
             write(file, index=False)
     return table
 
@@ -108,14 +108,14 @@ def _read_written(path: Path) -> pandas.DataFrame:
         if path.suffix == ".parquet":
             return pandas.read_parquet(path)
         return pandas.read_csv(path, dtype={"trial": str})
-    except Exception as error:  # PyArrow and pandas raise what they like at damaged bytes
+    except Exception as error:  # PyArrow and pandas raise various exceptions for damaged bytes
         raise UsageError(
-            f"{path} is damaged ({first_line(error)}), and there are no trials to write it from."
+            f"{path} is damaged ({first_line(error)}), and the trials to write it again are missing."
         ) from error
 
 
 def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    """Columns of one kind each: what has numbers and gaps is numbers and NaN; factors of several kinds are words."""
+    """Gives each column one type: numbers with gaps become numbers and NaN, mixed types become strings."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -137,12 +137,12 @@ def _word(value: Any) -> str:
 
 
 def target_name(percent: float) -> str:
-    """How a target is written in columns: 75, 2.5."""
+    """A target in names of columns: 75, 2.5."""
     return f"{percent:g}"
 
 
 def crossings(run: RunData, targets: Iterable[float]) -> dict[str, list[float] | None]:
-    """For each target in percent of the initial loss: after how many seconds and steps the running loss was there first."""
+    """For each target in percent of the initial loss: the seconds and steps after which the running loss first reached it."""
     initial_loss = run.result.get("initial_loss")
     if initial_loss is None or not math.isfinite(initial_loss) or not run.records:
         return {target_name(one): None for one in targets}
@@ -151,10 +151,10 @@ def crossings(run: RunData, targets: Iterable[float]) -> dict[str, list[float] |
 
 
 def per_step(run: RunData) -> dict[str, float | None]:
-    """Times of single steps that `result.json` has as shares only.
+    """Times of single steps, which `result.json` has only as shares.
 
-    `gradient_s_median` and `apply_s_median` are of one gradient and one update; `lock_wait_s` is how long all workers together
-    have waited for locks, barriers and back-off.
+    `gradient_s_median` and `apply_s_median` are of one gradient and one update; `lock_wait_s` is the total time that workers
+    waited for locks, barriers and back-off.
     """
     rows = np.concatenate(list(run.records.values())) if run.records else None
     if rows is None or not len(rows):
@@ -179,8 +179,8 @@ def flat_row(
     Args:
         trial: its `trial.json`.
         result: its `result.json`.
-        study: whose targets the row has times of.
-        folder: of the trial, for targets that it was not run with; None: they count as not measured.
+        study: for its targets, whose times the row has.
+        folder: the trial's, for targets that it ran without; None: they count as not measured.
     """
     reached = dict(trial.get("reached") or {})
     new = [one for one in study.targets if target_name(one) not in reached]
@@ -218,7 +218,7 @@ def _staleness(staleness: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantile(histogram: Mapping[int, int], share: float) -> int:
-    """The least value that at least this share is not above: one that occurred; the histogram is not empty."""
+    """The smallest value that at least this share of a non-empty histogram does not exceed."""
     values = sorted(histogram)
     below = itertools.accumulate(histogram[value] for value in values)
     needed = share * sum(histogram.values()) * (1 - 1e-12)  # 0.95 of 60 may be a little above 57
@@ -226,7 +226,7 @@ def quantile(histogram: Mapping[int, int], share: float) -> int:
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
-    """A measure as cells: a table of numbers gives one each, what is longer is JSON."""
+    """A measure as cells: a short mapping gives one cell per entry; longer values become JSON."""
     if isinstance(value, Mapping):
         if all(one is None or isinstance(one, int | float | str) for one in value.values()) and len(value) <= 8:
             return {f"{name}_{key}": one for key, one in value.items() if not key.isdecimal()} or {

@@ -1,4 +1,4 @@
-"""One trial: a combination of levels and a seed as something that can be run, and the hash that names it."""
+"""One trial: a combination of levels and a seed as the configuration of a run, and the hash that names it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,20 @@ from paceline.tasks.load import BUILT_IN, load_task
 from paceline.worker.supervised import check_launch
 
 _HASH_LENGTH = 16
-_NOT_IN_HASH = ("data", "checkpoint_every_s")  # where something lies, not what it is
+_NOT_IN_HASH = ("data", "checkpoint_every_s")  # without effect on the result
 _REGISTRIES = {"algorithm": registry, "partition": partition_registry, "placement": placement_registry}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is run once.
+    """One run of a study.
 
     Args:
-        factors: name -> level, `seed` last; None where the algorithm has no such field.
+        factors: name -> level, `seed` last; None if the algorithm has no such field.
         config: with all defaults filled in.
         cluster: None: real workers.
         parameters: for timing only: length of the vectors.
-        task_digest: of the file that the task is from; empty for a built-in one.
+        task_digest: of the task's file; empty for a built-in task.
     """
 
     factors: Mapping[str, Level | None]
@@ -50,9 +50,9 @@ class Trial:
 
     @functools.cached_property
     def hash(self) -> str:
-        """Names the trial's folder: equal for equal configurations, also of different studies.
+        """The name of the trial's folder, which equal configurations share, also in different studies.
 
-        Defaults are left out, so that a new option of Paceline changes no name.
+        Defaults are left out, so that new options of Paceline change no name.
         """
         config = {
             one.name: _plain(getattr(self.config, one.name))
@@ -80,11 +80,11 @@ class Trial:
 
 
 class TrialMaker:
-    """Makes a study's trials, and refuses combinations that cannot run.
+    """Makes a study's trials, and rejects combinations that cannot run.
 
     Attributes:
-        applied: names of factors that some combination has had a use for.
-        notes: sentences on what was changed so that it can run.
+        applied: names of factors that at least one combination uses.
+        notes: sentences on settings that were changed so that trials can run.
     """
 
     def __init__(self, study: Study) -> None:
@@ -96,7 +96,7 @@ class TrialMaker:
         if study.task not in BUILT_IN:
             source = Path(study.task.rpartition(":")[0]).read_bytes()
             self._task_digest = hashlib.sha256(source).hexdigest()[:_HASH_LENGTH]
-        self._built = functools.cache(_built)
+        self._built = functools.cache(lambda function, *arguments: function(*arguments))
 
     def make(self, levels: Mapping[str, Level], seed: int) -> Trial:
         """The trial of a combination.
@@ -141,7 +141,7 @@ class TrialMaker:
         cluster = self._cluster(config.workers, named_cluster, values) if study.backend == "simulator" else None
         self._check(config, algorithm)
         if cluster is not None and cluster.sockets is None:
-            config = dataclasses.replace(config, placement=TrainConfig.placement)  # it plays no part
+            config = dataclasses.replace(config, placement=TrainConfig.placement)  # it has no effect
         factors = {name: used[name] for name in dict.fromkeys(["algorithm", "workers", *used])}
         return Trial(
             factors={**factors, "seed": seed},
@@ -153,7 +153,7 @@ class TrialMaker:
         )
 
     def _spec(self, name: str, text: str, fields: Mapping[str, Level]) -> tuple[str, list[str]]:
-        """A spec with fields replaced, and those that it does not have."""
+        """A spec with fields replaced, and the names of fields that it lacks."""
         if name == "optimizer":
             spec = parse_spec(text)
             for field, value in fields.items():
@@ -173,7 +173,7 @@ class TrialMaker:
         workers, limit = plain.get("workers", TrainConfig.workers), algorithm.max_workers
         if limit is None or not isinstance(workers, int) or workers <= limit:
             return workers
-        self.notes[f"{name} runs with {limit} worker at most; it is tried with that."] = None
+        self.notes[f"{name} runs with {limit} worker at most, so it is tried with {limit}."] = None
         return limit
 
     def _cluster(self, workers: int, name: str | None, values: Mapping[str, Level]) -> Cluster:
@@ -191,7 +191,7 @@ class TrialMaker:
         return Cluster.from_table({**table, "workers": workers}, "the cluster")
 
     def _check(self, config: TrainConfig, algorithm: Algorithm) -> None:
-        """Refuses now what a later run would refuse."""
+        """Raises errors now that a run would raise later."""
         algorithm.check(config.workers)
         algorithm.check_min_workers(config.min_workers, config.workers)
         self._built(check_optimizer, config.optimizer, config.learning_rate, config.momentum)
@@ -208,10 +208,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _built(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} must be a spec, such as hogwild, not {value!r}.")
@@ -223,7 +219,7 @@ def _value(level: Level) -> Value:
 
 
 def _replace(spec: Spec, path: list[str], value: Value) -> bool:
-    """Sets an argument, nested ones by a path; whether there is such a one."""
+    """Sets an argument, given by its path; returns whether it exists."""
     if path[0] not in spec.arguments:
         return False
     if len(path) == 1:

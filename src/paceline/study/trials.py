@@ -1,4 +1,4 @@
-"""A study's table as an experiment: which factors vary, which trials form pairs, and their measures."""
+"""A study's table as an experiment: the factors that vary, pairs of trials, and measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_SET = "not set"
 _PREFIX = "factor."
 _SEED = "seed"
 _FRACTION_COLUMN = re.compile(r"time_to_(\d+(?:\.\d+)?)_s")
-_MOST_LEVELS = 24  # a factor with more, as random designs have, is no list of settings to compare one by one
+_MOST_LEVELS = 24  # a factor with more levels, as in random designs, is not compared level by level
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Trials:
 
     Args:
         frame: one row per trial, as `load_table` returns it.
-        by: the factor that is compared; by default the algorithm if it varies, else the first factor that does.
-        baseline: its level that the others are compared with; by default the first.
-        order: factor -> its levels in the order in which they are to be shown; trials are run in an order by chance.
+        by: the factor that is compared; default: the algorithm if it varies, else the first factor that does.
+        baseline: its level that the others are compared with; default: the first.
+        order: factor -> its levels in the order to show them in, as trials run in random order.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Trials:
         return len(self.frame)
 
     def levels(self, factor: str) -> list[Any]:
-        """A factor's levels: numbers by size, words in the order given, then as they first occur."""
+        """A factor's levels: numbers by size, strings in the given order, then in order of occurrence."""
         levels = list(dict.fromkeys(self.column_of[factor].tolist()))
         if all(map(is_number, levels)):
             return sorted(levels)
@@ -105,7 +105,7 @@ class Trials:
         return sorted(levels, key=lambda level: places.get(str(level), len(places)))
 
     def values(self, column: str) -> np.ndarray:
-        """A column's numbers; NaN where there is none."""
+        """A column's numbers, with NaN for missing ones."""
         import pandas
 
         values: Any = self.frame.get(column, pandas.Series(np.nan, self.frame.index))
@@ -138,7 +138,7 @@ class Trials:
 
     @cached_property
     def primary(self) -> Measure:
-        """Time to the smallest fraction that half of all trials reached; else that any did; else throughput."""
+        """Time to the smallest fraction that half of all trials reached, or else any trial; or else throughput."""
         reached = {
             percent: (~np.isnan(self.values(self.measure("time", percent).column))).mean()
             for percent in self.fractions
@@ -151,7 +151,7 @@ class Trials:
         return Measure("throughput", "", "samples_per_s")
 
     def times(self, measure: Measure) -> Times:
-        """Every trial's measure as a time: for throughput, the time per sample."""
+        """Every trial's measure as a time; for throughput, the time per sample."""
         if measure not in self._times:
             values = self.values(measure.column)
             if measure.kind == "throughput":
@@ -165,7 +165,7 @@ class Trials:
         return self._times[measure]
 
     def median(self, measure: Measure, rows: np.ndarray) -> SampleEstimate:
-        """The median of these trials; those that did not reach the target are later than all others."""
+        """The median of these trials; those that did not reach the target count as later than all others."""
         values = self.values(measure.column)[rows]
         if measure.kind == "throughput" or not np.isnan(values).any():
             return median_estimate(values)
@@ -188,7 +188,7 @@ class Trials:
         return first[kept], second[kept]
 
     def _partners_of(self, factor: str) -> pd.DataFrame:
-        """A row for each group of trials that are equal in all else; in it the row of each level's trial."""
+        """A row for each group of trials that differ only in this factor, with the number of each level's trial."""
         import pandas
 
         if factor not in self._partners:
@@ -197,7 +197,7 @@ class Trials:
             levels = self.method_of if factor == METHOD else self.column_of[factor]
             groups = shared.groupby(list(shared), sort=False).ngroup()
             trials = pandas.DataFrame({"group": groups, "level": levels, "row": range(len(self))})
-            # Trials equal in everything: the first is paired with the first.
+            # Repeats of equal trials are paired in order.
             trials["repeat"] = trials.groupby(["group", "level"]).cumcount()
             self._partners[factor] = trials.pivot(index=["group", "repeat"], columns="level", values="row")
         return self._partners[factor]
@@ -216,12 +216,12 @@ class Trials:
         return ", ".join(level_text(*part) for part in parts)
 
     def _places(self, factor: str) -> list[int]:
-        """Each trial's level as its place among the levels."""
+        """Each trial's level as its index among the levels."""
         order = {level: index for index, level in enumerate(self.levels(factor))}
         return [order[level] for level in self.column_of[factor]]
 
     def _baseline(self, wanted: Any) -> str:
-        """The method that is meant by a level, as text or as it is; the first if nothing is."""
+        """The method with this level, or with this name; default: the first."""
         if wanted is None:
             return self.methods[0] if self.methods else ""
         for method in self.methods:
@@ -234,7 +234,7 @@ class Trials:
 
 
 def _plain(value: Any) -> Any:
-    """A level that compares equal to itself, as NaN does not."""
+    """A level that compares equal to itself, unlike NaN."""
     if hasattr(value, "item"):
         value = value.item()
     if value is None or value != value or type(value).__name__ == "NAType":
@@ -248,7 +248,7 @@ def level_name(level: Any) -> str:
 
 
 def level_text(factor: str, level: Any) -> str:
-    """A level for headings: `8 workers`, `batch size 64`, a spec as it is."""
+    """A level for headings: `8 workers`, `batch size 64`, or a spec unchanged."""
     if factor == "workers" and isinstance(level, int):
         return workers_text(level)
     text = level_name(level)

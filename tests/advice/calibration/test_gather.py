@@ -218,8 +218,8 @@ def test_whose_words_make_no_sense_is_named_within_the_deadline(culprit):
 
     found = run(2, work)
     named = (
-        "worker 0 said nothing that makes sense for 0.5 s"
+        "worker 0 sent no valid message for 0.5 s"
         if culprit == 0
-        else ("worker 1 did not answer within 0.5 s, and worker 1 sent what makes no sense")
+        else ("worker 1 did not answer within 0.5 s, and worker 1 sent a malformed message")
     )
     assert str(found[1 - culprit]) == f"While measuring steps: {named}. Nothing was written; start all workers again."

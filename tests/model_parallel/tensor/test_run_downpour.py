@@ -1,14 +1,12 @@
 """Downpour with replicas of several workers: each part pushes and fetches its own parameters."""
 
-import multiprocessing
-import os
-import signal
 from functools import partial
 
 import pytest
 import torch
 
 import paceline as pl
+from model_parallel.replica_loops import killing_server
 from model_parallel.tensor.run_loops import alone, check_same, found, last_steps
 from model_parallel.tensor.run_loops import loop as plain_loop
 from model_parallel.tensor.turns import Turns, loop
@@ -155,18 +153,10 @@ def test_what_is_refused(algorithm, launch, says, tmp_path):
 
 
 def test_a_dead_server_of_one_part_is_replaced(tmp_path, nothing_left):
-    killed = []
-
-    def kill(progress):
-        """Server 5: the second part's; workers are 0 to 3."""
-        if progress.version > 5 and not killed:
-            [server] = [one for one in multiprocessing.active_children() if one.name == "paceline-worker-5"]
-            killed.append(server.pid)
-            os.kill(server.pid, signal.SIGKILL)
-
+    """Server 5: the second part's; workers are 0 to 3."""
     run = launched(
         tmp_path, LINE, 4, backend="processes", replicas=2, epochs=10_000, algorithm="downpour(snapshot_s=0.01)",
-        launch={"limit_samples": 12 * 100, "on_progress": kill},
+        launch={"limit_samples": 12 * 100, "on_progress": killing_server(5)},
     )  # fmt: skip
     assert (run.result["outcome"], run.result["server_restarts"]) == ("stopped", 1)
     assert run.result["lost_versions"] == [] or run.result["lost_versions"][0][0] == 1

@@ -1,12 +1,9 @@
 """Loops of replicas that take their steps in a given order, so that Downpour's servers apply pushes in that order."""
 
 import threading
-import time
-from pathlib import Path
-
-import torch
 
 import paceline as pl
+from model_parallel.replica_loops import save, take_step, wait_for_pushes
 from model_parallel.tensor.model import OPTIMIZERS, built, data
 from paceline import model_parallel as mp
 
@@ -58,21 +55,8 @@ def loop(turns, layout, out, algorithm, *, optimizer="momentum", clip=None, push
             tokens, following, more = (mesh.local_batch(part) for part in next(batches))
             one.zero_grad()
             loss = model(tokens, following, mesh.local_features(more))
-            loss.backward()
-            if clip is not None:
-                norms.append(worker.clip_grad_norm_(clip))
-            worker.report(loss)
-            one.step()
-            losses.append(loss.item())
+            take_step(worker, loss, one, losses, norms, clip=clip)
             if push is not None:
-                _wait_for(worker, sum(turns.order[: turn + 1].count(other) // push for other in set(turns.order)))
+                wait_for_pushes(worker, turns.order[: turn + 1], push)
             turns.end()
-    found = {"losses": losses, "norms": norms, "model": model.state_dict()}
-    torch.save(found, Path(out) / f"{worker.worker_id}.pt")
-
-
-def _wait_for(worker, version):
-    until_s = time.monotonic() + _DEADLINE_S
-    while worker._membership.arena.shared.version < version:
-        assert time.monotonic() < until_s
-        time.sleep(1e-3)
+    save({"losses": losses, "norms": norms, "model": model.state_dict()}, out, worker)

@@ -10,7 +10,7 @@ import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,28 +30,14 @@ from paceline.membership.rendezvous import address_of, common_store, machine_of_
 from paceline.ports.ports import Received
 from paceline.system.machine import machine, num_cores
 from paceline.tasks.load import load_task
-from paceline.transport.keys import Keys
 from paceline.transport.mailbox import ZmqMailbox
 
 _MOST_ROUNDS = 64
 _MOST_STEPS_SENT = 2000
 _LOOK_EVERY_S = 2.0
-_ANSWER_S = 600.0  # minimum wait for slow steps; a worker's death is noticed at once
+_ANSWER_S = 600.0  # minimum time to wait for slow steps; a worker's death is noticed at once
 _LINK = Effort(repeats=50, large_repeats=6, large_bytes=(250_000, 1_000_000, 4_000_000))
 _QUICK_LINK = Effort(repeats=20, large_repeats=4, large_bytes=(250_000, 1_000_000))
-
-
-@dataclass(frozen=True)
-class _Membership:
-    """This worker's number, and how it finds the others."""
-
-    store: Any
-    worker_id: int
-    num_workers: int
-    host: str | None
-    key: Path | Keys | None
-    lost: Callable[[], bool]
-    leave: Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -62,54 +48,46 @@ def meet_others(environment: WorkerEnvironment) -> Iterator[WorkerGroup]:
         WorkerLostError: a worker did not arrive within the environment's deadline; the message names it.
     """
     assert isinstance(environment, Invitation | LaunchedEnvironment)
-    place = _invited(environment) if isinstance(environment, Invitation) else _launched(environment)
-    try:
-        mailbox = ZmqMailbox(place.store, place.worker_id, place.num_workers, host=place.host, keys=place.key)
-        with mailbox:
-            _connect(mailbox, place, environment.deadline_s)
-            answer_s = max(_ANSWER_S, environment.deadline_s)
-            yield WorkerGroup(mailbox, place.worker_id, place.num_workers, answer_s)
-    finally:
-        place.leave()
+    with contextlib.ExitStack() as stack:
+        if isinstance(environment, Invitation):
+            point = JoinPoint(environment.address, environment.key, environment.deadline_s)
+            store, host, key = stack.enter_context(contextlib.closing(point)), point.host, point.key
+            worker_id, num_workers = _join(point, environment)
+        else:
+            point, worker_id, num_workers = None, environment.worker_id, environment.num_workers
+            store, host, key = _rendezvous(environment)
+        mailbox = stack.enter_context(ZmqMailbox(store, worker_id, num_workers, host=host, keys=key))
+        _connect(mailbox, point, num_workers, environment.deadline_s)
+        yield WorkerGroup(mailbox, worker_id, num_workers, max(_ANSWER_S, environment.deadline_s))
 
 
-def _launched(environment: LaunchedEnvironment) -> _Membership:
-    """A worker that torchrun or a similar launcher has numbered."""
-    worker_id, num_workers = environment.worker_id, environment.num_workers
+def _rendezvous(environment: LaunchedEnvironment) -> tuple[Any, str | None, Path | None]:
+    """The store of a worker that torchrun or a similar launcher has numbered, its address, and the key file."""
     try:
         store = own_part(common_store(environment, "run `paceline calibrate`"), "calibrate")
-        host, key = address_of(store, worker_id, num_workers, environment.deadline_s)
+        return store, *address_of(store, environment.worker_id, environment.num_workers, environment.deadline_s)
     except RuntimeError as error:
         if isinstance(error, WorkerLostError):
             raise
         raise WorkerLostError("start: worker 0, which hosts the rendezvous store, has ended; see its output.") from None
-    return _Membership(store, worker_id, num_workers, host, key, lambda: False, lambda: None)
 
 
-def _invited(invitation: Invitation) -> _Membership:
-    """A worker with a join point: it gets its number when it joins."""
-    join_point = JoinPoint(invitation.address, invitation.key, invitation.deadline_s)
-    try:
-        num_workers = num_places(join_point, invitation.of, own=1)
-        if join_point.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
-            raise UsageError(
-                f"Workers of a training run meet at {invitation.address}: choose another port for the calibration."
-            )
-        worker_id = join_point.add("calibrating", 1) - 1
-        if not 0 <= worker_id < num_workers:
-            raise UsageError(
-                f"All {num_workers} places at {invitation.address} are taken: choose another port, or start with a higher"
-                " --of."
-            )
-    except BaseException:
-        join_point.close()
-        raise
-    return _Membership(
-        join_point, worker_id, num_workers, join_point.host, join_point.key, lambda: join_point.lost, join_point.close
-    )
+def _join(join_point: JoinPoint, invitation: Invitation) -> tuple[int, int]:
+    """The number that a worker gets at the join point, and how many workers there are."""
+    num_workers = num_places(join_point, invitation.of, own=1)
+    if join_point.agree_words("hello", {"algorithm": "calibrate"}).get("algorithm") != "calibrate":
+        raise UsageError(
+            f"Workers of a training run meet at {invitation.address}: choose another port for the calibration."
+        )
+    worker_id = join_point.add("calibrating", 1) - 1
+    if not 0 <= worker_id < num_workers:
+        raise UsageError(
+            f"All {num_workers} places at {invitation.address} are taken: choose another port, or start with a higher --of."
+        )
+    return worker_id, num_workers
 
 
-def _connect(mailbox: ZmqMailbox, place: _Membership, deadline_s: float) -> None:
+def _connect(mailbox: ZmqMailbox, join_point: JoinPoint | None, num_workers: int, deadline_s: float) -> None:
     until_s = time.monotonic() + deadline_s
     while True:
         left_s = until_s - time.monotonic()
@@ -117,13 +95,11 @@ def _connect(mailbox: ZmqMailbox, place: _Membership, deadline_s: float) -> None
             mailbox.connect(max(0.0, min(_LOOK_EVERY_S, left_s)))
             return
         except WorkerLostError as error:
-            if place.lost():
+            if join_point is not None and join_point.lost:
                 raise WorkerLostError("The join point ended before all workers had joined: start them again.") from None
             if left_s <= _LOOK_EVERY_S:
                 named = str(error).partition(" s ")[2]
-                raise WorkerLostError(
-                    f"After {deadline_s:g} s {named} All {place.num_workers} workers are needed."
-                ) from None
+                raise WorkerLostError(f"After {deadline_s:g} s {named} All {num_workers} workers are needed.") from None
 
 
 def measure_together(
@@ -135,10 +111,10 @@ def measure_together(
     quick: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> MeasuredCluster | None:
-    """The measurements of all workers of `group`, for worker 0; None for the others. Arguments as of `calibration.measure`.
+    """The measurements of all workers of `group` on worker 0, None on the others. Arguments as for `calibration.measure`.
 
-    Takes as long as `calibration.measure` plus about a minute at most for links: at most 64 rounds of pairs, evenly spaced,
-    are measured.
+    Takes as long as `calibration.measure` plus at most about a minute for links, of which at most 64 evenly spaced rounds of
+    pairs are measured.
 
     Raises:
         UsageError: no such task or data on a worker, a batch larger than the data set, or workers with different
@@ -157,7 +133,7 @@ def measure_together(
 
     group.what = "measuring steps"
     steps = measure_steps(task, train_set, batch_size, effort, on_progress)
-    group.meet()  # all workers have stopped computing
+    group.meet()  # until all workers have stopped computing
 
     group.what = "measuring memory"
     memory, codecs = None, {}
@@ -198,7 +174,7 @@ def _machine_numbers(num_workers: int, _: int, said: Any) -> list[int]:
 
 
 def _machines(hellos: list[list[str]]) -> list[int]:
-    """Each worker's machine, numbered in worker order; empty if this worker is not told."""
+    """Each worker's machine, numbered in worker order; empty on workers other than 0."""
     numbers: dict[str, int] = {}
     for worker, (its_machine, asked) in enumerate(hellos):
         if asked != hellos[0][1]:

@@ -1,4 +1,4 @@
-"""Communication of a group of workers: all send to worker 0, worker 0 answers all, and all learn of a lost worker."""
+"""Messages within a group of workers: all send to worker 0, worker 0 answers all, and all learn of a lost worker."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ADVICE = "Nothing was written; start all workers again."
 class WorkerGroup:
     """One worker's part in a group; every worker must make the same calls in the same order.
 
-    A malformed message is discarded, because the right one may follow. If none does, the error names the sender.
+    A malformed message is discarded, because a valid one may follow. If none does, the error names the sender.
 
     Args:
-        deadline_s: how long worker 0 waits for an answer, and the others for worker 0.
-        what: the current activity, for messages; may be changed between calls.
+        deadline_s: time that worker 0 waits for an answer, and the others for worker 0.
+        what: the current activity, for error messages; may be changed between calls.
 
     Raises:
         WorkerLostError: in all calls: a worker left, or did not answer within the deadline.
@@ -43,9 +43,9 @@ class WorkerGroup:
         self._heard: PacelineError | None = None  # the error of another worker
 
     def gather(self, mine: Any, read: Callable[[int, Any], Any] = lambda _, words: words) -> list[Any]:
-        """Returns every worker's value, plain data, in worker order, to worker 0; nothing to the others.
+        """Returns all workers' values, plain data, in worker order, on worker 0; an empty list on the others.
 
-        `read` converts each worker's value, including the own one, and raises ValueError if it is invalid.
+        `read` converts each worker's value, including worker 0's own, and raises ValueError if it is invalid.
         """
         self._number += 1
         if self.worker_id != 0:
@@ -61,7 +61,7 @@ class WorkerGroup:
             )
             if arrival is None:
                 missing = [worker for worker in range(self.num_workers) if worker not in answers]
-                wrong = f", and {name_workers(sorted(malformed))} sent what makes no sense" if malformed else ""
+                wrong = f", and {name_workers(sorted(malformed))} sent a malformed message" if malformed else ""
                 raise WorkerLostError(
                     f"While {self.what}: {name_workers(missing)} did not answer within {self.deadline_s:g} s{wrong}. {_ADVICE}"
                 )
@@ -82,18 +82,18 @@ class WorkerGroup:
             for other in range(1, self.num_workers):
                 self._say(other, f"word {self._number}", words)
             return words
-        wrong = ""
+        nothing = "nothing"
         while True:
             arrival = self.mailbox.receive(self.deadline_s, kind=(f"word {self._number}", "failed"), sender=0)
             if arrival is None:
                 raise WorkerLostError(
-                    f"While {self.what}: worker 0 said nothing{wrong} for {self.deadline_s:g} s. {_ADVICE}"
+                    f"While {self.what}: worker 0 sent {nothing} for {self.deadline_s:g} s. {_ADVICE}"
                 )
             try:
                 if (received := self._checked(arrival)) is not None:
                     return _read(received, read)
             except MalformedMessageError:
-                wrong = " that makes sense"
+                nothing = "no valid message"
 
     def meet(self) -> None:
         self.gather(None)
@@ -101,7 +101,7 @@ class WorkerGroup:
 
     @contextlib.contextmanager
     def fail_together(self) -> Iterator[None]:
-        """An error in one worker becomes an error in all; for a lost worker, all report what worker 0 knows."""
+        """Raises an error of one worker in all; if a worker is lost, all raise worker 0's error."""
         try:
             yield
         except PacelineError as error:
@@ -120,7 +120,7 @@ class WorkerGroup:
         return WorkerLostError(f"While {self.what}: worker {worker} left ({how}). {_ADVICE}")
 
     def _error_of_worker_0(self) -> PacelineError | None:
-        """Worker 0's error; several workers may have lost each other, and worker 0 knows which was lost first."""
+        """Worker 0's error: if several workers lost each other, worker 0 knows which one was lost first."""
         until_s = time.monotonic() + _FIRST_ERROR_S
         while True:
             left_s = max(0.0, until_s - time.monotonic()) if 0 in self.mailbox.peers() else 0.0
@@ -159,7 +159,7 @@ def _read(received: Received, read: Callable[[int, Any], Any] = lambda _, words:
         words = json.loads(bytes(x.numpy()) if x is not None and x.dtype == torch.uint8 else b"")
         return read(received.sender, words)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessageError(received.sender, received.message, f"that makes no sense ({error})") from None
+        raise MalformedMessageError(received.sender, received.message, f"that cannot be read ({error})") from None
 
 
 def _failure(received: Received) -> PacelineError:
@@ -169,17 +169,17 @@ def _failure(received: Received) -> PacelineError:
             if usage and of != 0:
                 sentence = f"Worker {of}: {sentence}"
             return UsageError(sentence) if usage else PacelineError(sentence)
-    raise MalformedMessageError(received.sender, received.message, "that says nothing of an error")
+    raise MalformedMessageError(received.sender, received.message, "that describes no error")
 
 
-_MOST = 1e15  # above any time, speed or count
+_MOST = 1e15  # larger than any time, speed or count
 
 
 def read(kind: Any, words: Any) -> Any:
-    """The value of type `kind`: a dataclass, a named tuple, or what these and JSON are made of.
+    """Converts JSON to `kind`: a dataclass, a named tuple, or a type of their fields.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value does not have that type.
     """
     origin: Any = get_origin(kind) or kind
     arguments = get_args(kind)

@@ -63,7 +63,7 @@ def steps(
         raise UsageError(f"{task.name} has {len(train_set)} training samples; choose --batch-size up to that.")
     with intra_op_threads(1), torch_undisturbed(), torch.no_grad():
         torch.manual_seed(0)
-        rows = _step(task, train_set, batch_size, at_least, for_s, pauses_s)
+        rows = _all_steps(task, train_set, batch_size, at_least, for_s, pauses_s)
     return rows[rows["samples"] == batch_size]  # an epoch's last batch may be shorter
 
 
@@ -82,7 +82,7 @@ def cold_steps_s(
     return found
 
 
-def _step(
+def _all_steps(
     task: Task, train_set: Any, batch_size: int, at_least: int, for_s: float, pauses_s: Sequence[float]
 ) -> np.ndarray:
     model = task.new_model()
