@@ -103,9 +103,9 @@ def coarsened(
     200 groups remain, the shortest neighbours in chains merge, too.
 
     Groups with different `labels` do not merge. `move_s` is the time to move a tensor, by its bytes; None: over the problem's
-    link.
+    fastest link.
     """
-    move_s = move_s or problem.link.move_s
+    move_s = move_s or problem.fastest_link.move_s
     edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
     moved: dict[tuple[int, int], float] = {}
     for one in problem.tensors:
