@@ -180,6 +180,17 @@ def test_groups_that_are_worth_a_transfer_over_the_fastest_link_are_not_merged()
     assert coarsened(replace(problem, slow_links=((0, 1, 0.01),)), [None] * 2) == [[0], [1]]
 
 
+def test_a_short_head_is_not_merged_with_a_tower_which_would_then_wait_for_the_other_one():
+    groups = (*(Group(name, forward_s=1e-2, backward_s=2e-2) for name in "ab"), Group("head", forward_s=1e-4))
+    tensors = tuple(TensorInfo(name, at, (2,), 10_000) for at, name in enumerate("ab"))
+    problem = Problem(groups, tensors, (Device(),) * 2, Link(latency_s=1e-3, bytes_per_s=1e7))
+    assert coarsened(problem, [None] * 3) == [[0], [1], [2]]
+    assert candidates(problem)[0][0].makespan_s < 0.035, "while both towers take 0.06 s"
+    assert len(coarsened(problem, [None] * 3, least_s=1e-3)) == 2, "to be measured, it shares a block"
+    short = replace(problem, groups=(groups[0], replace(groups[1], forward_s=1e-4, backward_s=2e-4), groups[2]))
+    assert coarsened(short, [None] * 3) == [[0, 1, 2]], "a short tower waits for a long one at no cost"
+
+
 def test_memory_and_what_must_be_together_are_kept():
     problem = random_problem(3, num=12, devices=3)
     groups = tuple(Group(g.name, (), g.forward_s, g.backward_s, (g.name,), 10) for g in problem.groups)

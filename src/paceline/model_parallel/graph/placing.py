@@ -140,7 +140,7 @@ def place(
         )
 
     singly = problem_of(rough, same_device)
-    whole = coarsened(singly, [None] * len(rough), lambda _: LEAST_BLOCK_S / 2)  # there and back
+    whole = coarsened(singly, [None] * len(rough), LEAST_BLOCK_S)
     parts = [one.nodes for one in merged(singly, whole)]
     measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
     tries = 1
