@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
+from pathlib import Path
 from typing import Self
 
 WIRE = "wire"  # what every host's end of its link is called
@@ -17,15 +19,17 @@ class Network:
     Args:
         num_hosts: how many.
         rate_mbit: of each link and direction; None: as fast as the kernel copies.
+        burst: bytes that an idle link carries at once, without that rate.
     """
 
-    def __init__(self, num_hosts: int, rate_mbit: float | None = None) -> None:
-        self.num_hosts, self.rate_mbit = num_hosts, rate_mbit
-        self._bridge = f"links-{os.getpid()}-bridge"
+    def __init__(self, num_hosts: int, rate_mbit: float | None = None, burst: str | None = None) -> None:
+        self.num_hosts, self.rate_mbit, self._burst = num_hosts, rate_mbit, burst
+        self._prefix = f"links-{os.getpid()}"
+        self._bridge = f"{self._prefix}-bridge"
 
     def name(self, host: int) -> str:
         """A host's namespace."""
-        return f"links-{os.getpid()}-{host}"
+        return f"{self._prefix}-{host}"
 
     @staticmethod
     def address(host: int) -> str:
@@ -48,6 +52,12 @@ class Network:
         """What runs a command on a host."""
         return ["ip", "netns", "exec", self.name(host), *command]
 
+    def enter(self, host: int) -> None:
+        """Moves this process to a host; it must have one thread."""
+        with Path(f"/run/netns/{self.name(host)}").open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"{self.name(host)} cannot be entered")
+
     def sent_bytes(self, host: int) -> int:
         """All that a host has sent so far, as its interface counts: payload, frames and headers, acknowledgements."""
         path = f"/sys/class/net/{WIRE}/statistics/tx_bytes"
@@ -66,7 +76,7 @@ class Network:
             for link in (WIRE, "lo"):
                 _run(*f"ip -n {name} link set {link} up".split())
             if self.rate_mbit is not None:
-                shape = f"root tbf rate {self.rate_mbit}mbit burst {BURST} latency {QUEUE_MS}ms".split()
+                shape = f"root tbf rate {self.rate_mbit}mbit burst {self._burst or BURST} latency {QUEUE_MS}ms".split()
                 _run("tc", "-n", name, "qdisc", "add", "dev", WIRE, *shape)
                 _run("tc", "-n", self._bridge, "qdisc", "add", "dev", port, *shape)
 

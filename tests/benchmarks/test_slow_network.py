@@ -1,6 +1,7 @@
 """Links with a rate, and the arithmetic of what was measured on them."""
 
 import math
+import multiprocessing
 import re
 import shutil
 import subprocess
@@ -65,6 +66,36 @@ def test_a_link_is_no_faster_than_its_rate_and_counts_what_it_sends():
     finally:
         network.__exit__()
     assert namespaces() == before
+
+
+def addresses():
+    return subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=True).stdout
+
+
+def entered(network, host, answer):
+    network.enter(host)
+    answer.send(addresses())
+
+
+def test_a_process_that_enters_a_host_has_its_address_alone():
+    if shutil.which("ip") is None:
+        pytest.skip("this machine has no `ip` (iproute2) to make links with")
+    try:
+        network = Network(2).__enter__()
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    try:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=entered, args=(network, 1, theirs))
+        process.start()
+        found = ours.recv()
+        process.join()
+        assert network.address(1) in found
+        assert network.address(0) not in found
+        assert network.address(1) not in addresses()
+    finally:
+        network.__exit__()
 
 
 def test_networks_that_cannot_be_made_leave_nothing(monkeypatch):

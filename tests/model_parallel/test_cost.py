@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.model_parallel.graph import placing
-from paceline.model_parallel.graph.cost import Measured, spread
+from paceline.model_parallel.graph import cost, placing
+from paceline.model_parallel.graph.cost import Measured, measure, spread
 from paceline.model_parallel.graph.problem import Group
+from paceline.model_parallel.graph.trace import trace
 
 
 def test_a_blocks_time_is_spread_by_operations_and_bytes():
@@ -35,7 +36,6 @@ def test_short_operations_are_measured_with_their_neighbours_and_long_ones_alone
         total = sum(one.step_s for one in found)
         return Measured(found, total, total)
 
-    measure = placing.measure
     monkeypatch.setattr(placing, "measure", times)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     plan = pl.place(model, torch.randn(32, 64), devices=2)
@@ -45,3 +45,36 @@ def test_short_operations_are_measured_with_their_neighbours_and_long_ones_alone
     took = {one.name: one.step_s for one in plan.problem.groups}
     assert sum(took.values()) == pytest.approx(12e-3)
     assert took["_0"] == took["_2"], "equal layers take equally long"
+
+
+class Replayed:
+    """A runner of which each group takes the next of its given times; they are in ms."""
+
+    def __init__(self, **times_ms):
+        self._left = {name: iter(times) for name, times in times_ms.items()}
+
+    def group(self, names):
+        return 1e-3 * next(self._left[names[-1]]), 0.0
+
+    def whole(self, arguments):
+        return 10e-3, 0.0
+
+    def flops(self, names):
+        return 0.0
+
+
+def test_a_block_that_was_disturbed_is_measured_again_and_its_steadiest_times_count(monkeypatch):
+    x = torch.randn(4, 8)
+    traced = trace(model := nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), x)
+    quiet, disturbed = [5.0, 5.1, 5.0, 4.9, 5.0], [6.0, 15.0, 9.0, 5.0, 12.0]
+    runner = Replayed(
+        _0=[50.0, *quiet],  # its first run is a warm-up
+        _1=[50.0, *disturbed, *quiet],
+        _2=[50.0, *disturbed, *[9.0, 7.0, 8.0, 10.0, 8.0], *disturbed, *disturbed],
+    )
+    monkeypatch.setattr(cost, "_Runner", lambda model, traced: runner)
+    groups = [(f"_{at}",) for at in range(3)]
+    found = measure(model, traced, groups, {"input": x}, busy_cores=0)
+    assert [one.forward_s for one in found.groups] == pytest.approx([5e-3, 5e-3, 8e-3])
+    assert all(not list(left) for left in runner._left.values()), "no block is measured more or less often"
+    assert found.step_s == 10e-3

@@ -3,10 +3,12 @@
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
 from paceline.errors import UsageError
+from paceline.model_parallel.graph.coarsen import coarsened
 from paceline.model_parallel.graph.orders import OrderSearch, Paths
 from paceline.model_parallel.graph.place import PLACERS, best_of, candidates
 from paceline.model_parallel.graph.problem import Device, Group, Link, Problem, TensorInfo, bounds
@@ -144,6 +146,49 @@ def test_two_towers_go_apart_and_the_slow_device_gets_less():
     assert found[0].makespan_s < 1.1 * below.least_s
     found, _ = candidates(towers(3.0))
     assert sum(found[0].device_of) < 3
+
+
+def test_a_slow_link_takes_longer_both_ways_and_others_do_not():
+    groups = tuple(Group(f"g{i}", forward_s=1e-3, backward_s=1e-3) for i in range(2))
+    tensors = (TensorInfo("g0", 0, (1,), 1_000_000),)
+    link = Link(latency_s=1e-4, bytes_per_s=1e9, busy_s=5e-5)
+    problem = Problem(groups, tensors, (Device(),) * 3, link, slow_links=((0, 2, 10.0),))
+    usual_s, slow_s = 4e-3 + 2 * (1.1e-3 + 1e-4), 4e-3 + 2 * (11e-3 + 1e-4)
+    for device_of, expected_s in {(0, 1): usual_s, (1, 2): usual_s, (0, 2): slow_s, (2, 0): slow_s}.items():
+        run = simulate(problem, device_of)
+        assert run.makespan_s == pytest.approx(expected_s)
+        assert Paths(problem, device_of).least_s == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_slow_links_the_exact_placement_is_the_best_of_all_and_uses_the_fast_ones(seed):
+    plain = random_problem(seed, num=5, devices=3, unequal=False)
+    plain = replace(plain, tensors=tuple(replace(one, is_output=False) for one in plain.tensors))
+    problem = replace(plain, slow_links=((0, 1, 50.0), (0, 2, 50.0)))  # worker 0 on one machine, the others on another
+    found, _ = candidates(problem)
+    best_s = min(best_of(problem, placed)[0].makespan_s for placed in itertools.product(range(3), repeat=5))
+    assert found[0].is_certain
+    assert found[0].makespan_s <= best_s * (1 + 1e-9)
+    assert found[0].makespan_s <= candidates(replace(plain, devices=plain.devices[:2]))[0][0].makespan_s * (1 + 1e-9), (
+        "as fast as on the two of one machine"
+    )
+
+
+def test_groups_that_are_worth_a_transfer_over_the_fastest_link_are_not_merged():
+    problem = replace(chain(2), link=Link(latency_s=1e-2, bytes_per_s=1e9))
+    assert coarsened(problem, [None] * 2) == [[0, 1]]
+    assert coarsened(replace(problem, slow_links=((0, 1, 0.01),)), [None] * 2) == [[0], [1]]
+
+
+def test_a_short_head_is_not_merged_with_a_tower_which_would_then_wait_for_the_other_one():
+    groups = (*(Group(name, forward_s=1e-2, backward_s=2e-2) for name in "ab"), Group("head", forward_s=1e-4))
+    tensors = tuple(TensorInfo(name, at, (2,), 10_000) for at, name in enumerate("ab"))
+    problem = Problem(groups, tensors, (Device(),) * 2, Link(latency_s=1e-3, bytes_per_s=1e7))
+    assert coarsened(problem, [None] * 3) == [[0], [1], [2]]
+    assert candidates(problem)[0][0].makespan_s < 0.035, "while both towers take 0.06 s"
+    assert len(coarsened(problem, [None] * 3, least_s=1e-3)) == 2, "to be measured, it shares a block"
+    short = replace(problem, groups=(groups[0], replace(groups[1], forward_s=1e-4, backward_s=2e-4), groups[2]))
+    assert coarsened(short, [None] * 3) == [[0, 1, 2]], "a short tower waits for a long one at no cost"
 
 
 def test_memory_and_what_must_be_together_are_kept():

@@ -1,5 +1,6 @@
 """Plans: what is refused and how, what is sent, and that they survive their file."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.model_parallel.graph.exchange import from_wire, to_wire, truncated
 from paceline.model_parallel.graph.problem import TensorInfo
 from paceline.model_parallel.graph.schedule import longest_remaining
 from paceline.model_parallel.graph.trace import trace
+from paceline.simulator import Cluster
 
 X = torch.randn(BATCH, 8, dtype=torch.float64)
 
@@ -142,6 +144,25 @@ def test_a_plan_is_the_same_after_its_file(name, tmp_path):
     plan.save(tmp_path / "plan.json")
     assert pl.Plan.load(tmp_path / "plan.json") == plan
     assert plan.explain().count("\n") > 5
+
+
+def test_a_plan_takes_the_links_of_each_pair_of_workers_from_the_cluster():
+    cluster = Cluster(
+        workers=4,
+        latency_s=1e-3,
+        bandwidth_bytes_per_s=1e7,
+        core_bytes_per_s=1e10,
+        link_factors=((0, 1, 3.0), (1, 3, 5.0)),
+    )
+    plan = pl.place(made("two towers"), X, devices=3, cluster=cluster, repeats=1, force=True)
+    links = plan.problem.links
+    assert links[1][2].move_s(0) == pytest.approx(1e-3), "as measured, with the time to send and to receive"
+    assert links[1][2].bytes_per_s == pytest.approx(1e7, rel=0.01), "with the sender's copy"
+    assert links[0][1].bytes_per_s == links[1][0].bytes_per_s == pytest.approx(links[1][2].bytes_per_s / 3)
+    assert "0 to 1 takes 3 times as long." in plan.explain()
+    assert plan.again(devices=[pl.Device(2.0)] * 3).problem.slow_links == ((0, 1, 3.0),)
+    assert plan.again(devices=[pl.Device()] * 2).problem.slow_links == ()
+    assert pl.Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
 
 
 def test_what_is_no_plan_is_refused(tmp_path):

@@ -45,7 +45,7 @@ def place(
     pin: Annotated[list[str] | None, typer.Option(help="MODULE:DEVICE, a number or a kind; repeatable.")] = None,
     placer: Annotated[str | None, typer.Option(help="Placer; default: the best in simulation.")] = None,
     wire: Annotated[str | None, typer.Option(help="Send float32 as bfloat16 or bfloat16-truncated.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file, for latency and bandwidth.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file, for the links between workers.")] = None,
     force: Annotated[bool, typer.Option(help="Plan even if the cost model is more than 25 % off.")] = False,
     plan: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for paceline.Plan.load.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with the graph and the timeline.")] = None,

@@ -93,19 +93,19 @@ def _sharing(nodes: Sequence[Node], what: Callable[[Node], Sequence[object]]) ->
     return [one for one in users.values() if len(one) > 1]
 
 
-def coarsened(
-    problem: Problem, labels: Sequence[object], move_s: Callable[[int], float] | None = None
-) -> list[list[int]]:
+def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None = None) -> list[list[int]]:
     """Sets of groups to merge because they are not worth a transfer between them.
 
     A group and its only reader, or its only source, merge if moving the tensor there and its gradient back takes longer than
-    the shorter of the two runs. Pairs with the largest transfers merge first, so that cuts remain at small ones. If more than
-    200 groups remain, the shortest neighbours in chains merge, too.
+    the shorter of the two runs. If the reader has other sources, as the head of two towers has, the group itself must be
+    shorter: a tower would otherwise wait for the other one. It is the same for a source with other readers. Pairs with the
+    largest transfers merge first, so that cuts remain at small ones. If more than 200 groups remain, the shortest neighbours
+    in chains merge, too.
 
-    Groups with different `labels` do not merge. `move_s` is the time to move a tensor, by its bytes; None: over the problem's
-    link.
+    Groups with different `labels` do not merge. With `least_s`, groups merge with their only reader or source into blocks that
+    take as long at least; the blocks are only measured, one after the other.
     """
-    move_s = move_s or problem.link.move_s
+    move_s = problem.fastest_link.move_s
     edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
     moved: dict[tuple[int, int], float] = {}
     for one in problem.tensors:
@@ -128,7 +128,13 @@ def coarsened(
                 return True
         return False
 
-    while merge_one(lambda a, b, ways_s: ways_s > min(took[a], took[b])):
+    def is_worth(a: int, b: int, ways_s: float) -> bool:
+        if least_s is not None:
+            return min(took[a], took[b]) < least_s
+        alone = [took[a]] * (merger.after(a) == {b}) + [took[b]] * (merger.before(b) == {a})
+        return min(alone) < ways_s
+
+    while merge_one(is_worth):
         pass
     while merger.number > _MOST_GROUPS:
         neighbours = {(merger.root(u), merger.root(v)) for u, v in moved}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import statistics
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from paceline.system.torch_random import torch_undisturbed
 
 #: Of both passes; in a shorter block, starting the backward pass dominates the measurement.
 LEAST_BLOCK_S = 1e-3
+_MOST_IQR = 0.1  # over the median; above it, other programs have disturbed a block
+_MOST_ROUNDS = 4  # of measuring a block again
 _FLOPS_PER_BYTE = 5.0  # operations of a core in the time of reading or writing a byte: some 50 GFLOP/s and 10 GB/s
 _STATE_COPIES = 4  # a parameter, its gradient, and two for an optimizer such as Adam
 
@@ -54,22 +58,30 @@ def measure(
 ) -> Measured:
     """Medians of `repeats` runs after a warm-up, each group between two whole steps, with one thread.
 
-    Gradients of ones replace those of the loss. Further cores compute meanwhile, as the other workers will.
+    Gradients of ones replace those of the loss. Further cores compute meanwhile, as the other workers will. Groups whose times
+    vary, because other programs computed at the same time, are measured again; of up to four rounds, the steadiest counts.
 
-    Costs: a copy of the model, and `2 * (repeats + 1)` steps.
+    Costs: a copy of the model, and `2 * (repeats + 1)` steps; four times as many on a busy machine.
     """
     twin = copy.deepcopy(model)
     runner = _Runner(twin, traced)
-    times: list[list[tuple[float, float]]] = [[] for _ in groups]
-    steps: list[float] = []
-    flops = [0.0] * len(groups)
+    runs = [partial(runner.whole, arguments), *(partial(runner.group, names) for names in groups)]
+    times: list[list[tuple[float, float]]] = [[] for _ in runs]
     with torch_undisturbed(), torch.enable_grad(), intra_op_threads(1), _busy(busy_cores):
-        for repeat in range(repeats + 1):
-            steps.append(runner.whole(arguments))
-            for at, names in enumerate(groups):
-                times[at].append(runner.group(names))
-                if not repeat:
-                    flops[at] = runner.flops(names)
+        for run in runs:
+            run()
+        flops = [runner.flops(names) for names in groups]
+        for _ in range(_MOST_ROUNDS):
+            due = {at for at, one in enumerate(times) if _relative_iqr(one) > _MOST_IQR}
+            if not due:
+                break
+            again: dict[int, list[tuple[float, float]]] = {at: [] for at in sorted(due | {0})}
+            for _ in range(repeats):
+                for at, own in again.items():
+                    own.append(runs[at]())
+            for at in due:
+                times[at] = min(times[at], again[at], key=_relative_iqr)
+    (step_s, _), *medians = [tuple(map(statistics.median, zip(*one, strict=True))) for one in times]
     sizes = dict((*twin.named_parameters(), *twin.named_buffers()))
     trained = dict(twin.named_parameters())
     result = []
@@ -81,15 +93,23 @@ def measure(
             Group(
                 name=names[-1],
                 nodes=tuple(names),
-                forward_s=statistics.median(one for one, _ in times[at][1:]),
-                backward_s=statistics.median(one for _, one in times[at][1:]),
+                forward_s=medians[at][0],
+                backward_s=medians[at][1],
                 state=state,
                 state_bytes=sum(sizes[name].nbytes * c for name, c in zip(state, copies, strict=True)),
                 saved_bytes=sum(one.num_bytes for one in own),
                 flops=flops[at],
             )
         )
-    return Measured(tuple(result), statistics.median(steps[1:]), sum(one.step_s for one in result))
+    return Measured(tuple(result), step_s, sum(one.step_s for one in result))
+
+
+def _relative_iqr(times: Sequence[tuple[float, float]]) -> float:
+    """Interquartile range of the sums over their median; infinite if nothing was measured."""
+    if len(times) < 2:
+        return 0.0 if times else math.inf
+    low_s, median_s, high_s = statistics.quantiles(map(sum, times), n=4, method="inclusive")
+    return (high_s - low_s) / median_s if median_s else 0.0
 
 
 def spread(groups: Sequence[Group], blocks: Sequence[Sequence[int]], measured: Sequence[Group]) -> tuple[Group, ...]:
@@ -115,13 +135,14 @@ class _Runner(GraphRunner):
         self._by_name = {node.name: node for node in traced.graph.nodes}
         self._kinds = {one.name: one for one in traced.nodes}
 
-    def whole(self, arguments: dict[str, Any]) -> float:
+    def whole(self, arguments: dict[str, Any]) -> tuple[float, float]:
+        """Seconds of a step; both passes count as one."""
         self.module.zero_grad()
         begun_s = time.perf_counter()
         out = self.module(**arguments)  # type: ignore[operator]
         if ends := [one for one in tensors_in(out) if one.requires_grad]:
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
-        return time.perf_counter() - begun_s
+        return time.perf_counter() - begun_s, 0.0
 
     def group(self, names: Sequence[str]) -> tuple[float, float]:
         self.module.zero_grad()

@@ -92,6 +92,9 @@ def _below(plan: PlanData) -> list[str]:
         f" speeds {below.work_s * 1e3:.2f} ms. This one is {_gap(plan):.0%} above.",
         f"Transfers: {len(transfers)} of {sent / 1e6:.3f} MB in each forward pass"
         + (f", floats as {plan.wire} on the way." if plan.wire else "."),
+        f"Links: {problem.link.move_s(0) * 1e6:.0f} us and {problem.link.bytes_per_s / 1e6:.4g} MB/s"
+        + "".join(f"; {a} to {b} takes {factor:.3g} times as long" for a, b, factor in problem.slow_links)
+        + ".",
         "Devices compute "
         + ", ".join(f"{busy / plan.makespan_s:.0%}" if plan.makespan_s else "0%" for busy in schedule.busy_s)
         + " of the time; elsewhere: how much longer the step would be with that group on the best other device.",

@@ -23,8 +23,8 @@ class Paths:
         edges: list[list[tuple[int, float, bool]]] = [[] for _ in range(num)]  # consumer, its transfer, gradient
         for one in tensors:
             for to in one.consumers:
-                ends = {device_of[one.producer], device_of[to]}
-                moved_s = problem.link.move_s(one.num_bytes) if len(ends - {-1}) == 2 else 0.0
+                a, b = device_of[one.producer], device_of[to]
+                moved_s = problem.links[a][b].move_s(one.num_bytes) if a != b and min(a, b) >= 0 else 0.0
                 edges[one.producer].append((to, moved_s, one.has_gradient))
         start_s, after_s = [0.0] * num, [0.0] * num  # of the forward pass; from the backward pass to the step's end
         for g in range(num):

@@ -218,7 +218,8 @@ class _Partial:
             tensor = self.problem.tensors[t]
             moved_s = self._end_s[tensor.producer]
             if self.device_of[tensor.producer] != device:
-                moved_s += self.problem.link.move_s(tensor.num_bytes) * (2 if tensor.has_gradient else 1)
+                link = self.problem.links[self.device_of[tensor.producer]][device]
+                moved_s += link.move_s(tensor.num_bytes) * (2 if tensor.has_gradient else 1)
             ready_s = max(ready_s, moved_s)
         return ready_s
 
@@ -296,7 +297,7 @@ def _searched(problem: Problem, known: Placement | None, orders: OrderSearch) ->
         used = set(chosen.values())
         for device in problem.choices[firsts[index]]:
             alike = (devices[device].slowness, devices[device].memory_bytes, devices[device].kind)
-            if device not in used and not problem.allowed:
+            if device not in used and not problem.allowed and not problem.slow_links:
                 if alike in seen:  # equivalent to another empty device
                     continue
                 seen.add(alike)

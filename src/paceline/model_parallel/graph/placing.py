@@ -21,6 +21,7 @@ from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
 from paceline.model_parallel.graph.trace import Traced, trace
 from paceline.model_parallel.graph.verify import verify
+from paceline.simulator.hardware.core import COPY_VECTORS
 from paceline.specs.text import closest
 
 _MOST_ERROR = 0.25
@@ -78,7 +79,7 @@ def place(
         pins: by a module's path or an operation's name, its device or kind of device.
         together: pairs of such names that must share a device.
         link: the cost of a transfer; None: between two processes of one machine.
-        cluster: a `Cluster`, whose latency and bandwidth replace `link`.
+        cluster: a `Cluster`, whose latency, bandwidth and slow links replace `link`: a device is a worker of the cluster.
         placer: use this one's placement: all-on-one, finish-soonest, earliest-first, critical-path, balanced, exact or
             best-found.
         wire: "bfloat16" sends float32 rounded to it; "bfloat16-truncated" cuts off, as published.
@@ -102,8 +103,10 @@ def place(
     machines = _devices(devices, slow, memory_bytes)
     number = _microbatches(objective, microbatches)
     _check_words(wire, placer)
+    slow_links: tuple[tuple[int, int, float], ...] = ()
     if cluster is not None and link is None:
-        link = Link(latency_s=cluster.latency_s, bytes_per_s=cluster.bandwidth_bytes_per_s)
+        link = _link_of(cluster)
+        slow_links = tuple(one for one in cluster.link_factors if max(one[:2]) < len(machines))
     batch, _ = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
     arguments, cut = batch, ()
@@ -133,10 +136,11 @@ def place(
             allowed=tuple(allowed) if any(allowed) else (),
             together=tuple(sorted(one for one in classes if len(one) > 1)),
             microbatches=number,
+            slow_links=slow_links,
         )
 
     singly = problem_of(rough, same_device)
-    whole = coarsened(singly, [None] * len(rough), lambda _: LEAST_BLOCK_S / 2)  # there and back
+    whole = coarsened(singly, [None] * len(rough), LEAST_BLOCK_S)
     parts = [one.nodes for one in merged(singly, whole)]
     measured = measure(model, traced, parts, arguments, repeats=repeats, busy_cores=busy_cores)
     tries = 1
@@ -196,6 +200,13 @@ def _devices(
             raise UsageError(f"memory_bytes must be above 0, not {memory_bytes}.")
         found = [replace(one, memory_bytes=memory_bytes) for one in found]
     return tuple(found)
+
+
+def _link_of(cluster: Any) -> Link:
+    """A cluster's usual link: its latency includes sending and receiving, and its bandwidth leaves out the sender's copy."""
+    busy_s = min(Link.busy_s, cluster.latency_s / 2)
+    s_per_byte = 1 / cluster.bandwidth_bytes_per_s + COPY_VECTORS / cluster.core_bytes_per_s
+    return Link(latency_s=cluster.latency_s - 2 * busy_s, bytes_per_s=1 / s_per_byte, busy_s=busy_s)
 
 
 def _microbatches(objective: str, microbatches: int | None) -> int:

@@ -126,16 +126,17 @@ class PlanData:
         """Places the model again in milliseconds, from the same measurements: for other devices, or as the caller chooses.
 
         Args:
-            devices: replace this plan's devices.
+            devices: replace this plan's devices, without pins. Another number of devices has the plan's usual link for all.
             placer: the placer to use; None: the best.
             device_of: an explicit placement instead: by group, its device.
 
         Raises:
             UsageError: no such placement exists.
         """
-        problem = (
-            self.problem if devices is None else dataclasses.replace(self.problem, devices=tuple(devices), allowed=())
-        )
+        problem = self.problem
+        if devices is not None:
+            slow_links = problem.slow_links if len(devices) == self.workers else ()
+            problem = dataclasses.replace(problem, devices=tuple(devices), allowed=(), slow_links=slow_links)
         if device_of is None:
             found, below = candidates(problem)
             chosen = next((one for one in found if placer in (None, one.placer)), None)

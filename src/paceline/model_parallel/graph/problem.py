@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -93,6 +93,10 @@ class Link:
         """From the sender's last operation to the receiver's first, without contention."""
         return 2 * self.busy_s + self.latency_s + num_bytes / self.bytes_per_s
 
+    def slowed(self, factor: float) -> Link:
+        """The link with `factor` times the time between sender and receiver."""
+        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=self.bytes_per_s / factor)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -101,11 +105,23 @@ class Problem:
     groups: tuple[Group, ...]  # by index
     tensors: tuple[TensorInfo, ...]  # between them
     devices: tuple[Device, ...]  # by worker
-    link: Link = field(default_factory=Link)  # between any two devices
+    link: Link = field(default_factory=Link)  # between two devices that `slow_links` does not name
     allowed: tuple[tuple[int, ...], ...] = ()  # by group, the devices that may run it; empty: any
     #: Sets of groups that must be on one device because they share state or memory.
     together: tuple[tuple[int, ...], ...] = ()
     microbatches: int = 1  # parts of a batch that are in flight; a group's times are for one of them
+    slow_links: tuple[tuple[int, int, float], ...] = ()  # two devices, and the factor on the time of their transfers
+
+    @cached_property
+    def links(self) -> tuple[tuple[Link, ...], ...]:
+        """By two devices, the link between them."""
+        numbers = range(len(self.devices))
+        factors = {frozenset((a, b)): factor for a, b, factor in self.slow_links}
+        return tuple(tuple(self.link.slowed(factors.get(frozenset((a, b)), 1.0)) for b in numbers) for a in numbers)
+
+    @property
+    def fastest_link(self) -> Link:
+        return self.link.slowed(min([1.0, *(factor for *_, factor in self.slow_links)]))
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:

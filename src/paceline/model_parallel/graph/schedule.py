@@ -153,8 +153,9 @@ class Run:
             self.events.append(Event(phase, name, device, -1, start_s, start_s + took_s, microbatch))
 
     def _send(self, phase: str, device: int, microbatch: int, transfer: Transfer, reader: int) -> None:
-        link, tensor = self.problem.link, self.problem.tensors[transfer.tensor]
+        tensor = self.problem.tensors[transfer.tensor]
         to = transfer.to if phase == "forward" else transfer.source
+        link = self.problem.links[device][to]
         self.free[device] += link.busy_s
         queue = (-1, -1) if link.is_shared else (device, to)
         start_s = max(self.free[device], self.links.get(queue, 0.0))
