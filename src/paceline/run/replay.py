@@ -17,7 +17,8 @@ from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest
-from paceline.run.replayable import by_incarnation, obstacle
+from paceline.run.replayable import by_incarnation, obstacle, since_resumed
+from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay, Update
 from paceline.system.machine import machine, versions
 
@@ -58,19 +59,24 @@ class RecordedRun:
 
     def __init__(self, folder: str | Path, data: Path | None = None) -> None:
         self.folder = Path(folder)
-        run = RunData.load(self.folder)
+        whole = RunData.load(self.folder)
+        run = since_resumed(whole)
         last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
         if last > run.result.get("restarts", 0):
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
-        if why := obstacle(run):
+        if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
         self._result, self.order = run.result, run.order
         self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        if registry.build(own["algorithm"]).lockstep:
-            own |= {"epochs": None, "steps": max(map(len, run.records.values()))}
+        built, resumed = registry.build(own["algorithm"]), run.result.get("resumed")
+        self.start = ResumedStart(self.folder / resumed["checkpoint"], built) if resumed else None
+        self.first_update = self.start.version + 1 if self.start is not None else 1
+        if built.lockstep:
+            taken = self.start.taken if self.start is not None else 0
+            own |= {"epochs": None, "steps": taken + max(map(len, run.records.values()))}
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
@@ -122,8 +128,8 @@ class RecordedRun:
         """
         if self.algorithm.gossip:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
-        if not 1 <= version <= self.updates:
-            raise UsageError(f"The run has updates 1 to {self.updates}, not {version}.")
+        if not self.first_update <= version <= self.updates:
+            raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
         simulation.replay()
         return simulation.update()
@@ -161,7 +167,7 @@ class RecordedRun:
             holds: takes the model in training mode; must not change it.
             told: called with each update that was tried and the answer.
         """
-        low, high, found = 0, self.updates + 1, None
+        low, high, found = self.first_update - 1, self.updates + 1, None
         while high - low > 1:
             middle = (low + high) // 2 if found is not None else self.updates
             update = self.at(middle)

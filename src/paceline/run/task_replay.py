@@ -32,6 +32,7 @@ from paceline.run.recorded_order import (
     ReplayMismatchError,
     Turns,
 )
+from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.mailbox import SimulatedMailbox
@@ -62,6 +63,7 @@ class Recorded(Protocol):
     folder: Path
     config: TrainConfig
     inputs: dict[str, Any]
+    start: ResumedStart | None  # None: it was not resumed
     processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
     applied: np.ndarray  # the versions that all steps made
 
@@ -94,6 +96,12 @@ class TaskReplay(TaskSimulation):
                 f"{now['samples']:,}, or others; --data names the folder of the run's."
             )
         self._run, self._version, self._ends_there = run, version, ends_there
+        self._own_claims: dict[int, Any] = {}  # the newest of each worker
+        self.machine.further_ports = self._further_ports
+        if run.start is not None:
+            assert self.model is not None
+            run.start.initialise(self.machine.shared, self.binding, self.model)
+            self._left = run.start.left()
         self.kept: torch.Tensor | None = None
         self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation
         needs, is_alone = self.algorithm.needs, self.config.workers == 1
@@ -121,8 +129,19 @@ class TaskReplay(TaskSimulation):
             shard.on_update = partial(self._shard_updated, number)
         self.machine.new_mailbox = self._mailbox
         self._to_keep = dict(enumerate(versions))
-        if self.algorithm.needs.order:
-            self.machine.decided = lambda *process: OrderCheck(process, self._run.order_of(*process))
+
+    def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
+        """Of a worker, or of a server, which comes after the workers."""
+        found: dict[str, Any] = {}
+        process, shard = (worker_id, incarnation), worker_id - self.config.workers
+        if self._orders and self.algorithm.needs.order:
+            found["decided"] = OrderCheck(process, self._run.order_of(*process))
+        if self._run.start is not None and shard < 0:
+            found["storage"] = self._run.start.storage(worker_id)
+        elif self._run.start is not None:
+            ranges = self.machine.shared.ranges
+            found["storage"] = self._run.start.server_state(*ranges[shard % len(ranges)])
+        return found
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self.config.workers
@@ -185,11 +204,11 @@ class TaskReplay(TaskSimulation):
         assert self.model is not None
         assert self._version is not None
         self.binding.bind(self.kept)
-        rows = {worker: np.concatenate(processes) for worker, processes in self._run.processes.items()}
         steps = [
             self._step(worker, row)
-            for worker, own in rows.items()
-            for row in own[own["applied_version"] == self._version]
+            for worker, processes in self._run.processes.items()
+            for rows in processes
+            for row in rows[rows["applied_version"] == self._version]
         ]
         return Update(self._version, self.model, steps)
 
@@ -213,8 +232,11 @@ class TaskReplay(TaskSimulation):
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
         if self._turns is None and self._averages is None and not self._orders:
-            return super()._claims(plan, ports, claim_batch, taken)
-        return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+            claims: Any = super()._claims(plan, ports, claim_batch, taken)
+        else:
+            claims = RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+        self._own_claims[ports.worker_id] = claims
+        return claims
 
     def _own_buffers(self) -> bool:
         return True
@@ -234,6 +256,10 @@ class TaskReplay(TaskSimulation):
         else:
             replica = OrderedReplica(*task, turns=self._turns, on_applied=self._turns.updated, **base)
         self._replicas[worker_id, base["incarnation"]] = replica
+        if self._run.start is not None:
+            base["random_states"].enter(worker_id)
+            own_model = self.machine.shared.workers[worker_id] if self.algorithm.gossip else None
+            self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
