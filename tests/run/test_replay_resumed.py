@@ -86,6 +86,15 @@ def test_updates_since_the_checkpoint_are_shown(tmp_path, task):
         recorded.at(30)
 
 
+def test_an_update_of_a_workers_own_model_is_shown(tmp_path, task):
+    """The run's updates are counted since it was resumed."""
+    recorded = go_on(begin(tmp_path / "run", task, "ad-psgd"), task, "ad-psgd", 2)
+    assert recorded.updates == 30
+    for number in (1, 15, 30):
+        (step,) = recorded.at(number).steps
+        assert step["gradient"].norm() > 0
+
+
 def flat(model):
     return torch.cat([one.detach().flatten().clone() for one in model.parameters()])
 

@@ -80,13 +80,20 @@ class TaskReplay(TaskSimulation):
         version: of the parameters to keep; None: none are.
         shards: their version at each shard, if servers have them.
         ends_there: whether the replay ends with that version.
+        maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
 
     Attributes:
         kept: these parameters (P,), once the replay has come to them.
     """
 
     def __init__(
-        self, run: Recorded, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
+        self,
+        run: Recorded,
+        version: int | None,
+        shards: Sequence[int] = (),
+        *,
+        ends_there: bool = False,
+        maker: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(run.config, evaluates=False)
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)
@@ -95,7 +102,7 @@ class TaskReplay(TaskSimulation):
                 f"{run.folder} cannot be replayed: its training set had {before['samples']:,} samples, and this one has "
                 f"{now['samples']:,}, or others; --data names the folder of the run's."
             )
-        self._run, self._version, self._ends_there = run, version, ends_there
+        self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
         self._own_claims: dict[int, Any] = {}  # the newest of each worker
         self.machine.further_ports = self._further_ports
         if run.start is not None:
@@ -198,8 +205,8 @@ class TaskReplay(TaskSimulation):
             raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
         return True
 
-    def update(self) -> Update:
-        """The kept update."""
+    def update(self, number: int) -> Update:
+        """The kept update, under its number in the run."""
         assert self.kept is not None
         assert self.model is not None
         assert self._version is not None
@@ -207,10 +214,14 @@ class TaskReplay(TaskSimulation):
         steps = [
             self._step(worker, row)
             for worker, processes in self._run.processes.items()
-            for rows in processes
+            for incarnation, rows in enumerate(processes)
             for row in rows[rows["applied_version"] == self._version]
+            if self._is_maker((worker, incarnation))
         ]
-        return Update(self._version, self.model, steps)
+        return Update(number, self.model, steps)
+
+    def _is_maker(self, process: tuple[int, int]) -> bool:
+        return self._maker in (None, process)
 
     def _step(self, worker: int, row: np.void) -> dict[str, Any]:
         assert self.plan is not None
@@ -243,13 +254,13 @@ class TaskReplay(TaskSimulation):
 
     def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
         worker_id = base["core"].worker_id
-        base |= {
-            "rows": self._rows(worker_id, base["incarnation"]),
-            "keeps": self._version if self._ends_there else None,
-        }
+        process = worker_id, base["incarnation"]
+        keeps = self._version if self._ends_there and self._is_maker(process) else None
+        base |= {"rows": self._rows(*process), "keeps": keeps}
         if self._averages is not None:
             shared = self.machine.shared.workers[worker_id]
-            replica = AveragingReplica(*task, averages=self._averages, shared=shared, **base)
+            on_own = partial(self._applied, worker_id) if process == self._maker else None
+            replica = AveragingReplica(*task, averages=self._averages, shared=shared, on_own=on_own, **base)
         elif self._turns is None:
             on_applied = partial(self._applied, worker_id) if not self._orders else None
             replica = RecordedReplica(*task, on_applied=on_applied, **base)
