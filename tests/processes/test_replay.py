@@ -122,6 +122,12 @@ def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algori
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
+def test_others_go_on_after_a_death_that_held_them_up(tmp_path, task):
+    folder = trained(tmp_path / "run", f"{task}:dying", "parameter-server(mode=bounded(clock_bound=1))")
+    assert len(pl.RunData.load(folder).result["workers_lost"]) == 1
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
 def test_a_death_in_rounds_is_refused(tmp_path, task):
     folder = trained(tmp_path / "run", f"{task}:dying", "all-reduce")
     with pytest.raises(pl.UsageError, match="a worker died"):
