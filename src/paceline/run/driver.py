@@ -88,6 +88,7 @@ class Driver:
             self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
             write_config(folder, self._record())
             self._earlier.keep(folder)
+        resumed = self._resumed()  # now, as the checkpoint may be gone in the end
         supervisor = Supervisor(loop, folder, self._earlier, on_tick=self._tick, on_end=self._end)
         self._supervisor = supervisor
         supervisor.outcome.notes += self._earlier.notes
@@ -99,7 +100,7 @@ class Driver:
             except KeyboardInterrupt:
                 if self._has_begun:
                     supervisor.outcome.interrupt(interruption.name)
-                    self._finish()
+                    self._finish(resumed)
                 raise
             finally:
                 self._watcher.close()
@@ -109,7 +110,7 @@ class Driver:
                 _raise_crash(supervisor)
             if supervisor.arena is None and supervisor.all_returned:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
-            return self._finish()
+            return self._finish(resumed)
 
     def _tick(self, supervisor: Supervisor) -> None:
         recording = self._recording
@@ -148,7 +149,7 @@ class Driver:
 
     # The end
 
-    def _finish(self) -> RunData:
+    def _finish(self, resumed: dict[str, Any]) -> RunData:
         loop, supervisor, recording = self._loop, self.supervisor, self._recording
         recording.take()  # the workers' last records
         recorded = recording.records()
@@ -163,7 +164,7 @@ class Driver:
         )
         config = self._record() | (about if loop.task is None else {})
         order = supervisor.spool.order() if loop.task is not None else {}  # loops of one's own are not replayed
-        result |= self._resumed()
+        result |= resumed
         run = RunData(config, result, records, recording.evaluations, order=order)
         run.result |= replayability(run)
         if supervisor.arena is not None and supervisor.arena.plan.sharding is not None:
