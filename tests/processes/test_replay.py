@@ -3,6 +3,7 @@
 import pytest
 
 import paceline as pl
+from paceline.run.checkpointer import Checkpointer
 
 TASK = '''
 import os
@@ -101,11 +102,29 @@ def test_dropout_of_each_process_is_repeated(tmp_path, task, algorithm):
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async,shards=2)", "all-reduce", "ad-psgd"])
+def test_a_resumed_run_goes_on_with_its_dropout(tmp_path, task, algorithm, monkeypatch):
+    """From a checkpoint in the middle, as if the run had been killed after it."""
+    monkeypatch.setattr(Checkpointer, "end", lambda *_: None)
+    folder = trained(tmp_path / "run", f"{task}:steady", algorithm, epochs=12, checkpoint_every_s=0.0)
+    monkeypatch.undo()
+    config = pl.TrainConfig(task=f"{task}:steady", algorithm=algorithm, workers=3, momentum=0.9, epochs=15)
+    run = pl.train(config, resume=folder)
+    assert run.result["resumed"]["version"] < run.result["version"]
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
 @pytest.mark.parametrize("algorithm", ["locked", "leashed", "parameter-server(mode=async,shards=2)", "ad-psgd"])
 def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algorithm):
     folder = trained(tmp_path / "run", f"{task}:dying", algorithm, restarts=1)
     result = pl.RunData.load(folder).result
     assert (result["workers_lost"], result["restarts"]) != ([], 0)
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+def test_others_go_on_after_a_death_that_held_them_up(tmp_path, task):
+    folder = trained(tmp_path / "run", f"{task}:dying", "parameter-server(mode=bounded(clock_bound=1))")
+    assert len(pl.RunData.load(folder).result["workers_lost"]) == 1
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 

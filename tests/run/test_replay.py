@@ -314,7 +314,7 @@ def end_before(records, version):
     [
         (lambda records: drop_last_row(records, 9), "has no record|lacks records"),
         (lambda records: end_before(records, 40), "lacks records of steps"),
-        (lambda records: records[worker_of(records, 9)]["step"].__iadd__(1), "resumed, or lacks"),
+        (lambda records: records[worker_of(records, 9)]["step"].__iadd__(1), "lacks records of steps"),
         (lambda records: records.clear(), "no updates"),
     ],
 )

@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 import paceline as pl
-from run.replay_task import check_noticed, rewrite, simulated, write_task
+from paceline.optim.flat import FlatBinding
+from paceline.run.gossip_order import Averages
+from paceline.tasks.load import load_task
+from run.replay_task import check_noticed, rewrite, simulated, trained, write_task
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,67 @@ def test_an_average_takes_16_bytes(averaged):
     assert np.median([rows.nbytes / steps * len(run.order) for rows in run.order.values()]) <= 32
 
 
-def test_single_updates_are_not_shown(averaged):
-    with pytest.raises(pl.UsageError, match="a model and updates of its own"):
-        pl.RecordedRun(averaged).at(3)
+def trajectory(recorded, monkeypatch):
+    """Every worker's model at every version, from a replay of the whole run."""
+    models, reached = {}, Averages.reached
+
+    def noted(self, process, shared):
+        models[(*process, shared.version)] = shared.x.clone()
+        reached(self, process, shared)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Averages, "reached", noted)
+        recorded.replay()
+    return models
+
+
+def parameters_at(task, x):
+    """Another model of the task, with the parameters of a flat vector."""
+    model = load_task(task).model().train()
+    FlatBinding(model.parameters()).bind(x.clone())
+    return model
+
+
+def obvious_gradients(task, model, samples):
+    """Of one batch, by PyTorch alone."""
+    features, targets = load_task(task).load(None)[0][samples]
+    load_task(task).loss(model(features), targets).backward()
+    return [one.grad for one in model.parameters()]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_update_is_shown_with_its_workers_model(tmp_path, task, monkeypatch, restarts):
+    """Updates are counted over all workers, by the time of their records."""
+    faults = pl.Faults().kill(worker=1, at_s=0.083)
+    named = {"cluster": cluster(3, detection_s=0.01, restart_s=0.01), "faults": faults, "restarts": restarts}
+    recorded = pl.RecordedRun(simulated(tmp_path / "run", task, "ad-psgd(topology=complete)", **named))
+    models = trajectory(recorded, monkeypatch)
+    run = pl.RunData.load(tmp_path / "run")
+    rows = [(row["ended_s"], worker, row) for worker, own in run.records.items() for row in own]
+    rows = sorted((one for one in rows if one[2]["applied_version"] > 0), key=lambda one: one[:2])
+    assert recorded.updates == len(rows)
+    for number in (1, 2, 7, len(rows) // 2, len(rows) - 1, len(rows)):
+        update = recorded.at(number)
+        _, worker, row = rows[number - 1]
+        (step,) = update.steps
+        assert (step["worker"], step["step"], step["batch"]) == (worker, row["step"], row["batch"])
+        after, read = (models[worker, row["incarnation"], row[name]] for name in ("applied_version", "read_version"))
+        assert all(map(torch.equal, update.model.parameters(), parameters_at(task, after).parameters()))
+        gradients = obvious_gradients(task, parameters_at(task, read), step["samples"])
+        views = FlatBinding(update.model.parameters()).views(step["gradient"])
+        assert all(map(torch.equal, views, gradients))
+
+
+def test_updates_that_are_not_there_and_bisection_are_refused(averaged):
+    recorded = pl.RecordedRun(averaged)
+    for number in (0, recorded.updates + 1):
+        with pytest.raises(pl.UsageError, match=f"has updates 1 to {recorded.updates}, not"):
+            recorded.at(number)
+    with pytest.raises(pl.UsageError, match="a model of its own, so no update is the first of all"):
+        recorded.first(lambda model: True)
+
+
+def test_rounds_of_workers_with_own_models_have_no_single_updates(tmp_path, task):
+    recorded = pl.RecordedRun(trained(tmp_path / "run", task, "d-psgd", epochs=1))
+    with pytest.raises(pl.UsageError, match="a model and updates of its own: replay the whole run"):
+        recorded.at(3)

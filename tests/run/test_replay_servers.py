@@ -62,16 +62,43 @@ def test_killed_workers_and_their_replacements_are_replayed(tmp_path, task, algo
     assert pl.RecordedRun(folder).replay().steps == sum(map(len, run.records.values()))
 
 
+@pytest.mark.parametrize("options", ["clock_bound=0)", "clock_bound=2)", "clock_bound=1),shards=2"])
+@pytest.mark.parametrize("step", [1, 2, 4, 7])
+def test_others_go_on_where_a_dead_worker_held_them_up(tmp_path, task, options, step):
+    cluster = pl.Cluster(
+        workers=3, slowness=((0, 1.7), (1, 2.9)), detection_s=0.01, bandwidth_bytes_per_s=3e5
+    )  # the others wait for worker 1 when it dies
+    faults = pl.Faults().kill(worker=1, step=step)
+    named = {"cluster": cluster, "faults": faults, "momentum": 0.9}
+    folder = simulated(tmp_path / "run", task, f"parameter-server(mode=bounded({options})", **named)
+    run = pl.RunData.load(folder)
+    assert run.result["workers_lost"] == [1]
+    recorded = pl.RecordedRun(folder)
+    assert recorded.replay().steps == sum(map(len, run.records.values()))
+
+
+def test_a_dead_workers_gradient_without_a_record_is_noticed(tmp_path, task):
+    def lose_last(run):
+        run.records[1] = run.records[1][:-1]
+        run.result["computed_gradients"] -= 1
+
+    faults = pl.Faults().kill(worker=1, at_s=0.05)
+    folder = simulated(tmp_path / "run", task, "parameter-server(mode=bounded(clock_bound=2))", faults=faults)
+    with pytest.raises(pl.UsageError, match=r"update \d+ has no record, as after a worker was killed"):
+        pl.RecordedRun(rewrite(folder, lose_last))
+
+
 @pytest.mark.parametrize(
-    "algorithm",
+    ("algorithm", "restarts"),
     [
-        "parameter-server(mode=sync(backups=1))",
-        "parameter-server(mode=bounded(clock_bound=2))",
-        "adaptive-revision(revision_state=snapshot)",
+        ("parameter-server(mode=sync(backups=1))", 0),
+        ("parameter-server(mode=bounded(clock_bound=2))", 1),
+        ("adaptive-revision(revision_state=snapshot)", 0),
     ],
 )
-def test_deaths_that_others_notice_are_refused(tmp_path, task, algorithm):
-    folder = simulated(tmp_path / "run", task, algorithm, faults=pl.Faults().kill(worker=1, step=4))
+def test_deaths_that_others_notice_are_refused(tmp_path, task, algorithm, restarts):
+    faults, cluster = pl.Faults().kill(worker=1, step=4), pl.Cluster(workers=3, detection_s=0.01, restart_s=0.01)
+    folder = simulated(tmp_path / "run", task, algorithm, faults=faults, cluster=cluster, restarts=restarts)
     with pytest.raises(pl.UsageError, match="a worker died, and the records do not have when"):
         pl.RecordedRun(folder)
 

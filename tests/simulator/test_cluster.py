@@ -1,5 +1,6 @@
 """Clusters: compute times, files, and what is refused."""
 
+import dataclasses
 import itertools
 from random import Random
 
@@ -39,6 +40,7 @@ def test_file_round_trip(tmp_path, suffix, model):
         .slow_link(4, 1, 10)
         .slow_link(0, 1, 2)
     )
+    cluster = dataclasses.replace(cluster, traces=((2, (0.1, 0.2)), (4, (0.3,))))
     assert cluster.link_factors == ((0, 1, 2.0), (1, 4, 10.0))
     assert Cluster.load(cluster.save(tmp_path / f"cluster{suffix}")) == cluster
 
@@ -67,6 +69,9 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("workers = 2\n[slow_link]\n'0-2' = 10", "Link 0-2 cannot be slow"),
         ("workers = 2\n[slow_link]\n'1-1' = 10", "Link 1-1 cannot be slow"),
         ("[slow_link]\nfirst = 10", "maps links to factors"),
+        ("workers = 2\n[traces]\n2 = [0.1]", "Worker 2 cannot be timed"),
+        ("[traces]\n0 = 0.1", "maps workers to lists of compute times"),
+        ("[traces]\n0 = []", "at least one number"),
         ("[codecs]\nqsgd = 1e9", "maps codecs to the bytes that they encode and decode per second, such as qsgd = "),
         ("[codecs]\nqsdg = [1e9, 2e9]", "Unknown codec 'qsdg'. Did you mean 'qsgd'"),
         ("[codecs]\npower = [1e9, 2e9]", "The speed of codec power cannot be measured: leave it out"),

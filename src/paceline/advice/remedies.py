@@ -11,17 +11,15 @@ import numpy as np
 from paceline.algorithms import Algorithm, parse, registry
 from paceline.errors import PacelineError
 from paceline.observe.blame import Blame, Cause
-from paceline.observe.waits import COMPUTING, INPUT, LOOP, steps_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
+from paceline.run.measured_cluster import measured_cluster
 from paceline.run.simulate_task import simulate_task
 from paceline.simulator import Cluster
 
 _STEPS = 120  # of each simulated worker
 _MOST_WORKERS = 64
 _WORTH = 0.95  # of the time
-_ELEMENT_BYTES = 4
-_NO_BYTES_PER_S = 1e12  # as good as no transfer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +56,9 @@ def remedy(run: RunData, found: Blame) -> Remedy | None:
     is_of_server = cause.activity == "communicating" and cause.worker is not None  # no cluster has such links
     if is_of_server or len(run.records) > _MOST_WORKERS:
         return Remedy(spec=spec, relative_time=None)
-    cluster, own = _cluster(run, cause, algorithm), registry.spec(algorithm)
+    own = registry.spec(algorithm)
     with suppress(PacelineError):
+        cluster = measured_cluster(run, slice(cause.since_step - 1, cause.until_step))
         then = _samples_per_s(run, spec or own, cluster if spec else _prefetched(cluster))
         if (relative_time := _samples_per_s(run, own, cluster) / then) < _WORTH:
             return Remedy(spec=spec, relative_time=relative_time)
@@ -76,33 +75,9 @@ def _instead(algorithm: Algorithm, cause: Cause, found: Blame) -> str | None:
     return registry.spec(parse(other) if isinstance(other, str) else other) if other is not None else None
 
 
-def _cluster(run: RunData, cause: Cause, algorithm: Algorithm) -> Cluster:
-    """The run's workers: their gradients, their input and own code as sleep, and links of the measured speed."""
-    steps = steps_of(run.records)
-    workers = np.unique(steps.worker).tolist()  # of this machine, if they have joined from several
-    times_s = [np.median(steps.took_s[steps.worker == one], axis=0) for one in workers]
-    if cause.worker is not None and cause.activity in ("computing", "input"):
-        slow = COMPUTING if cause.activity == "computing" else INPUT
-        times_s[workers.index(cause.worker)][slow] = cause.own_s
-    least_s = max(1e-6, min(float(own[COMPUTING]) for own in times_s))
-    cluster = Cluster(workers=len(times_s), compute_s=least_s, latency_s=0.0, bandwidth_bytes_per_s=_NO_BYTES_PER_S)
-    if cause.activity == "communicating":
-        num_bytes = _ELEMENT_BYTES * (run.result.get("num_parameters") or 1)
-        around = 2 * (cluster.workers - 1) / cluster.workers if algorithm.needs.collectives else 1.0
-        rate = max(1.0, min(_NO_BYTES_PER_S, around * num_bytes / (cause.others_s or cause.own_s)))
-        cluster = dataclasses.replace(cluster, bandwidth_bytes_per_s=rate, collective="ring")
-        if cause.link is not None and cause.others_s and {*cause.link} <= {*workers}:
-            one, two = map(workers.index, cause.link)
-            cluster = cluster.slow_link(one, two, max(1.0, cause.own_s / cause.others_s))
-    for place, own in enumerate(times_s):
-        cluster = cluster.slow(worker=place, factor=max(1.0, own[COMPUTING] / least_s))
-        cluster = cluster.idle(worker=place, idle_s=own[INPUT] + own[LOOP])
-    return cluster
-
-
 def _prefetched(cluster: Cluster) -> Cluster:
     """The cluster whose workers wait only for the part of their input that takes longer than a gradient."""
-    hidden = [(place, cluster.factor(place) * cluster.compute.mean_s) for place in range(cluster.workers)]
+    hidden = [(place, cluster.compute_of(place).mean_s) for place in range(cluster.workers)]
     idle_s = tuple((place, max(0.0, cluster.idle_of(place) - least_s)) for place, least_s in hidden)
     return dataclasses.replace(cluster, idleness=idle_s)
 

@@ -33,6 +33,9 @@ def simulate(
     given: dict[str, Any],
     *,
     cluster: Annotated[Path | None, _in_cluster(help="Cluster file, TOML or JSON.")] = None,
+    like: Annotated[
+        Path | None, _in_cluster(metavar="RUN", help="Take speeds, links and deaths from a recorded run's folder.")
+    ] = None,
     slow: Annotated[list[str] | None, _in_cluster(help=options.SLOW)] = None,
     slow_link: Annotated[list[str] | None, _in_cluster(help="A-B:FACTOR of message times; repeatable.")] = None,
     kill: Annotated[list[str] | None, _in_cluster(help="WORKER:STEP at which it dies; repeatable.")] = None,
@@ -52,9 +55,18 @@ def simulate(
 
     with uncollected():  # saves a fifth of PyTorch's time
         from paceline.run.config import TrainConfig
+        from paceline.run.measured_cluster import likeness
         from paceline.run.simulate_task import simulate_task
 
-    simulated, faults = described(cluster, given.get("workers"), slow, slow_link), _faults(kill)
+    faults, found = _faults(kill), None
+    if like is not None:
+        if cluster is not None or kill or "workers" in given:
+            raise UsageError(
+                "--like takes the workers and their deaths from the run: leave out --cluster, --workers and --kill."
+            )
+        found = likeness(like)
+        faults, given = found.faults, {"restarts": found.restarts, **given}
+    simulated = described(cluster if found is None else found.cluster, given.get("workers"), slow, slow_link)
     faults.check(simulated.workers)
     if "placement" in given and simulated.sockets is None:
         raise UsageError(
@@ -83,11 +95,13 @@ def _faults(kills: list[str] | None) -> Faults:
     return faults
 
 
-def described(path: Path | None, workers: int | None, slow: list[str] | None, slow_link: list[str] | None) -> Cluster:
-    """The cluster of the file, or the default, with the command line's options about workers and links."""
+def described(
+    known: Cluster | Path | None, workers: int | None, slow: list[str] | None, slow_link: list[str] | None
+) -> Cluster:
+    """The cluster, or that of the file, or the default, with the command line's options about workers and links."""
     from paceline.simulator import Cluster
 
-    cluster = Cluster.load(path) if path is not None else Cluster()
+    cluster = Cluster.load(known) if isinstance(known, Path) else known or Cluster()
     if workers is not None:
         cluster = dataclasses.replace(cluster, workers=workers)
     for worker, factor in options.slow_factors(slow).items():

@@ -210,7 +210,7 @@ def _communication(steps: Steps, path: Path, travelled_s: np.ndarray, lost: floa
     times_s, activity = path.took_s[on_path, COMMUNICATING], ACTIVITIES[COMMUNICATING]
     of_all = Cause(activity=activity, lost=lost, own_s=float(np.median(times_s)))
     if not (steps.rows["partner"] > steps.worker.max()).any():  # there are no servers
-        return _slow_link(steps, np.minimum(steps.rows["partner_s"], travelled_s), measure, lost) or of_all
+        return slow_link(steps, np.minimum(steps.rows["partner_s"], travelled_s), measure, lost) or of_all
     at = np.where(path.sender >= 0, path.sender, steps.worker[path.step])[on_path]
     sums = {worker: float(times_s[at == worker].sum()) for worker in np.unique(at).tolist()}
     most = max(sums, key=lambda worker: sums[worker])
@@ -223,12 +223,12 @@ def _communication(steps: Steps, path: Path, travelled_s: np.ndarray, lost: floa
 
 def _slow_exchanges(steps: Steps) -> Cause | None:
     """The pair of workers whose exchanges of models take longer than a gradient, and than those of the others."""
-    found = _slow_link(steps, steps.rows["partner_s"], np.median, 0.0)
+    found = slow_link(steps, steps.rows["partner_s"], np.median, 0.0)
     is_slow = found is not None and found.others_s is not None and found.own_s > np.median(steps.took_s[:, COMPUTING])
     return found if is_slow else None
 
 
-def _slow_link(steps: Steps, times_s: np.ndarray, measure: Any, lost: float) -> Cause | None:
+def slow_link(steps: Steps, times_s: np.ndarray, measure: Any, lost: float) -> Cause | None:
     """The two workers between which steps waited, or exchanged models, clearly longer than between the next two."""
     partner, size = steps.rows["partner"], int(steps.worker.max()) + 1
     known = (times_s > 0) & (partner >= 0) & (partner < size) & (partner != steps.worker)

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.errors import NotWrittenError, PacelineError, UsageError, WorkerLostError
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_run
+from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.records.run_data import RunData, write_config
 from paceline.run.checkpointer import NO_LAST_STEP, Checkpointer
 from paceline.run.earlier_part import EarlierPart, forget
@@ -87,6 +88,7 @@ class Driver:
             self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
             write_config(folder, self._record())
             self._earlier.keep(folder)
+        resumed = self._resumed()  # now, as the checkpoint may be gone in the end
         supervisor = Supervisor(loop, folder, self._earlier, on_tick=self._tick, on_end=self._end)
         self._supervisor = supervisor
         supervisor.outcome.notes += self._earlier.notes
@@ -98,7 +100,7 @@ class Driver:
             except KeyboardInterrupt:
                 if self._has_begun:
                     supervisor.outcome.interrupt(interruption.name)
-                    self._finish()
+                    self._finish(resumed)
                 raise
             finally:
                 self._watcher.close()
@@ -108,7 +110,7 @@ class Driver:
                 _raise_crash(supervisor)
             if supervisor.arena is None and supervisor.all_returned:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
-            return self._finish()
+            return self._finish(resumed)
 
     def _tick(self, supervisor: Supervisor) -> None:
         recording = self._recording
@@ -147,7 +149,7 @@ class Driver:
 
     # The end
 
-    def _finish(self) -> RunData:
+    def _finish(self, resumed: dict[str, Any]) -> RunData:
         loop, supervisor, recording = self._loop, self.supervisor, self._recording
         recording.take()  # the workers' last records
         recorded = recording.records()
@@ -161,8 +163,8 @@ class Driver:
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
         config = self._record() | (about if loop.task is None else {})
-        is_whole = loop.task is not None and not self._earlier.run.records  # others are not replayed
-        order = supervisor.spool.order() if is_whole else {}
+        order = supervisor.spool.order() if loop.task is not None else {}  # loops of one's own are not replayed
+        result |= resumed
         run = RunData(config, result, records, recording.evaluations, order=order)
         run.result |= replayability(run)
         if supervisor.arena is not None and supervisor.arena.plan.sharding is not None:
@@ -180,6 +182,19 @@ class Driver:
             not_written.run = run
             raise not_written
         return run
+
+    def _resumed(self) -> dict[str, Any]:
+        """The checkpoint with which the run was resumed, and how many events each worker had; for replays."""
+        checkpoint, folder = self._earlier.checkpoint, self._folder
+        if checkpoint is None or folder is None or self._loop.task is None:
+            return {}
+        checkpoint = checkpoint.resolve()
+        is_own = self._earlier.is_in(folder)
+        events = {str(worker): len(rows) for worker, rows in self._earlier.run.records.items()}
+        path = checkpoint.relative_to(folder.resolve()) if is_own else checkpoint
+        version, own = checkpoint_contents.versions(checkpoint, checkpoint_files.describe(checkpoint)["workers"])
+        versions = {str(worker): one for worker, one in own.items()}
+        return {"resumed": {"checkpoint": str(path), "events": events, "version": version, "versions": versions}}
 
     def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
         """Writes the last checkpoint of a run that has ended cleanly or lost a worker; returns the error if that fails."""

@@ -95,13 +95,22 @@ class AveragingReplica(RecordedReplica):
     Args:
         averages: of all workers.
         shared: the worker's model.
+        on_own: called with the version of each of the worker's updates, before it averages again; None: never.
     """
 
-    def __init__(self, *task: Any, averages: Averages, shared: Any, **base: Any) -> None:
+    def __init__(
+        self, *task: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any
+    ) -> None:
         process = base["core"].worker_id, base["incarnation"]
         self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
         self._begin = lambda: averages.reached(process, shared)
-        super().__init__(*task, on_applied=lambda version: averages.reached(process, shared), **base)
+
+        def on_applied(version: int) -> None:
+            averages.reached(process, shared)
+            if on_own is not None:
+                on_own(version)
+
+        super().__init__(*task, on_applied=on_applied, **base)
 
     def steps(self) -> Iterator[int]:
         self._begin()

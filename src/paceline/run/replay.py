@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest
-from paceline.run.replayable import by_incarnation, obstacle
+from paceline.run.replayable import by_incarnation, obstacle, since_resumed
+from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay, Update
 from paceline.system.machine import machine, versions
 
@@ -58,26 +60,37 @@ class RecordedRun:
 
     def __init__(self, folder: str | Path, data: Path | None = None) -> None:
         self.folder = Path(folder)
-        run = RunData.load(self.folder)
+        whole = RunData.load(self.folder)
+        run = since_resumed(whole)
         last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
         if last > run.result.get("restarts", 0):
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
-        if why := obstacle(run):
+        if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
         self._result, self.order = run.result, run.order
         self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        if registry.build(own["algorithm"]).lockstep:
-            own |= {"epochs": None, "steps": max(map(len, run.records.values()))}
+        built, resumed = registry.build(own["algorithm"]), run.result.get("resumed")
+        self.start = ResumedStart(self.folder / resumed["checkpoint"], built) if resumed else None
+        if built.lockstep:
+            taken = self.start.taken if self.start is not None else 0
+            own |= {"epochs": None, "steps": taken + max(map(len, run.records.values()))}
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
         self.applied = np.sort(np.concatenate(applied))
-        counts_averages = self.algorithm.gossip and not self.algorithm.lockstep  # as versions, beside updates
-        self.updates = int((self.applied > 0).sum() if counts_averages else self.applied.max())
+        self._own: list[
+            tuple[float, int, int, int]
+        ] = []  # updates of workers' own models, in the order of their records
+        self.first_update, self.updates = 1, int(self.applied.max())
+        if self.start is not None:
+            self.first_update += self.start.version
+        if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
+            self._own = sorted(chain.from_iterable(_own_updates(worker, rows) for worker, rows in run.records.items()))
+            self.first_update, self.updates = 1, len(self._own)
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
@@ -116,17 +129,24 @@ class RecordedRun:
     def at(self, version: int) -> Update:
         """Repeats the run up to an update.
 
+        If workers average in pairs, updates are counted over all workers, in the order of their records; the model is that of
+        the worker that made the update.
+
         Raises:
             ReplayMismatchError: a step before it differs from its record.
-            UsageError: the run has no such update, or each worker has a model of its own.
+            UsageError: the run has no such update, or each worker has a model of its own, averaged in rounds.
         """
-        if self.algorithm.gossip:
+        if self.algorithm.gossip and not self._own:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
-        if not 1 <= version <= self.updates:
-            raise UsageError(f"The run has updates 1 to {self.updates}, not {version}.")
-        simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
+        if not self.first_update <= version <= self.updates:
+            raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
+        if self._own:
+            _, *maker, own_version = self._own[version - 1]
+            simulation = TaskReplay(self, own_version, ends_there=True, maker=(maker[0], maker[1]))
+        else:
+            simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
         simulation.replay()
-        return simulation.update()
+        return simulation.update(version)
 
     def shard_versions(self, version: int) -> list[int]:
         """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
@@ -160,8 +180,15 @@ class RecordedRun:
         Args:
             holds: takes the model in training mode; must not change it.
             told: called with each update that was tried and the answer.
+
+        Raises:
+            ReplayMismatchError, UsageError: as for `at`; or each worker has a model of its own.
         """
-        low, high, found = 0, self.updates + 1, None
+        if self.algorithm.gossip:
+            raise UsageError(
+                "Each worker of this run has a model of its own, so no update is the first of all: look at one."
+            )
+        low, high, found = self.first_update - 1, self.updates + 1, None
         while high - low > 1:
             middle = (low + high) // 2 if found is not None else self.updates
             update = self.at(middle)
@@ -175,3 +202,10 @@ class RecordedRun:
             else:
                 low = middle
         return found
+
+
+def _own_updates(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, int]]:
+    """When each of a worker's updates was recorded, the worker, its incarnation and the version that the update made."""
+    rows = rows[rows["applied_version"] > 0]
+    columns = (rows[name].tolist() for name in ("ended_s", "incarnation", "applied_version"))
+    return [(ended_s, worker, incarnation, version) for ended_s, incarnation, version in zip(*columns, strict=True)]

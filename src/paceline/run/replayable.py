@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +34,24 @@ def obstacle(run: RunData) -> str:
         return f"with {run.config['algorithm']}, its records do not have {why}"
     for what in (one for one, is_there in _UNSUPPORTED.items() if is_there(run.config)):
         return f"replays do not support {what}"
+    computed = sum(np.count_nonzero(rows["samples"]) for rows in run.records.values())
+    run = since_resumed(run)
     why = _missing(algorithm, run.result, run.records)
+    if not why and computed != run.result.get("computed_gradients"):
+        return "it lacks records of steps"
     is_ordered = algorithm.needs.order and run.config["workers"] > 1
     if why or not is_ordered:
         return why
     return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
+
+
+def since_resumed(run: RunData) -> RunData:
+    """The run, without the steps and the workers before it was resumed."""
+    if "resumed" not in run.result:
+        return run
+    before, workers = run.result["resumed"]["events"], range(run.config["workers"])
+    records = {one: rows[before.get(str(one), 0) :] for one, rows in run.records.items() if one in workers}
+    return dataclasses.replace(run, records=records)
 
 
 def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[int, np.ndarray]) -> str:
@@ -48,18 +62,21 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
         return "it has no updates"
     steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
     if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
-        return "it was resumed, or lacks records of steps"
-    if algorithm.notices_deaths and (result["workers_lost"] or result["restarts"]):
+        return "it lacks records of steps"
+    resumed = result.get("resumed", {})
+    if resumed and result["restarts"]:
+        return "it was resumed, and then a worker was replaced"
+    # If each update has one gradient, that of a dead worker without a record leaves a gap in the versions.
+    has_gaps = algorithm.waits_for == "slowest" and not result["restarts"]
+    if algorithm.notices_deaths and not has_gaps and (result["workers_lost"] or result["restarts"]):
         return "a worker died, and the records do not have when the others learnt of it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
-    missing = _first_missing(applied, updates)
+    missing = _first_missing(applied, resumed.get("version", 0), updates)
     if missing and not algorithm.lockstep and not algorithm.gossip:
         return f"update {missing} has no record, as after a worker was killed"
-    computed = sum(np.count_nonzero(rows["samples"]) for rows in records.values())
     counts_averages = algorithm.gossip and not algorithm.lockstep
-    version = (not counts_averages and result.get("version")) or updates
-    if (updates, computed) != (version, result.get("computed_gradients")):
+    if updates != ((not counts_averages and result.get("version")) or updates):
         return "it lacks records of steps"
     if result.get("torn_updates"):
         return "a worker was killed while it wrote an update, and the records do not have what it wrote"
@@ -68,11 +85,13 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
 
 def _missing_averages(run: RunData) -> str:
     """What the order of averages between updates does not have: a version of a worker's model that nothing has made."""
+    resumed = run.result.get("resumed")
     for worker, rows in run.records.items():
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         applied, is_copy = rows["applied_version"], order["of"] == NONE
         made = np.concatenate([applied[applied > 0], order["moment"][~is_copy].astype(np.int64)])
-        if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]])):
+        after = resumed["versions"].get(str(worker), resumed["version"]) if resumed else 0
+        if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]]), after):
             return f"it lacks records of the averages of worker {worker}"
     return ""
 
@@ -88,18 +107,20 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
                 return "it lacks records of the order in which servers answered"
             for own, answers in zip(made, exchanges, strict=True):
                 own += [one.of for one in answers if one.of]
+    after = run.result.get("resumed", {}).get("version", 0)
     counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
     for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
-        if missing := _first_missing(np.array(own, np.int64), version):
+        if missing := _first_missing(np.array(own, np.int64), after, version):
             return f"update {missing} of shard {shard} has no record, as after a worker was killed"
     return ""
 
 
-def _first_missing(made: np.ndarray, last: int = 0) -> int:
-    """The first version up to `last`, or to the last one made, that is missing; 0: none is."""
+def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:
+    """The first version from `after` up to `last`, or to the last one made, that is missing; 0: none is."""
     made = np.unique(made[made > 0])
-    gaps = np.flatnonzero(made != np.arange(1, len(made) + 1))
-    return int(gaps[0]) + 1 if len(gaps) else (len(made) + 1 if len(made) < last else 0)
+    gaps = np.flatnonzero(made != np.arange(after + 1, after + len(made) + 1))
+    end = after + len(made)
+    return after + int(gaps[0]) + 1 if len(gaps) else (end + 1 if end < last else 0)
 
 
 def by_incarnation(rows: np.ndarray) -> list[np.ndarray]:

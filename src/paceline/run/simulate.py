@@ -18,6 +18,7 @@ from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.model_state import dense_buffers
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
+from paceline.run.measured_cluster import likeness
 from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
@@ -45,6 +46,7 @@ def simulate(
     algorithm: Algorithm | str | None = None,
     seed: int = 0,
     faults: Faults | None = None,
+    like: RunData | Path | str | None = None,
     intra_op_threads: int = 1,
     out: Path | str | None = None,
     target_loss: float | None = None,
@@ -69,6 +71,7 @@ def simulate(
         seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
         faults: what goes wrong, and when; a killed worker leaves its function at once (`finally` runs), returns nothing, and
             is listed in `result["workers_lost"]`.
+        like: a recorded run, or its folder, whose measured speeds, links and deaths are the cluster and the faults.
         intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
         out: the run's folder, new or empty; None: nothing is written.
         target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
@@ -93,6 +96,8 @@ def simulate(
         PacelineError: the workers wait for each other, or all have ended without an update.
         Exception: any other that a worker's function raised, except for a loss that is not finite: that run has diverged.
     """
+    if like is not None:
+        cluster, faults = _like(like, cluster, faults)
     if cluster is None:
         cluster = Cluster(workers=workers if workers is not None else 2)
     elif workers is not None and workers != cluster.workers:
@@ -114,6 +119,18 @@ def simulate(
     is_evaluated = goal.any or folder is not None
     with system.intra_op_threads(intra_op_threads):
         return drive(lambda: _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder)
+
+
+def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None) -> tuple[Cluster, Faults]:
+    if cluster is not None or faults is not None:
+        raise UsageError("A simulation like a run takes cluster and faults from it: leave out both, or like.")
+    found = likeness(like)
+    if found.restarts:
+        raise UsageError(
+            "The run replaced dead workers, and simulations of your own loop cannot: name another run, or simulate a task"
+            " with paceline simulate --like."
+        )
+    return found.cluster, found.faults
 
 
 class _Simulation(SimulatedRun):

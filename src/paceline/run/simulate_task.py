@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from paceline.data.plan import BatchPlan
+from paceline.data.round_deal import ALL_LEFT
 from paceline.data.sources import BatchClaims, DatasetBatches
 from paceline.errors import DivergedError, UsageError
 from paceline.loop.base_replica import BaseReplica
@@ -123,6 +124,7 @@ class TaskSimulation:
         self.declared = num_parameters is not None and self.config.steps is not None
         self._check(num_parameters)
         self.plan: BatchPlan | None = None
+        self._left = ALL_LEFT
         self.evaluator: Evaluator | None = None
         self.model: nn.Module | None = None
         loss = None
@@ -296,6 +298,7 @@ class TaskSimulation:
             max_epochs=self.config.epochs,
             max_steps=self.config.steps,
             taken=taken,
+            left=self._left,
             tracks=self.algorithm.survivors_continue,
             survivors=survivors_in(self.algorithm, ports),
         )

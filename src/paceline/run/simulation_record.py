@@ -66,7 +66,7 @@ class SimulationRecord(RunRecord):
         self._unrecorded_of_replaced = 0
         self._order: dict[int, PackedOrder] = {}
         if machine.needs.order and not timing_only:
-            machine.decided = self._order_of
+            machine.further_ports = lambda *process: {"decided": self._order_of(*process)}
         self.know_epoch(epoch_samples)
 
     def recorder(self, worker_id: int) -> _Recorder:

@@ -32,6 +32,7 @@ from paceline.run.recorded_order import (
     ReplayMismatchError,
     Turns,
 )
+from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.mailbox import SimulatedMailbox
@@ -62,6 +63,7 @@ class Recorded(Protocol):
     folder: Path
     config: TrainConfig
     inputs: dict[str, Any]
+    start: ResumedStart | None  # None: it was not resumed
     processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
     applied: np.ndarray  # the versions that all steps made
 
@@ -78,13 +80,20 @@ class TaskReplay(TaskSimulation):
         version: of the parameters to keep; None: none are.
         shards: their version at each shard, if servers have them.
         ends_there: whether the replay ends with that version.
+        maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
 
     Attributes:
         kept: these parameters (P,), once the replay has come to them.
     """
 
     def __init__(
-        self, run: Recorded, version: int | None, shards: Sequence[int] = (), *, ends_there: bool = False
+        self,
+        run: Recorded,
+        version: int | None,
+        shards: Sequence[int] = (),
+        *,
+        ends_there: bool = False,
+        maker: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(run.config, evaluates=False)
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)
@@ -93,7 +102,13 @@ class TaskReplay(TaskSimulation):
                 f"{run.folder} cannot be replayed: its training set had {before['samples']:,} samples, and this one has "
                 f"{now['samples']:,}, or others; --data names the folder of the run's."
             )
-        self._run, self._version, self._ends_there = run, version, ends_there
+        self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
+        self._own_claims: dict[int, Any] = {}  # the newest of each worker
+        self.machine.further_ports = self._further_ports
+        if run.start is not None:
+            assert self.model is not None
+            run.start.initialise(self.machine.shared, self.binding, self.model)
+            self._left = run.start.left()
         self.kept: torch.Tensor | None = None
         self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation
         needs, is_alone = self.algorithm.needs, self.config.workers == 1
@@ -121,8 +136,19 @@ class TaskReplay(TaskSimulation):
             shard.on_update = partial(self._shard_updated, number)
         self.machine.new_mailbox = self._mailbox
         self._to_keep = dict(enumerate(versions))
-        if self.algorithm.needs.order:
-            self.machine.decided = lambda *process: OrderCheck(process, self._run.order_of(*process))
+
+    def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
+        """Of a worker, or of a server, which comes after the workers."""
+        found: dict[str, Any] = {}
+        process, shard = (worker_id, incarnation), worker_id - self.config.workers
+        if self._orders and self.algorithm.needs.order:
+            found["decided"] = OrderCheck(process, self._run.order_of(*process))
+        if self._run.start is not None and shard < 0:
+            found["storage"] = self._run.start.storage(worker_id)
+        elif self._run.start is not None:
+            ranges = self.machine.shared.ranges
+            found["storage"] = self._run.start.server_state(*ranges[shard % len(ranges)])
+        return found
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self.config.workers
@@ -179,19 +205,23 @@ class TaskReplay(TaskSimulation):
             raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
         return True
 
-    def update(self) -> Update:
-        """The kept update."""
+    def update(self, number: int) -> Update:
+        """The kept update, under its number in the run."""
         assert self.kept is not None
         assert self.model is not None
         assert self._version is not None
         self.binding.bind(self.kept)
-        rows = {worker: np.concatenate(processes) for worker, processes in self._run.processes.items()}
         steps = [
             self._step(worker, row)
-            for worker, own in rows.items()
-            for row in own[own["applied_version"] == self._version]
+            for worker, processes in self._run.processes.items()
+            for incarnation, rows in enumerate(processes)
+            for row in rows[rows["applied_version"] == self._version]
+            if self._is_maker((worker, incarnation))
         ]
-        return Update(self._version, self.model, steps)
+        return Update(number, self.model, steps)
+
+    def _is_maker(self, process: tuple[int, int]) -> bool:
+        return self._maker in (None, process)
 
     def _step(self, worker: int, row: np.void) -> dict[str, Any]:
         assert self.plan is not None
@@ -213,27 +243,34 @@ class TaskReplay(TaskSimulation):
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
         if self._turns is None and self._averages is None and not self._orders:
-            return super()._claims(plan, ports, claim_batch, taken)
-        return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+            claims: Any = super()._claims(plan, ports, claim_batch, taken)
+        else:
+            claims = RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+        self._own_claims[ports.worker_id] = claims
+        return claims
 
     def _own_buffers(self) -> bool:
         return True
 
     def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
         worker_id = base["core"].worker_id
-        base |= {
-            "rows": self._rows(worker_id, base["incarnation"]),
-            "keeps": self._version if self._ends_there else None,
-        }
+        process = worker_id, base["incarnation"]
+        keeps = self._version if self._ends_there and self._is_maker(process) else None
+        base |= {"rows": self._rows(*process), "keeps": keeps}
         if self._averages is not None:
             shared = self.machine.shared.workers[worker_id]
-            replica = AveragingReplica(*task, averages=self._averages, shared=shared, **base)
+            on_own = partial(self._applied, worker_id) if process == self._maker else None
+            replica = AveragingReplica(*task, averages=self._averages, shared=shared, on_own=on_own, **base)
         elif self._turns is None:
             on_applied = partial(self._applied, worker_id) if not self._orders else None
             replica = RecordedReplica(*task, on_applied=on_applied, **base)
         else:
             replica = OrderedReplica(*task, turns=self._turns, on_applied=self._turns.updated, **base)
         self._replicas[worker_id, base["incarnation"]] = replica
+        if self._run.start is not None:
+            base["random_states"].enter(worker_id)
+            own_model = self.machine.shared.workers[worker_id] if self.algorithm.gossip else None
+            self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from paceline.errors import UsageError, shown
 from paceline.simulator.cluster_file import ClusterFile
-from paceline.simulator.compute import ComputeTime, Constant
+from paceline.simulator.compute import ComputeTime, Constant, Trace
 from paceline.simulator.hardware.sockets import Sockets
 from paceline.specs.bounds import (
     BLOCKS,
@@ -65,6 +65,7 @@ class Cluster(ClusterFile):
         restart_s: from then until a killed worker's replacement starts, if there are restarts; a new Python process that
             imports PyTorch takes some 2 to 10 s.
         slowness: pairs of worker and factor on its compute time; see `slow`.
+        traces: pairs of worker and its own compute times instead of `compute_s`, one for each step; then they repeat.
         cores: of the one machine that all workers, servers included, run on. Workers that compute, move vectors or handle
             messages share them; workers that wait or sleep need none. None: a core for each worker.
         slice_s: with `cores`: how long a worker computes before it yields to others that wait for a core.
@@ -97,6 +98,7 @@ class Cluster(ClusterFile):
     detection_s: Annotated[float, SECONDS] = 1.0
     restart_s: Annotated[float, SECONDS] = 5.0
     slowness: tuple[tuple[int, float], ...] = ()
+    traces: tuple[tuple[int, tuple[float, ...]], ...] = ()
     cores: Annotated[int, PROCESSORS] | None = None
     slice_s: Annotated[float, SECONDS_ABOVE_0] = 0.003
     crowding: Annotated[float, FACTOR_FROM_1] = 1.0
@@ -127,6 +129,9 @@ class Cluster(ClusterFile):
         for worker, factor in self.slowness:
             FACTOR.check(f"The slowness of worker {shown(worker)}", factor)
             self._check_worker(worker, "slow")
+        for worker, times_s in self.traces:
+            self._check_worker(worker, "timed")
+            Trace(times_s=times_s)
         for worker, idle_s in self.idleness:
             SECONDS.check(f"The idle time of worker {shown(worker)}", idle_s)
             self._check_worker(worker, "idle")
@@ -170,6 +175,11 @@ class Cluster(ClusterFile):
         first, second = sorted((a, b))
         others[first, second] = (first, second, float(factor))
         return dataclasses.replace(self, link_factors=tuple(sorted(others.values())))
+
+    def compute_of(self, worker: int) -> ComputeTime:
+        """The model of this worker's compute times, without its factor."""
+        times_s = dict(self.traces).get(worker)
+        return self.compute if times_s is None else Trace(times_s=times_s)
 
     def factor(self, worker: int) -> float:
         """The factor on this worker's compute time."""

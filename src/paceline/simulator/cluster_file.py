@@ -3,9 +3,9 @@
 `compute_s` is a number, a spec such as "normal(average_s=0.01, deviation_s=0.001)", or a list: a recorded trace. The
 table `slow` maps workers to factors on their compute time, `idle` to seconds that they sleep in every step, and `slow_link`
 pairs of workers to factors on the time of their messages. In TOML: `workers = 16`, then under `[slow]`: `0 = 100`, and under
-`[slow_link]`: `"0-1" = 10`. The table `codecs` maps codecs to bytes of a vector that a core codes and decodes in a second:
-`qsgd = [1e9, 2e9]`. The table `sockets` has the fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a
-two-socket machine.
+`[slow_link]`: `"0-1" = 10`. The table `traces` maps workers to lists of their own compute times. The table `codecs` maps
+codecs to bytes of a vector that a core codes and decodes in a second: `qsgd = [1e9, 2e9]`. The table `sockets` has the
+fields of `Sockets`: `count = 2`, `cores = 18`; empty, it is a two-socket machine.
 """
 
 from __future__ import annotations
@@ -139,6 +139,14 @@ def _by_worker(table: Any, *, what: str) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(worker), factor) for worker, factor in table.items()))
 
 
+def _traces(table: Any) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    what = "'traces' maps workers to lists of compute times, as 0 = [0.01, 0.02] under [traces]"
+    pairs: Any = _by_worker(table, what=what)
+    if not all(isinstance(times_s, list) for _, times_s in pairs):
+        raise UsageError(f"{what}.")
+    return tuple((worker, tuple(times_s)) for worker, times_s in pairs)
+
+
 def _link_factors(table: Any) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(table, Mapping) or not all(re.fullmatch(f"{_WORKER}-{_WORKER}", str(link)) for link in table):
         raise UsageError("'slow_link' maps links to factors, such as \"0-1\" = 10 under [slow_link].")
@@ -174,6 +182,11 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         "idleness",
         partial(_by_worker, what="'idle' maps workers to seconds, as 0 = 0.02 under [idle]"),
         lambda pairs: {str(worker): idle_s for worker, idle_s in pairs},
+    ),
+    "traces": (
+        "traces",
+        _traces,
+        lambda pairs: {str(worker): list(times_s) for worker, times_s in pairs},
     ),
     "slow_link": ("link_factors", _link_factors, lambda links: {f"{a}-{b}": factor for a, b, factor in links}),
     "codecs": ("codecs", _codecs, lambda codecs: {name: list(rates) for name, *rates in codecs}),

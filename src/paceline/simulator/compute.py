@@ -124,6 +124,13 @@ class Recorded(ComputeTime):
         return chain(self.times_s[first:], cycle(self.times_s))
 
 
+class Trace(Recorded):
+    """One worker's recorded times, from its first step on; then they repeat."""
+
+    def draws_s(self, random: Random) -> Iterator[float]:
+        return cycle(self.times_s)
+
+
 compute_registry = Registry("compute time")
 compute_registry.register("constant", Constant)
 compute_registry.register("normal", Normal)

@@ -133,7 +133,7 @@ class SimulatedMachine:
             has_servers=self._num_servers > 0,
         )
         self.new_mailbox: Callable[..., SimulatedMailbox] = SimulatedMailbox
-        self.decided: Callable[[int, int], Any] = lambda *_: lambda *_, **__: None  # by worker, incarnation
+        self.further_ports: Callable[[int, int], dict[str, Any]] = lambda *_: {}  # by worker, incarnation
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
@@ -190,7 +190,7 @@ class SimulatedMachine:
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
         return {
-            "decided": self.decided(worker_id, incarnation),
+            **self.further_ports(worker_id, incarnation),
             "worker_id": worker_id,
             "num_workers": self.cluster.workers,
             "clock": SimulatedClock(self.scheduler),

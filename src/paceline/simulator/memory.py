@@ -28,6 +28,11 @@ class SimulatedVector:
         self.x = x
         self.version = 0
 
+    def initialise(self, x: torch.Tensor, version: int) -> None:
+        """Begins at another vector (P,) and version than the model's own."""
+        self.x.copy_(x)
+        self.version = version
+
     def advance(self) -> int:
         self.version += 1
         return self.version
@@ -89,6 +94,10 @@ class SimulatedSlots:
     @property
     def version(self) -> int:
         return self.head.version
+
+    def initialise(self, x: torch.Tensor, version: int) -> None:
+        self.head.x.copy_(x)
+        self.head = View(self.head.slot, version, self.head.x)
 
     def latest(self) -> View:
         """The head, registered as being read by this worker."""
@@ -202,6 +211,10 @@ class SimulatedReplicated:
         self._ends = ends
         self.version = self.updates = 0
 
+    def restore(self, version: int, x: torch.Tensor) -> None:
+        self.x.copy_(x)
+        self.version = version
+
     def writing(self) -> AbstractContextManager[None]:
         return EXCLUDES_NOBODY
 
@@ -237,6 +250,10 @@ class ReplicatedState:
         self.workers = [SimulatedReplicated(x.clone() if x.numel() else nothing, self.ends) for _ in self.ends]
         self.own_models = is_mean
         self._lost: set[int] = set()
+
+    def initialise(self, x: torch.Tensor, version: int) -> None:
+        for worker in self.workers:
+            worker.restore(version, x)
 
     def of(self, core: Core) -> SimulatedReplicated:
         return self.workers[core.worker_id]

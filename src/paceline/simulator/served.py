@@ -96,6 +96,11 @@ class ServedState:
             for (begin, end), part in zip(self.ranges, parts, strict=True)
         ]
 
+    def initialise(self, x: torch.Tensor, version: int) -> None:
+        self.replace(x)
+        for shard in self.shards:
+            shard.version = version
+
     def of(self, core: Core) -> SimulatedShard | SimulatedCopy:
         server = core.worker_id - self._num_workers  # below 0: a worker
         if not self._num_servers:

@@ -82,7 +82,7 @@ class Core:
         self.cluster = cluster
         self.worker_id = worker_id
         self.vector_bytes = vector_bytes
-        self._draws_s = cluster.compute.draws_s(Random(f"compute/{seed}/{worker_id}"))
+        self._draws_s = cluster.compute_of(worker_id).draws_s(Random(f"compute/{seed}/{worker_id}"))
         self._batch_size = batch_size
         self._factor = cluster.factor(worker_id)
         self._idle_s = cluster.idle_of(worker_id)
