@@ -152,7 +152,7 @@ def test_a_slow_link_takes_longer_both_ways_and_others_do_not():
     groups = tuple(Group(f"g{i}", forward_s=1e-3, backward_s=1e-3) for i in range(2))
     tensors = (TensorInfo("g0", 0, (1,), 1_000_000),)
     link = Link(latency_s=1e-4, bytes_per_s=1e9, busy_s=5e-5)
-    problem = Problem(groups, tensors, (Device(),) * 3, link, slow_links=((0, 2, 10.0),))
+    problem = Problem(groups, tensors, (Device(),) * 3, link, link_factors=((0, 2, 10.0),))
     usual_s, slow_s = 4e-3 + 2 * (1.1e-3 + 1e-4), 4e-3 + 2 * (11e-3 + 1e-4)
     for device_of, expected_s in {(0, 1): usual_s, (1, 2): usual_s, (0, 2): slow_s, (2, 0): slow_s}.items():
         run = simulate(problem, device_of)
@@ -164,7 +164,9 @@ def test_a_slow_link_takes_longer_both_ways_and_others_do_not():
 def test_with_slow_links_the_exact_placement_is_the_best_of_all_and_uses_the_fast_ones(seed):
     plain = random_problem(seed, num=5, devices=3, unequal=False)
     plain = replace(plain, tensors=tuple(replace(one, is_output=False) for one in plain.tensors))
-    problem = replace(plain, slow_links=((0, 1, 50.0), (0, 2, 50.0)))  # worker 0 on one machine, the others on another
+    problem = replace(
+        plain, link_factors=((0, 1, 50.0), (0, 2, 50.0))
+    )  # worker 0 on one machine, the others on another
     found, _ = candidates(problem)
     best_s = min(best_of(problem, placed)[0].makespan_s for placed in itertools.product(range(3), repeat=5))
     assert found[0].is_certain
@@ -177,7 +179,7 @@ def test_with_slow_links_the_exact_placement_is_the_best_of_all_and_uses_the_fas
 def test_groups_that_are_worth_a_transfer_over_the_fastest_link_are_not_merged():
     problem = replace(chain(2), link=Link(latency_s=1e-2, bytes_per_s=1e9))
     assert coarsened(problem, [None] * 2) == [[0, 1]]
-    assert coarsened(replace(problem, slow_links=((0, 1, 0.01),)), [None] * 2) == [[0], [1]]
+    assert coarsened(replace(problem, link_factors=((0, 1, 0.01),)), [None] * 2) == [[0], [1]]
 
 
 def test_a_short_head_is_not_merged_with_a_tower_which_would_then_wait_for_the_other_one():

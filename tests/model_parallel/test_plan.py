@@ -160,8 +160,8 @@ def test_a_plan_takes_the_links_of_each_pair_of_workers_from_the_cluster():
     assert links[1][2].bytes_per_s == pytest.approx(1e7, rel=0.01), "with the sender's copy"
     assert links[0][1].bytes_per_s == links[1][0].bytes_per_s == pytest.approx(links[1][2].bytes_per_s / 3)
     assert "0 to 1 takes 3 times as long." in plan.explain()
-    assert plan.again(devices=[pl.Device(2.0)] * 3).problem.slow_links == ((0, 1, 3.0),)
-    assert plan.again(devices=[pl.Device()] * 2).problem.slow_links == ()
+    assert plan.again(devices=[pl.Device(2.0)] * 3).problem.link_factors == ((0, 1, 3.0),)
+    assert plan.again(devices=[pl.Device()] * 2).problem.link_factors == ()
     assert pl.Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import paceline as pl
 from paceline.cli.app import app
-from paceline.run.measured_cluster import likeness
+from paceline.run.measured_cluster import recorded_conditions
 from paceline.simulator import Normal
 from run.replay_task import trained, write_task
 
@@ -32,7 +32,7 @@ def timed(algorithm, cluster=CLUSTER, steps=80, faults=None, **named):
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_the_same_run_takes_the_same_time(algorithm):
     run = timed(algorithm)
-    again = timed(algorithm, likeness(run).cluster)
+    again = timed(algorithm, recorded_conditions(run).cluster)
     assert again.result["wall_s"] == pytest.approx(run.result["wall_s"], rel=0.03)
     assert again.result["waiting_share"] == pytest.approx(run.result["waiting_share"], abs=0.03)
 
@@ -43,7 +43,7 @@ def computing_s(rows):
 
 def test_each_gradient_takes_its_recorded_time():
     run = timed("hogwild", faults=pl.Faults().slow(worker=2, factor=5, step=30))
-    again = timed("hogwild", likeness(run).cluster)
+    again = timed("hogwild", recorded_conditions(run).cluster)
     for worker, rows in run.records.items():
         assert np.allclose(computing_s(rows)[1:], computing_s(again.records[worker])[1:], rtol=1e-9)
         assert computing_s(again.records[worker])[0] == pytest.approx(np.median(computing_s(rows)[1:]))
@@ -54,20 +54,22 @@ def test_steps_without_a_gradient_and_short_batches_count_for_what_they_are():
     rows = run.records[0] = run.records[0].copy()
     rows["samples"][10] //= 2
     rows["samples"][20] = 0
-    ((_, times_s), _) = likeness(run).cluster.traces
+    ((_, times_s), _) = recorded_conditions(run).cluster.traces
     assert len(times_s) == 79
     assert times_s[10] == pytest.approx(2 * times_s[11])
 
 
 def test_a_slow_link_is_slow():
-    ((one, two, factor),) = likeness(timed("ad-psgd", CLUSTER.slow_link(1, 2, 10))).cluster.link_factors
+    ((one, two, factor),) = recorded_conditions(timed("ad-psgd", CLUSTER.slow_link(1, 2, 10))).cluster.link_factors
     assert (one, two) == (1, 2)
     assert factor == pytest.approx(10, rel=0.02)
 
 
 def test_a_slow_link_of_a_ring_slows_it():
     run = timed("all-reduce", CLUSTER.slow_link(1, 2, 10))
-    assert timed("all-reduce", likeness(run).cluster).result["wall_s"] == pytest.approx(run.result["wall_s"], rel=0.01)
+    assert timed("all-reduce", recorded_conditions(run).cluster).result["wall_s"] == pytest.approx(
+        run.result["wall_s"], rel=0.01
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["hogwild", "ad-psgd", "parameter-server(mode=async)", "lockstep", "all-reduce"])
@@ -75,7 +77,7 @@ def test_the_dead_die_when_they_did(algorithm):
     cluster = dataclasses.replace(CLUSTER, collective="memory", detection_s=0.1)
     run = timed(algorithm, cluster, faults=pl.Faults().kill(worker=2, at_s=0.7))
     assert run.result["workers_lost"] == [2]
-    found = likeness(run)
+    found = recorded_conditions(run)
     again = timed(algorithm, dataclasses.replace(found.cluster, detection_s=0.1), faults=found.faults)
     assert again.result["workers_lost"] == [2]
     assert len(again.records[2]) == pytest.approx(len(run.records[2]), abs=1)
@@ -86,10 +88,17 @@ def test_replacements_come_as_late_as_they_did():
     cluster = dataclasses.replace(CLUSTER, detection_s=0.1, restart_s=2.0)
     faults = pl.Faults().kill(worker=2, at_s=0.3).kill(worker=1, at_s=0.4)
     run = timed("hogwild", cluster, steps=300, faults=faults, restarts=1)
-    found = likeness(run)
+    found = recorded_conditions(run)
     assert found.restarts == 1
     assert [one.worker for one in found.faults.script] == [1, 2]
     assert found.cluster.detection_s + found.cluster.restart_s == pytest.approx(2.1, abs=0.05)
+
+
+def test_a_run_that_ended_with_its_worker_does_not_go_on_in_the_simulation():
+    run = timed("all-reduce", faults=pl.Faults().kill(worker=1, step=20))
+    assert run.result["outcome"] == "crashed"
+    conditions = recorded_conditions(run)
+    assert timed("all-reduce", conditions.cluster, faults=conditions.faults).result["outcome"] == "crashed"
 
 
 def loop():
@@ -111,7 +120,7 @@ def test_a_loop_of_ones_own_runs_on_the_recorded_workers(tmp_path):
     run = timed("ad-psgd", steps=40)
     run.save(tmp_path / "run")
     like = pl.simulate(loop, like=tmp_path / "run", algorithm="ad-psgd")
-    other = pl.simulate(loop, cluster=likeness(run).cluster, algorithm="ad-psgd")
+    other = pl.simulate(loop, cluster=recorded_conditions(run).cluster, algorithm="ad-psgd")
     assert like.result["workers"] == 4
     for worker, rows in like.records.items():
         assert np.allclose(computing_s(rows)[1:], computing_s(run.records[worker])[1 : len(rows)])
@@ -129,7 +138,7 @@ def test_a_real_run_is_simulated_by_the_command(tmp_path):
     measured = np.median(computing_s(np.concatenate([*run.records.values()])))
     again = np.median(computing_s(np.concatenate([*simulated.records.values()])))
     assert measured / 4 < again < measured * 4
-    assert pl.Cluster.from_table(simulated.config["cluster"], "it").traces == likeness(run).cluster.traces
+    assert pl.Cluster.from_table(simulated.config["cluster"], "it").traces == recorded_conditions(run).cluster.traces
 
 
 def lose_worker(run):
@@ -155,7 +164,12 @@ def die_at_once(run):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lose_worker, "has no steps of worker 1"),
+        (lose_worker, "no gradients of worker 1"),
+        (lambda run: run.records[1]["samples"].fill(0), "no gradients of worker 1"),
+        (lambda run: run.records[1]["samples"].fill(-1), "no gradients of worker 1"),
+        (lambda run: run.records[1]["incarnation"][-1:].fill(2), "died before its first recorded step"),
+        (lambda run: run.result.update(algorithm=5), "is damaged: algorithm or workers_lost"),
+        (lambda run: run.result.update(workers_lost=3), "is damaged: algorithm or workers_lost"),
         (lose_events, "has no result or no events"),
         (end_early, "has no result or no events"),
         (divide, "has a layout or a plan"),
@@ -177,14 +191,16 @@ def test_what_contradicts_the_run_is_refused(tmp_path):
     with pytest.raises(pl.UsageError, match="replaced dead workers"):
         pl.simulate(loop, like=run, algorithm="hogwild")
     for named in ({"cluster": CLUSTER}, {"faults": faults}):
-        with pytest.raises(pl.UsageError, match="takes cluster and faults from it"):
+        with pytest.raises(pl.UsageError, match="leave out cluster and faults, or like"):
             pl.simulate(loop, like=run, **named)
+    with pytest.raises(pl.UsageError, match="a run's folder or a RunData, not Cluster"):
+        pl.simulate(loop, like=CLUSTER)
     with pytest.raises(pl.UsageError, match="is not the folder of a run"):
         pl.simulate(loop, like=tmp_path)
-    for more in (["--workers", "2"], ["--kill", "1:3"]):
+    for more in (["--workers", "2"], ["--kill", "1:3"], ["--placement", "spread"]):
         shown = CliRunner().invoke(
             app, ["simulate", "--like", str(tmp_path / "run"), *more, "--out", str(tmp_path / "x")]
         )
         assert shown.exit_code == 2
-        assert "leave out" in shown.output
+        assert "leave" in shown.output
     assert not (tmp_path / "x").exists()

@@ -164,7 +164,7 @@ def test_updates_that_are_not_there_and_bisection_are_refused(averaged):
     for number in (0, recorded.updates + 1):
         with pytest.raises(pl.UsageError, match=f"has updates 1 to {recorded.updates}, not"):
             recorded.at(number)
-    with pytest.raises(pl.UsageError, match="a model of its own, so no update is the first of all"):
+    with pytest.raises(pl.UsageError, match="a model of its own, so there is no single model to bisect"):
         recorded.first(lambda model: True)
 
 

@@ -69,7 +69,7 @@ def test_parts_of_the_data_are_replayed(tmp_path, task, algorithm):
 
 def test_another_algorithm_and_a_second_resumption_are_replayed(tmp_path, task):
     folder = begin(tmp_path / "run", task, "locked")
-    assert go_on(folder, task, "leashed", 2).replay().updates == 60
+    assert go_on(folder, task, "leashed", 2).replay().updates == 30
     third = go_on(folder, task, "parameter-server(mode=async)", 3)
     assert third.replay().steps == 30
 
@@ -87,10 +87,9 @@ def test_updates_since_the_checkpoint_are_shown(tmp_path, task):
 
 
 def test_an_update_of_a_workers_own_model_is_shown(tmp_path, task):
-    """The run's updates are counted since it was resumed."""
     recorded = go_on(begin(tmp_path / "run", task, "ad-psgd"), task, "ad-psgd", 2)
-    assert recorded.updates == 30
-    for number in (1, 15, 30):
+    assert (recorded.first_update, recorded.updates) == (31, 60)
+    for number in (31, 45, 60):
         (step,) = recorded.at(number).steps
         assert step["gradient"].norm() > 0
 
@@ -103,7 +102,7 @@ def test_a_run_in_another_folder_needs_the_first_ones_checkpoint(tmp_path, task)
     folder = begin(tmp_path / "run", task, "locked")
     assert go_on(folder, task, "locked", 2, out=tmp_path / "other").replay().checkpoint is not None
     shutil.rmtree(folder / "checkpoint")
-    with pytest.raises(pl.UsageError, match="the checkpoint with which the run was resumed, is gone"):
+    with pytest.raises(pl.UsageError, match="from which the run was resumed, is gone"):
         pl.RecordedRun(tmp_path / "other")
 
 
@@ -113,6 +112,16 @@ def replace_worker(run):
 
 def forget_resumption(run):
     del run.result["resumed"]
+
+
+@pytest.mark.parametrize(
+    "found", [5, {}, {"checkpoint": "checkpoint/30", "events": 3, "version": 30, "versions": {}}, None]
+)
+def test_a_damaged_beginning_is_named(tmp_path, task, found):
+    folder = begin(tmp_path / "run", task, "locked")
+    go_on(folder, task, "locked", 2)
+    with pytest.raises(pl.UsageError, match="is damaged: its resumed is"):
+        pl.RecordedRun(rewrite(folder, lambda run: run.result.update(resumed=found)))
 
 
 def drop(run):

@@ -69,7 +69,7 @@ def test_file_round_trip(tmp_path, suffix, model):
         ("workers = 2\n[slow_link]\n'0-2' = 10", "Link 0-2 cannot be slow"),
         ("workers = 2\n[slow_link]\n'1-1' = 10", "Link 1-1 cannot be slow"),
         ("[slow_link]\nfirst = 10", "maps links to factors"),
-        ("workers = 2\n[traces]\n2 = [0.1]", "Worker 2 cannot be timed"),
+        ("workers = 2\n[traces]\n2 = [0.1]", "Worker 2 cannot be given compute times"),
         ("[traces]\n0 = 0.1", "maps workers to lists of compute times"),
         ("[traces]\n0 = []", "at least one number"),
         ("[codecs]\nqsgd = 1e9", "maps codecs to the bytes that they encode and decode per second, such as qsgd = "),

@@ -55,7 +55,7 @@ def simulate(
 
     with uncollected():  # saves a fifth of PyTorch's time
         from paceline.run.config import TrainConfig
-        from paceline.run.measured_cluster import likeness
+        from paceline.run.measured_cluster import recorded_conditions
         from paceline.run.simulate_task import simulate_task
 
     faults, found = _faults(kill), None
@@ -64,10 +64,14 @@ def simulate(
             raise UsageError(
                 "--like takes the workers and their deaths from the run: leave out --cluster, --workers and --kill."
             )
-        found = likeness(like)
+        found = recorded_conditions(like)
         faults, given = found.faults, {"restarts": found.restarts, **given}
     simulated = described(cluster if found is None else found.cluster, given.get("workers"), slow, slow_link)
     faults.check(simulated.workers)
+    if "placement" in given and found is not None:
+        raise UsageError(
+            "--placement needs a machine with sockets, which --like does not describe: leave one of them out."
+        )
     if "placement" in given and simulated.sockets is None:
         raise UsageError(
             "--placement needs a machine with sockets: add [sockets] to a cluster file and pass it with --cluster FILE."

@@ -88,7 +88,7 @@ class Driver:
             self._checkpointer = Checkpointer(folder / "checkpoint", every_s, resumed)
             write_config(folder, self._record())
             self._earlier.keep(folder)
-        resumed = self._resumed()  # now, as the checkpoint may be gone in the end
+        resumption = self._resumption()  # now, as the checkpoint may be gone in the end
         supervisor = Supervisor(loop, folder, self._earlier, on_tick=self._tick, on_end=self._end)
         self._supervisor = supervisor
         supervisor.outcome.notes += self._earlier.notes
@@ -100,7 +100,7 @@ class Driver:
             except KeyboardInterrupt:
                 if self._has_begun:
                     supervisor.outcome.interrupt(interruption.name)
-                    self._finish(resumed)
+                    self._finish(resumption)
                 raise
             finally:
                 self._watcher.close()
@@ -110,7 +110,7 @@ class Driver:
                 _raise_crash(supervisor)
             if supervisor.arena is None and supervisor.all_returned:
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
-            return self._finish(resumed)
+            return self._finish(resumption)
 
     def _tick(self, supervisor: Supervisor) -> None:
         recording = self._recording
@@ -183,7 +183,7 @@ class Driver:
             raise not_written
         return run
 
-    def _resumed(self) -> dict[str, Any]:
+    def _resumption(self) -> dict[str, Any]:
         """The checkpoint with which the run was resumed, and how many events each worker had; for replays."""
         checkpoint, folder = self._earlier.checkpoint, self._folder
         if checkpoint is None or folder is None or self._loop.task is None:

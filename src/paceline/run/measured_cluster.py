@@ -16,6 +16,7 @@ from paceline.observe.blame import slow_link
 from paceline.observe.waits import COMPUTING, INPUT, LOOP, Steps, is_divided, waits_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
+from paceline.run.replayable import since_resumed
 from paceline.run.simulate_task import simulate_task
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Faults
@@ -28,7 +29,7 @@ _MOST_TRIES = 8  # to find a rate
 _CLOSE = 0.005  # relative
 
 
-class Likeness(NamedTuple):
+class RecordedConditions(NamedTuple):
     """What a simulation takes from a recorded run.
 
     Attributes:
@@ -41,7 +42,7 @@ class Likeness(NamedTuple):
     restarts: int
 
 
-def likeness(run: RunData | Path | str) -> Likeness:
+def recorded_conditions(run: RunData | Path | str) -> RecordedConditions:
     """Reads the speeds, links and deaths of a run.
 
     Raises:
@@ -50,20 +51,22 @@ def likeness(run: RunData | Path | str) -> Likeness:
     name = "The run" if isinstance(run, RunData) else str(run)
     run = run if isinstance(run, RunData) else RunData.load(run)
     if not run.result.get("algorithm") or not any(map(len, run.records.values())):
-        raise UsageError(
-            f"{name} has no result or no events: a simulation can be like a run that has trained and ended."
-        )
+        raise UsageError(f"{name} has no result or no events: name a run that has ended, or resume this one first.")
+    if not isinstance(run.result["algorithm"], str) or not isinstance(run.result.get("workers_lost", []), list):
+        raise UsageError(f"{name} is damaged: algorithm or workers_lost in its result.json is no such value.")
     if is_divided(run):
-        raise UsageError(f"{name} has a layout or a plan, and simulations divide no model: name a run without one.")
+        raise UsageError(f"{name} has a layout or a plan, which simulations do not support: name a run without one.")
+    run = since_resumed(run)
     num_workers = max(run.config.get("workers") or 0, 1 + max(run.records))
-    if missing := [worker for worker in range(num_workers) if not len(run.records.get(worker, ()))]:
-        raise UsageError(f"{name} has no steps of worker {missing[0]}, so its speed is unknown: name another run.")
+    for worker in range(num_workers):
+        if worker not in run.records or not (run.records[worker]["samples"] > 0).any():
+            raise UsageError(f"{name} has no gradients of worker {worker}, so its speed is unknown: name another run.")
     faults, away_s = _deaths(run)
     cluster = measured_cluster(run)
     if away_s:
         restart_s = max(0.0, float(np.median(away_s)) - cluster.detection_s)
         cluster = dataclasses.replace(cluster, restart_s=restart_s)
-    return Likeness(cluster, faults, len(away_s))
+    return RecordedConditions(cluster, faults, len(away_s))
 
 
 def _deaths(run: RunData) -> tuple[Faults, list[float]]:
@@ -74,7 +77,7 @@ def _deaths(run: RunData) -> tuple[Faults, list[float]]:
         last = int(rows["incarnation"].max())
         for incarnation in range(last + (lost.count(worker) > last)):
             own, later = (rows[rows["incarnation"] == one] for one in (incarnation, incarnation + 1))
-            if not len(own):
+            if not len(own) or (incarnation < last and not len(later)):
                 raise UsageError(f"Worker {worker} of this run died before its first recorded step: name another run.")
             died_s = float(own["ended_s"][-1] + np.median(own["ended_s"] - own["started_s"]) / 2)
             faults = faults.kill(worker=worker, at_s=died_s)
@@ -104,11 +107,12 @@ def measured_cluster(run: RunData, counted: slice = slice(None)) -> Cluster:
     full = _full_batch(run)
     traces = tuple((place, _computing_s(steps, places, full)) for place, places in enumerate(own) if len(places))
     idle_s = [float(_medians_s(steps, places)[[INPUT, LOOP]].sum()) for places in own]
+    goes_on = run.result.get("workers_lost") and run.result.get("outcome") != "crashed"
     survivors_continue = registry.build(run.result["algorithm"]).survivors_continue
     cluster = Cluster(
         workers=len(workers), compute_s=float(np.median(np.concatenate([times_s for _, times_s in traces]))),
         traces=traces, idleness=tuple(enumerate(idle_s)), latency_s=0.0,
-        collective="memory" if survivors_continue and run.result.get("workers_lost") else "ring",
+        collective="memory" if survivors_continue and goes_on else "ring",
     )  # fmt: skip
     taken = np.concatenate(own)
     is_taken = np.isin(np.arange(len(waits_s)), taken)

@@ -18,7 +18,7 @@ from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest
-from paceline.run.replayable import by_incarnation, obstacle, since_resumed
+from paceline.run.replayable import Resumption, by_incarnation, obstacle, since_resumed
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay, Update
 from paceline.system.machine import machine, versions
@@ -29,7 +29,7 @@ class Replay:
     """A run that was repeated, and whose every step and parameter was equal.
 
     Attributes:
-        updates: of the run.
+        updates: that were computed again.
         steps: of all workers.
         checkpoint: the number of the checkpoint, as in the name of its folder, whose parameters the replay has; None: the run
             has none after an update, or ended while its workers' own models had different numbers of updates.
@@ -72,8 +72,8 @@ class RecordedRun:
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        built, resumed = registry.build(own["algorithm"]), run.result.get("resumed")
-        self.start = ResumedStart(self.folder / resumed["checkpoint"], built) if resumed else None
+        built, resumed = registry.build(own["algorithm"]), Resumption.of(run)
+        self.start = ResumedStart(self.folder / resumed.checkpoint, built) if resumed is not None else None
         if built.lockstep:
             taken = self.start.taken if self.start is not None else 0
             own |= {"epochs": None, "steps": taken + max(map(len, run.records.values()))}
@@ -82,15 +82,17 @@ class RecordedRun:
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
         self.applied = np.sort(np.concatenate(applied))
-        self._own: list[
-            tuple[float, int, int, int]
-        ] = []  # updates of workers' own models, in the order of their records
+        # Updates of workers' own models, in the order of their records.
+        self._own: list[tuple[float, int, int, int]] = []
         self.first_update, self.updates = 1, int(self.applied.max())
         if self.start is not None:
             self.first_update += self.start.version
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
             self._own = sorted(chain.from_iterable(_own_updates(worker, rows) for worker, rows in run.records.items()))
-            self.first_update, self.updates = 1, len(self._own)
+            before = sum(int(np.count_nonzero(rows["applied_version"])) for rows in whole.records.values()) - len(
+                self._own
+            )
+            self.first_update, self.updates = before + 1, before + len(self._own)
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
@@ -124,7 +126,7 @@ class RecordedRun:
         simulation.replay()
         if checkpoint is not None and simulation.compare_with(checkpoint):
             compared = int(checkpoint.name)
-        return Replay(self.updates, len(self.applied), compared, self.warnings())
+        return Replay(self.updates - self.first_update + 1, len(self.applied), compared, self.warnings())
 
     def at(self, version: int) -> Update:
         """Repeats the run up to an update.
@@ -141,7 +143,7 @@ class RecordedRun:
         if not self.first_update <= version <= self.updates:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._own:
-            _, *maker, own_version = self._own[version - 1]
+            _, *maker, own_version = self._own[version - self.first_update]
             simulation = TaskReplay(self, own_version, ends_there=True, maker=(maker[0], maker[1]))
         else:
             simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
@@ -186,7 +188,7 @@ class RecordedRun:
         """
         if self.algorithm.gossip:
             raise UsageError(
-                "Each worker of this run has a model of its own, so no update is the first of all: look at one."
+                "Each worker of this run has a model of its own, so there is no single model to bisect: use --until."
             )
         low, high, found = self.first_update - 1, self.updates + 1, None
         while high - low > 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.algorithms import Algorithm, registry
+from paceline.errors import UsageError
 from paceline.records.order import NONE, ORDER_DTYPE, recorded_exchanges
 from paceline.records.run_data import RunData
 
@@ -17,6 +18,36 @@ _UNSUPPORTED = {
     "layouts": lambda config: config.get("layout") is not None,
     "injected staleness": lambda config: config["inject_staleness"] is not None,
 }
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The beginning of a resumed run, as `result.json` has it in `resumed`.
+
+    Attributes:
+        checkpoint: its folder, relative to the run's folder if it lies there.
+        events: by worker, its number of events before.
+        version: of the parameters that all workers share.
+        versions: by worker, of its own model, if each has one.
+    """
+
+    checkpoint: str
+    events: dict[int, int]
+    version: int
+    versions: dict[int, int]
+
+    @classmethod
+    def of(cls, run: RunData) -> Resumption | None:
+        """None: the run was not resumed."""
+        if "resumed" not in run.result:
+            return None
+        match run.result["resumed"]:
+            case {"checkpoint": str(path), "events": dict(events), "version": int(version), "versions": dict(versions)}:
+                numbers = [*events.values(), *versions.values()]
+                if all(isinstance(one, int) for one in numbers) and all(map(str.isdecimal, (*events, *versions))):
+                    by_worker = ({int(worker): one for worker, one in each.items()} for each in (events, versions))
+                    return cls(path, next(by_worker), version, next(by_worker))
+        raise UsageError(f"The run's result.json is damaged: its resumed is {run.result['resumed']!r}.")
 
 
 def replayability(run: RunData) -> dict[str, Any]:
@@ -36,7 +67,7 @@ def obstacle(run: RunData) -> str:
         return f"replays do not support {what}"
     computed = sum(np.count_nonzero(rows["samples"]) for rows in run.records.values())
     run = since_resumed(run)
-    why = _missing(algorithm, run.result, run.records)
+    why = _missing(algorithm, run)
     if not why and computed != run.result.get("computed_gradients"):
         return "it lacks records of steps"
     is_ordered = algorithm.needs.order and run.config["workers"] > 1
@@ -47,15 +78,17 @@ def obstacle(run: RunData) -> str:
 
 def since_resumed(run: RunData) -> RunData:
     """The run, without the steps and the workers before it was resumed."""
-    if "resumed" not in run.result:
+    resumed = Resumption.of(run)
+    if resumed is None:
         return run
-    before, workers = run.result["resumed"]["events"], range(run.config["workers"])
-    records = {one: rows[before.get(str(one), 0) :] for one, rows in run.records.items() if one in workers}
+    workers = range(run.config["workers"])
+    records = {one: rows[resumed.events.get(one, 0) :] for one, rows in run.records.items() if one in workers}
     return dataclasses.replace(run, records=records)
 
 
-def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[int, np.ndarray]) -> str:
+def _missing(algorithm: Algorithm, run: RunData) -> str:
     """What the records of one run do not have, although they should."""
+    result, records = run.result, run.records
     applied = np.concatenate([*(rows["applied_version"] for rows in records.values()), np.zeros(0, np.int64)])
     updates = int(applied.max(initial=0))
     if not updates:
@@ -63,8 +96,8 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
     steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
     if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
         return "it lacks records of steps"
-    resumed = result.get("resumed", {})
-    if resumed and result["restarts"]:
+    resumed = Resumption.of(run)
+    if resumed is not None and result["restarts"]:
         return "it was resumed, and then a worker was replaced"
     # If each update has one gradient, that of a dead worker without a record leaves a gap in the versions.
     has_gaps = algorithm.waits_for == "slowest" and not result["restarts"]
@@ -72,7 +105,7 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
         return "a worker died, and the records do not have when the others learnt of it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
-    missing = _first_missing(applied, resumed.get("version", 0), updates)
+    missing = _first_missing(applied, resumed.version if resumed is not None else 0, updates)
     if missing and not algorithm.lockstep and not algorithm.gossip:
         return f"update {missing} has no record, as after a worker was killed"
     counts_averages = algorithm.gossip and not algorithm.lockstep
@@ -85,12 +118,12 @@ def _missing(algorithm: Algorithm, result: Mapping[str, Any], records: Mapping[i
 
 def _missing_averages(run: RunData) -> str:
     """What the order of averages between updates does not have: a version of a worker's model that nothing has made."""
-    resumed = run.result.get("resumed")
+    resumed = Resumption.of(run)
     for worker, rows in run.records.items():
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         applied, is_copy = rows["applied_version"], order["of"] == NONE
         made = np.concatenate([applied[applied > 0], order["moment"][~is_copy].astype(np.int64)])
-        after = resumed["versions"].get(str(worker), resumed["version"]) if resumed else 0
+        after = resumed.versions.get(worker, resumed.version) if resumed is not None else 0
         if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]]), after):
             return f"it lacks records of the averages of worker {worker}"
     return ""
@@ -107,7 +140,8 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
                 return "it lacks records of the order in which servers answered"
             for own, answers in zip(made, exchanges, strict=True):
                 own += [one.of for one in answers if one.of]
-    after = run.result.get("resumed", {}).get("version", 0)
+    resumed = Resumption.of(run)
+    after = resumed.version if resumed is not None else 0
     counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
     for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
         if missing := _first_missing(np.array(own, np.int64), after, version):

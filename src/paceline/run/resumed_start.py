@@ -48,7 +48,7 @@ class ResumedStart:
     def __init__(self, checkpoint: Path, algorithm: Algorithm) -> None:
         if not checkpoint.is_dir():
             raise UsageError(
-                f"{checkpoint}, the checkpoint with which the run was resumed, is gone: it cannot be replayed."
+                f"{checkpoint}, from which the run was resumed, is gone: without it, the run cannot be replayed."
             )
         checkpoint_files.check(checkpoint)
         self._checkpoint, self._algorithm = checkpoint, algorithm

@@ -18,7 +18,7 @@ from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.model_state import dense_buffers
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
-from paceline.run.measured_cluster import likeness
+from paceline.run.measured_cluster import recorded_conditions
 from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
@@ -122,9 +122,11 @@ def simulate(
 
 
 def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None) -> tuple[Cluster, Faults]:
+    if not isinstance(like, RunData | Path | str):
+        raise UsageError(f"like takes a run's folder or a RunData, not {type(like).__name__}.")
     if cluster is not None or faults is not None:
-        raise UsageError("A simulation like a run takes cluster and faults from it: leave out both, or like.")
-    found = likeness(like)
+        raise UsageError("like takes the cluster and the faults from the run: leave out cluster and faults, or like.")
+    found = recorded_conditions(like)
     if found.restarts:
         raise UsageError(
             "The run replaced dead workers, and simulations of your own loop cannot: name another run, or simulate a task"

@@ -130,7 +130,7 @@ class Cluster(ClusterFile):
             FACTOR.check(f"The slowness of worker {shown(worker)}", factor)
             self._check_worker(worker, "slow")
         for worker, times_s in self.traces:
-            self._check_worker(worker, "timed")
+            self._check_worker(worker, "given compute times")
             Trace(times_s=times_s)
         for worker, idle_s in self.idleness:
             SECONDS.check(f"The idle time of worker {shown(worker)}", idle_s)

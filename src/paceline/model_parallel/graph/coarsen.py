@@ -98,12 +98,12 @@ def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None 
 
     A group and its only reader, or its only source, merge if moving the tensor there and its gradient back takes longer than
     the shorter of the two runs. If the reader has other sources, as the head of two towers has, the group itself must be
-    shorter: a tower would otherwise wait for the other one. It is the same for a source with other readers. Pairs with the
+    shorter: a tower would otherwise wait for the other one. The same holds for a source with other readers. Pairs with the
     largest transfers merge first, so that cuts remain at small ones. If more than 200 groups remain, the shortest neighbours
     in chains merge, too.
 
-    Groups with different `labels` do not merge. With `least_s`, groups merge with their only reader or source into blocks that
-    take as long at least; the blocks are only measured, one after the other.
+    Groups with different `labels` do not merge. With `least_s`, groups merge with their only reader or source into blocks of
+    at least that time, which are measured one after the other; transfers do not count.
     """
     move_s = problem.fastest_link.move_s
     edges = {(before, after) for after, earlier in enumerate(problem.earlier) for before in earlier}
@@ -115,7 +115,7 @@ def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None 
     merger = _Merger(len(problem.groups), edges, labels)
     took = [one.step_s for one in problem.groups]
 
-    def merge_one(worth: Callable[[int, int, float], bool]) -> bool:
+    def merge_one(should: Callable[[int, int, float], bool]) -> bool:
         ways: dict[tuple[int, int], float] = {}
         for (u, v), moved_s in moved.items():
             a, b = merger.root(u), merger.root(v)
@@ -123,18 +123,18 @@ def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None 
                 ways[a, b] = ways.get((a, b), 0.0) + moved_s
         for (a, b), ways_s in sorted(ways.items(), key=lambda one: (-one[1], one[0])):
             is_only = merger.after(a) == {b} or merger.before(b) == {a}
-            if is_only and worth(a, b, ways_s) and merger.merge(a, b):
+            if is_only and should(a, b, ways_s) and merger.merge(a, b):
                 took[merger.root(a)] = took[a] + took[b]
                 return True
         return False
 
-    def is_worth(a: int, b: int, ways_s: float) -> bool:
+    def should_merge(a: int, b: int, ways_s: float) -> bool:
         if least_s is not None:
             return min(took[a], took[b]) < least_s
         alone = [took[a]] * (merger.after(a) == {b}) + [took[b]] * (merger.before(b) == {a})
         return min(alone) < ways_s
 
-    while merge_one(is_worth):
+    while merge_one(should_merge):
         pass
     while merger.number > _MOST_GROUPS:
         neighbours = {(merger.root(u), merger.root(v)) for u, v in moved}

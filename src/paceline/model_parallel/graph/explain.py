@@ -93,7 +93,7 @@ def _below(plan: PlanData) -> list[str]:
         f"Transfers: {len(transfers)} of {sent / 1e6:.3f} MB in each forward pass"
         + (f", floats as {plan.wire} on the way." if plan.wire else "."),
         f"Links: {problem.link.move_s(0) * 1e6:.0f} us and {problem.link.bytes_per_s / 1e6:.4g} MB/s"
-        + "".join(f"; {a} to {b} takes {factor:.3g} times as long" for a, b, factor in problem.slow_links)
+        + "".join(f"; {a} to {b} takes {factor:.3g} times as long" for a, b, factor in problem.link_factors)
         + ".",
         "Devices compute "
         + ", ".join(f"{busy / plan.makespan_s:.0%}" if plan.makespan_s else "0%" for busy in schedule.busy_s)

@@ -297,7 +297,7 @@ def _searched(problem: Problem, known: Placement | None, orders: OrderSearch) ->
         used = set(chosen.values())
         for device in problem.choices[firsts[index]]:
             alike = (devices[device].slowness, devices[device].memory_bytes, devices[device].kind)
-            if device not in used and not problem.allowed and not problem.slow_links:
+            if device not in used and not problem.allowed and not problem.link_factors:
                 if alike in seen:  # equivalent to another empty device
                     continue
                 seen.add(alike)

@@ -103,10 +103,10 @@ def place(
     machines = _devices(devices, slow, memory_bytes)
     number = _microbatches(objective, microbatches)
     _check_words(wire, placer)
-    slow_links: tuple[tuple[int, int, float], ...] = ()
+    link_factors: tuple[tuple[int, int, float], ...] = ()
     if cluster is not None and link is None:
         link = _link_of(cluster)
-        slow_links = tuple(one for one in cluster.link_factors if max(one[:2]) < len(machines))
+        link_factors = tuple(one for one in cluster.link_factors if max(one[:2]) < len(machines))
     batch, _ = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
     arguments, cut = batch, ()
@@ -136,7 +136,7 @@ def place(
             allowed=tuple(allowed) if any(allowed) else (),
             together=tuple(sorted(one for one in classes if len(one) > 1)),
             microbatches=number,
-            slow_links=slow_links,
+            link_factors=link_factors,
         )
 
     singly = problem_of(rough, same_device)

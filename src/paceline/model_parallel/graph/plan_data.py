@@ -126,7 +126,7 @@ class PlanData:
         """Places the model again in milliseconds, from the same measurements: for other devices, or as the caller chooses.
 
         Args:
-            devices: replace this plan's devices, without pins. Another number of devices has the plan's usual link for all.
+            devices: replace this plan's devices; pins are dropped. If their number differs, all links are the usual one.
             placer: the placer to use; None: the best.
             device_of: an explicit placement instead: by group, its device.
 
@@ -135,8 +135,8 @@ class PlanData:
         """
         problem = self.problem
         if devices is not None:
-            slow_links = problem.slow_links if len(devices) == self.workers else ()
-            problem = dataclasses.replace(problem, devices=tuple(devices), allowed=(), slow_links=slow_links)
+            link_factors = problem.link_factors if len(devices) == self.workers else ()
+            problem = dataclasses.replace(problem, devices=tuple(devices), allowed=(), link_factors=link_factors)
         if device_of is None:
             found, below = candidates(problem)
             chosen = next((one for one in found if placer in (None, one.placer)), None)

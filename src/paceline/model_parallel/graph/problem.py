@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from paceline.errors import UsageError
 
@@ -71,7 +71,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """The cost of a transfer between any two devices; the defaults are those of two processes of one machine.
+    """The cost of a transfer between two devices; the defaults are those of two processes of one machine.
 
     Measured with the mailbox (`benchmarks/results/mailbox.md`): 54 us in `send`, 52 us in `receive`, 22 us on the way, and
     4 MB in some 3 ms.
@@ -105,23 +105,24 @@ class Problem:
     groups: tuple[Group, ...]  # by index
     tensors: tuple[TensorInfo, ...]  # between them
     devices: tuple[Device, ...]  # by worker
-    link: Link = field(default_factory=Link)  # between two devices that `slow_links` does not name
+    link: Link = field(default_factory=Link)  # between two devices that `link_factors` does not name
     allowed: tuple[tuple[int, ...], ...] = ()  # by group, the devices that may run it; empty: any
     #: Sets of groups that must be on one device because they share state or memory.
     together: tuple[tuple[int, ...], ...] = ()
     microbatches: int = 1  # parts of a batch that are in flight; a group's times are for one of them
-    slow_links: tuple[tuple[int, int, float], ...] = ()  # two devices, and the factor on the time of their transfers
+    link_factors: tuple[tuple[int, int, float], ...] = ()  # two devices, and the factor on the time of their transfers
 
     @cached_property
     def links(self) -> tuple[tuple[Link, ...], ...]:
         """By two devices, the link between them."""
         numbers = range(len(self.devices))
-        factors = {frozenset((a, b)): factor for a, b, factor in self.slow_links}
+        factors = {frozenset((a, b)): factor for a, b, factor in self.link_factors}
         return tuple(tuple(self.link.slowed(factors.get(frozenset((a, b)), 1.0)) for b in numbers) for a in numbers)
 
     @property
     def fastest_link(self) -> Link:
-        return self.link.slowed(min([1.0, *(factor for *_, factor in self.slow_links)]))
+        pairs = combinations(range(len(self.devices)), 2)
+        return min((self.links[a][b] for a, b in pairs), key=lambda one: one.move_s(1), default=self.link)
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
