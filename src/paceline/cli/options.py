@@ -47,7 +47,7 @@ def panel(name: str) -> Callable[..., Any]:
     return functools.partial(typer.Option, rich_help_panel=name)
 
 
-in_length, in_sgd, in_run = panel("How long"), panel("How to step"), panel("The run")
+in_training, in_run = panel("Training"), panel("The run")
 
 
 def pairs(
@@ -83,9 +83,9 @@ def slow_factors(texts: Iterable[str] | None) -> dict[int, float]:
 
 
 Task = Annotated[str | None, typer.Option(help="Built-in task or path/to/file.py:function; default digits-mlp")]
-Epochs = Annotated[float | None, in_length(help="Passes of all workers over the data.")]
-Steps = Annotated[int | None, in_length(help="Gradients per worker, instead of epochs.")]
-BatchSize = Annotated[int | None, in_sgd(help="Samples per gradient; default: the task's")]
+Epochs = Annotated[float | None, in_training(help="Passes of all workers over the data.")]
+Steps = Annotated[int | None, in_training(help="Gradients per worker, instead of epochs.")]
+BatchSize = Annotated[int | None, in_training(help="Samples per gradient; default: the task's")]
 Data = Annotated[Path | None, in_run(help="Folder of data sets; default $PACELINE_DATA")]
 Out = Annotated[Path | None, in_run(help="Folder for results; default runs/<task>-...")]
 Json = Annotated[bool, in_run("--json", help="Print JSON as the last line of stdout.")]
@@ -103,15 +103,15 @@ _CONFIG = {
     "layout": _option(str, "How to shard the model, such as hybrid(groups=2)"),
     "epochs": Epochs,
     "steps": Steps,
-    "target_loss": _option(float, "Stop at this training loss.", in_length),
-    "target_accuracy": _option(float, "Stop at this test accuracy.", in_length),
+    "target_loss": _option(float, "Stop at this training loss.", in_training),
+    "target_accuracy": _option(float, "Stop at this test accuracy.", in_training),
     "batch_size": BatchSize,
-    "learning_rate": _option(float, "Default: the algorithm's, else the task's", in_sgd),
-    "momentum": _option(float, "Momentum, if the optimizer has one.", in_sgd),
-    "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", in_sgd),
-    "optimizer_state": _option(_OptimizerState, "Optimizer state per worker, or shared.", in_sgd),
-    "inject_staleness": _option(str, "Delay in updates: 20, random(highest=40)", in_sgd),
-    "staleness_ramp_epochs": _option(float, "Epochs over which the delay grows from 0.", in_sgd),
+    "learning_rate": _option(float, "Default: the algorithm's, else the task's", in_training),
+    "momentum": _option(float, "Momentum, if the optimizer has one.", in_training),
+    "optimizer": _option(str, "Spec: adamw(weight_decay=0.1); default sgd", in_training),
+    "optimizer_state": _option(_OptimizerState, "Optimizer state per worker, or shared.", in_training),
+    "inject_staleness": _option(str, "Delay in updates: 20, random(highest=40)", in_training),
+    "staleness_ramp_epochs": _option(float, "Epochs over which the delay grows from 0.", in_training),
     "partition": _option(str, "dynamic, fixed, skewed(alpha=0.5); default the first", in_run),
     "placement": _option(str, "first-touch, interleave, bind(node=0); default the first", in_run),
     "backend": _option(_Backend, "Workers as processes (default) or threads", in_run),

@@ -44,9 +44,9 @@ def run(
     seeds: Annotated[int | None, _in_factors(help="Repetitions of each combination; default 3")] = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    seconds: Annotated[float | None, options.in_length(help="Maximum training time of a trial.")] = None,
+    seconds: Annotated[float | None, options.in_training(help="Maximum training time of a trial.")] = None,
     targets: Annotated[
-        str | None, options.in_length(help="Percent of the initial loss; a trial ends at the smallest.")
+        str | None, options.in_training(help="Percent of the initial loss; a trial ends at the smallest.")
     ] = None,
     backend: Annotated[str | None, _in_run(help="processes, threads or simulator")] = None,
     cluster: Annotated[Path | None, _in_run(help="Cluster file for the simulator.")] = None,
