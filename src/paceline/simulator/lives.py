@@ -55,6 +55,10 @@ class Lives:
         self.on_gone: Callable[[int], object] = lambda worker_id: None
         self.restart: Callable[[int], object] | None = None
 
+    def release(self) -> None:
+        """As `SimulatedMachine.release`."""
+        vars(self).clear()
+
     def end(self, worker_id: int) -> None:
         """Ends a worker's program and its further programs now; the others learn of it."""
         self._num_ended += 1

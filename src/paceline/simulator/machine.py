@@ -277,6 +277,7 @@ class SimulatedMachine:
     def release(self) -> None:
         """Drops programs and vectors, which refer to each other."""
         self._network.boxes.clear()
+        self.lives.release()
         vars(self).clear()
 
     # Faults
