@@ -19,6 +19,8 @@ from sparse_problems.test_threads import text_like
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "fidelity"))
 from disciplines import OTHER, ComparedLearning, _exchange, _push, resources_for
 
+sys.path.pop()  # it has modules that are called like other benchmarks
+
 
 def learn(model, rows, targets, plan, team, *, discipline, **how):
     begin = model.learn if discipline in DISCIPLINES else lambda *of, **named: ComparedLearning(model, *of, **named)

@@ -14,6 +14,8 @@ from paceline.planner.system_model import SystemModel, system_features
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "fidelity"))
 from experiment_design import ShortRun, candidates, design, prediction_variance
 
+sys.path.pop()  # it has modules that are called like other benchmarks
+
 coefficients = st.floats(0.05, 5.0) | st.just(0.0)
 thetas = st.tuples(coefficients, st.floats(0.05, 5.0), coefficients, coefficients)
 GRID = candidates(16, np.linspace(0.05, 1.0, 20).tolist())

@@ -1,17 +1,15 @@
 """When two placed workers stop making steps: both after the same one, when other programs hardly computed."""
 
-import sys
+import importlib
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import placement_links
-from placement_links import Blocks
-
-sys.path.pop()  # it has modules that are called like folders of tests
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    placement_links = importlib.import_module("placement_links")
 
 STEPS = 2
 
@@ -31,7 +29,7 @@ def test_blocks_of_steps_end_with_the_first_quiet_one_or_the_third(others, kept,
     monkeypatch.setattr(placement_links.time, "perf_counter", lambda: float(next(now_s)))  # a second in each block
     monkeypatch.setattr(placement_links.time, "process_time", lambda: 0.0)
     monkeypatch.setattr(placement_links, "computed_s", lambda: next(computed_s))
-    blocks = [Blocks(tmp_path, worker, STEPS, most=3) for worker in range(2)]
+    blocks = [placement_links.Blocks(tmp_path, worker, STEPS, most=3) for worker in range(2)]
     made = [0, 0]
 
     def work(worker):
