@@ -141,6 +141,39 @@ def test_custom_autograd_functions_that_get_no_gradient_give_none(pins):
     compare(made(Unread), pins, loss_of=lambda out, y: F.cross_entropy(out[0], y))
 
 
+class Added(TwoTowers):
+    """Changes a value in place, and goes on with that value instead of the operation's result."""
+
+    def forward(self, x):
+        a = 2 * self.a(x)
+        a.add_(self.b(x))
+        return self.head(torch.cat([a, a.tanh()], 1))
+
+
+def test_changes_in_place_have_gradients_although_no_operation_reads_their_result():
+    compare(made(Added), {"a": 0, "b": 1, "head": 0})
+
+
+class PartlyTrained(TwoTowers):
+    """A tower that only operations without gradients read, and whose output the loss leaves out."""
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        with torch.no_grad():
+            read = a.tanh()
+        return self.head(torch.cat([read, b], 1)), a
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_hooks_of_parameters_without_a_gradient_are_not_called(head):
+    def clamp(model, step):
+        for one in model.parameters() if step == 0 else ():
+            one.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+    pins = {"a": 0, "b": 1, "head": head}
+    compare(made(PartlyTrained), pins, before_step=clamp, loss_of=lambda out, y: F.cross_entropy(out[0], y))
+
+
 @dataclass
 class Settings:
     beta: float = 1.0

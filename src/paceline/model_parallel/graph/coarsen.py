@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from paceline.errors import UsageError, shown
 from paceline.model_parallel.graph.problem import Group, Problem, TensorInfo
@@ -209,6 +209,7 @@ def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Call
     group_of = {name: at for at, names in enumerate(groups) for name in names}
     readers: dict[str, dict[int, list[str]]] = {}
     local = {one.name: one for one in traced.nodes if one.is_local}
+    with_gradient = {one.name for one in traced.nodes if one.has_gradient}
     for one in traced.nodes:
         for i in one.inputs:
             if one.name in group_of and i in group_of and group_of[i] != group_of[one.name]:
@@ -220,6 +221,7 @@ def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Call
         if one.name in group_of and one.name not in local and (readers.get(one.name) or is_output) and one.is_tensor:
             consumers = tuple(sorted(readers.get(one.name, ())))
             added = tuple(reader.name for reader in traced.nodes if one.name in reader.inputs)
+            from_consumers = not with_gradient.isdisjoint(chain(*readers.get(one.name, {}).values()))
             is_ordered = one.has_gradient and len(added) + is_output > 2 and not one.storages & changed
             found.append(
                 TensorInfo(
@@ -227,7 +229,7 @@ def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Call
                     producer=group_of[one.name],
                     consumers=consumers,
                     num_bytes=wire_bytes(one),
-                    has_gradient=one.has_gradient,
+                    has_gradient=one.has_gradient and from_consumers,
                     is_output=is_output,
                     shape=one.shape,
                     dtype=one.dtype,

@@ -35,6 +35,7 @@ from paceline.model_parallel.graph.gradients import (
     Give,
     InOrder,
     Take,
+    Tokens,
     added_in_another_order,
     pass_none_on,
 )
@@ -340,9 +341,8 @@ class PlacedPart(nn.Module):
 
     def _anchored(self, out: Any, tokens: list[torch.Tensor]) -> Any:
         """The output, connected so that a backward pass from it reaches all sends and receives of this worker."""
-        found = [one for one in tensors_in(out) if one.is_floating_point()]
-        anchored = iter(Anchor.apply(self._exchange, len(found), *found, *tokens))
-        return mapped(out, lambda one: next(anchored) if one.is_floating_point() else one)
+        token = Tokens.apply(self._exchange, *tokens)
+        return mapped(out, lambda one: Anchor.apply(one, token) if one.is_floating_point() else one)
 
 
 def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:

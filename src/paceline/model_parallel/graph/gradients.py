@@ -51,21 +51,32 @@ def pass_none_on(made: Iterable[torch.Tensor], before: Iterable[Any]) -> None:
 
 
 class Anchor(torch.autograd.Function):
-    """Identity on the outputs; its backward pass runs every send and receive of this worker, regardless of the loss."""
+    """Identity on an output of the model, tied to `Tokens`: the backward pass of any output runs that of all tokens.
+
+    Each output has its own, so that operations whose outputs the loss leaves out do not run backwards.
+    """
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.exchange = exchange
-        ctx.needs = [one.requires_grad for one in tensors[:number]]
-        ctx.tokens = len(tensors) - number
-        ctx.set_materialize_grads(False)
-        return tuple(one.view_as(one) for one in tensors[:number])
+    def forward(ctx: Any, output: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], torch.zeros(())
+
+
+class Tokens(torch.autograd.Function):
+    """One token for all; its backward pass runs every send and receive of this worker."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, *tokens: torch.Tensor) -> torch.Tensor:
+        ctx.exchange, ctx.number = exchange, len(tokens)
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
         ctx.exchange.begin_backward()
-        own = [gradient if needs else None for gradient, needs in zip(gradients, ctx.needs, strict=True)]
-        return None, None, *own, *(torch.zeros(()) for _ in range(ctx.tokens))
+        return None, *(torch.zeros(()) for _ in range(ctx.number))
 
 
 class InOrder(torch.autograd.Function):
@@ -89,7 +100,7 @@ class InOrder(torch.autograd.Function):
 
 
 class Take(torch.autograd.Function):
-    """A token for `Anchor`; its backward pass receives the gradient of a tensor that was sent."""
+    """A token; its backward pass receives the gradient of a tensor that was sent."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, exchange: Exchange, transfer: Transfer, tensor: Any, number: int) -> Any:
@@ -103,7 +114,7 @@ class Take(torch.autograd.Function):
 
 
 class Give(torch.autograd.Function):
-    """A received tensor and a token for `Anchor`; the backward pass sends the gradient, or that there is none."""
+    """A received tensor and a token; the backward pass sends the gradient, or that there is none."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, *about: Any) -> Any:

@@ -42,7 +42,7 @@ class TensorInfo:
     producer: int  # index of its group
     consumers: tuple[int, ...]  # indices of the other groups that read it
     num_bytes: int  # on the wire
-    has_gradient: bool = True  # whether it receives a gradient
+    has_gradient: bool = True  # whether it receives a gradient from a consumer
     is_output: bool = False  # of the model: sent to every worker, since every worker's loop computes the loss
     shape: tuple[int, ...] = ()  # for the example
     dtype: str = "float32"  # its name in torch

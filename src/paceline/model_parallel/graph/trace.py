@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,9 +88,9 @@ def trace(model: nn.Module, example: Any) -> Traced:
     identity = digest(graph, run.constants)
     replace_constants(graph, run.constants)
     kept = {node.name for node in graph.nodes}
-    nodes = tuple(one for one in run.nodes if one.name in kept)
     last = next(node for node in graph.nodes if node.op == "output")
     outputs = tuple(dict.fromkeys(one.name for one in last.all_input_nodes))
+    nodes = _with_gradients([one for one in run.nodes if one.name in kept], outputs)
     kinds = {one.name: one for one in nodes}
     for name in outputs:
         if name in kinds and not kinds[name].is_tensor:
@@ -100,6 +100,20 @@ def trace(model: nn.Module, example: Any) -> Traced:
             )
     shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
     return Traced(graph, nodes, outputs, run.constants, shapes, run.values, identity, text)
+
+
+def _with_gradients(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """Only values get a gradient from which others that need one lead to an output, also by changes in place."""
+    need, get = [one for one in reversed(nodes) if one.has_gradient], set[str]()
+    read, storages, before = set(outputs), set[int](), -1
+    while len(get) > before:
+        before = len(get)
+        for one in need:
+            if one.name in read or one.storages & storages:
+                get.add(one.name)
+                read.update(one.inputs)
+                storages |= one.storages
+    return tuple(replace(one, has_gradient=one.name in get) for one in nodes)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -174,7 +188,7 @@ class _Recorder(GraphRunner):
                 shape=tuple(value.shape) if is_tensor else (),
                 dtype=str(value.dtype).removeprefix("torch.") if is_tensor else "",
                 is_tensor=is_tensor,
-                has_gradient=is_tensor and value.requires_grad,
+                has_gradient=any(one.requires_grad for one in tensors_in(value)),
                 is_random=is_random,
                 is_local=is_local,
                 path=_path_of(n),
