@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import paceline as pl
 from paceline.cli.app import app
+from paceline.run.earlier_part import shift_times
 from paceline.run.measured_cluster import recorded_conditions
 from paceline.simulator import Normal
 from run.replay_task import trained, write_task
@@ -92,6 +93,17 @@ def test_replacements_come_as_late_as_they_did():
     assert found.restarts == 1
     assert [one.worker for one in found.faults.script] == [1, 2]
     assert found.cluster.detection_s + found.cluster.restart_s == pytest.approx(2.1, abs=0.05)
+
+
+def test_the_times_of_deaths_count_from_the_resumption():
+    run = timed("hogwild", faults=pl.Faults().kill(worker=2, at_s=0.5))
+    (early,) = recorded_conditions(run).faults.script
+    for rows in run.records.values():
+        shift_times(rows, 100)
+    run.result["resumed"] = {"checkpoint": "checkpoint/9", "events": {}, "version": 9, "versions": {}}
+    (late,) = recorded_conditions(run).faults.script
+    assert (late.worker, late.at_s) == (2, pytest.approx(early.at_s))
+    assert early.at_s == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_run_that_ended_with_its_worker_does_not_go_on_in_the_simulation():

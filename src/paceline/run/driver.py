@@ -20,7 +20,7 @@ from paceline.run.earlier_part import EarlierPart, forget
 from paceline.run.goal_watcher import GoalWatcher
 from paceline.run.loops import Loop
 from paceline.run.recording import Recording
-from paceline.run.replayable import replayability
+from paceline.run.replayable import Resumption, replayability
 from paceline.run.supervisor import Supervisor
 from paceline.system.interrupts import noted
 from paceline.worker.supervised import ended_in_order, survivors
@@ -184,17 +184,16 @@ class Driver:
         return run
 
     def _resumption(self) -> dict[str, Any]:
-        """The checkpoint with which the run was resumed, and how many events each worker had; for replays."""
+        """What the result says of the checkpoint with which a task was resumed; for replays."""
         checkpoint, folder = self._earlier.checkpoint, self._folder
         if checkpoint is None or folder is None or self._loop.task is None:
             return {}
         checkpoint = checkpoint.resolve()
         is_own = self._earlier.is_in(folder)
-        events = {str(worker): len(rows) for worker, rows in self._earlier.run.records.items()}
+        events = {worker: len(rows) for worker, rows in self._earlier.run.records.items()}
         path = checkpoint.relative_to(folder.resolve()) if is_own else checkpoint
-        version, own = checkpoint_contents.versions(checkpoint, checkpoint_files.describe(checkpoint)["workers"])
-        versions = {str(worker): one for worker, one in own.items()}
-        return {"resumed": {"checkpoint": str(path), "events": events, "version": version, "versions": versions}}
+        versions = checkpoint_contents.versions(checkpoint, checkpoint_files.describe(checkpoint)["workers"])
+        return {"resumed": Resumption(str(path), events, *versions).as_json()}
 
     def _save_end(self, records: Mapping[int, np.ndarray]) -> NotWrittenError | None:
         """Writes the last checkpoint of a run that has ended cleanly or lost a worker; returns the error if that fails."""

@@ -73,6 +73,7 @@ def _deaths(run: RunData) -> tuple[Faults, list[float]]:
     """Each worker dies half a step after its last record; how long each replaced one was away."""
     faults, away_s = Faults(), []
     lost: list[int] = run.result.get("workers_lost") or []
+    begun_s = min(float(rows["started_s"][0]) for rows in run.records.values())  # a resumed run's times go on
     for worker, rows in run.records.items():
         last = int(rows["incarnation"].max())
         for incarnation in range(last + (lost.count(worker) > last)):
@@ -80,7 +81,7 @@ def _deaths(run: RunData) -> tuple[Faults, list[float]]:
             if not len(own) or (incarnation < last and not len(later)):
                 raise UsageError(f"Worker {worker} of this run died before its first recorded step: name another run.")
             died_s = float(own["ended_s"][-1] + np.median(own["ended_s"] - own["started_s"]) / 2)
-            faults = faults.kill(worker=worker, at_s=died_s)
+            faults = faults.kill(worker=worker, at_s=died_s - begun_s)
             if incarnation < last:
                 away_s.append(max(0.0, float(later["started_s"][0]) - died_s))
     return faults, away_s

@@ -82,17 +82,14 @@ class RecordedRun:
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         applied = [rows["applied_version"] for rows in run.records.values()]
         self.applied = np.sort(np.concatenate(applied))
-        # Updates of workers' own models, in the order of their records.
-        self._own: list[tuple[float, int, int, int]] = []
-        self.first_update, self.updates = 1, int(self.applied.max())
-        if self.start is not None:
-            self.first_update += self.start.version
+        self._of_own_models: list[tuple[float, int, int, int]] = []  # in the order of their records
+        self.first_update = 1 + (self.start.version if self.start is not None else 0)
+        self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
-            self._own = sorted(chain.from_iterable(_own_updates(worker, rows) for worker, rows in run.records.items()))
-            before = sum(int(np.count_nonzero(rows["applied_version"])) for rows in whole.records.values()) - len(
-                self._own
-            )
-            self.first_update, self.updates = before + 1, before + len(self._own)
+            found = (_updates_of(worker, rows) for worker, rows in whole.records.items())
+            self._of_own_models = sorted(chain.from_iterable(found))
+            self.updates = len(self._of_own_models)
+            self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
@@ -138,12 +135,12 @@ class RecordedRun:
             ReplayMismatchError: a step before it differs from its record.
             UsageError: the run has no such update, or each worker has a model of its own, averaged in rounds.
         """
-        if self.algorithm.gossip and not self._own:
+        if self.algorithm.gossip and not self._of_own_models:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
         if not self.first_update <= version <= self.updates:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
-        if self._own:
-            _, *maker, own_version = self._own[version - self.first_update]
+        if self._of_own_models:
+            _, *maker, own_version = self._of_own_models[version - 1]
             simulation = TaskReplay(self, own_version, ends_there=True, maker=(maker[0], maker[1]))
         else:
             simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
@@ -206,7 +203,7 @@ class RecordedRun:
         return found
 
 
-def _own_updates(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, int]]:
+def _updates_of(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, int]]:
     """When each of a worker's updates was recorded, the worker, its incarnation and the version that the update made."""
     rows = rows[rows["applied_version"] > 0]
     columns = (rows[name].tolist() for name in ("ended_s", "incarnation", "applied_version"))

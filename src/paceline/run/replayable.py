@@ -36,6 +36,12 @@ class Resumption:
     version: int
     versions: dict[int, int]
 
+    def as_json(self) -> dict[str, Any]:
+        by_text = {
+            name: {str(worker): one for worker, one in vars(self)[name].items()} for name in ("events", "versions")
+        }
+        return vars(self) | by_text
+
     @classmethod
     def of(cls, run: RunData) -> Resumption | None:
         """None: the run was not resumed."""

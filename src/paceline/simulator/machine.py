@@ -46,7 +46,8 @@ class SimulatedMachine:
         survivors_continue: whether collectives in shared memory go on without killed workers.
         scheduler: of the programs; None: a new one.
         placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
-        restarts, min_workers: as of `Lives`, if rounds let workers in.
+        restarts: as of `Lives`.
+        min_workers: as of `Lives`, where rounds let workers in.
         update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
 
     Attributes:
