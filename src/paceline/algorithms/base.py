@@ -94,7 +94,7 @@ class Algorithm:
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Whom a step waits for, as `paceline blame` reads the records; None: it cannot.
+        """Whom a step waits for, as `paceline blame` reads the records; None: they do not tell.
 
         The gradients or models of everyone, or of a quorum at the servers; the neighbours' models; the worker that is furthest
         behind; the lock that another holds; or none.
