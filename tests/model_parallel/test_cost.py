@@ -1,5 +1,6 @@
 """What parts of a model take: long operations are measured alone, short ones together, and the time is spread."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -50,14 +51,15 @@ def test_short_operations_are_measured_with_their_neighbours_and_long_ones_alone
 class Replayed:
     """A runner of which each group takes the next of its given times; they are in ms."""
 
-    def __init__(self, **times_ms):
+    def __init__(self, whole_ms=None, **times_ms):
+        self._whole = itertools.repeat(10.0) if whole_ms is None else iter(whole_ms)
         self._left = {name: iter(times) for name, times in times_ms.items()}
 
     def group(self, names):
         return 1e-3 * next(self._left[names[-1]]), 0.0
 
     def whole(self, arguments):
-        return 10e-3, 0.0
+        return 1e-3 * next(self._whole)
 
     def flops(self, names):
         return 0.0
@@ -78,3 +80,16 @@ def test_a_block_that_was_disturbed_is_measured_again_and_its_steadiest_times_co
     assert [one.forward_s for one in found.groups] == pytest.approx([5e-3, 5e-3, 8e-3])
     assert all(not list(left) for left in runner._left.values()), "no block is measured more or less often"
     assert found.step_s == 10e-3
+
+
+def test_a_core_that_becomes_slower_for_a_while_disturbs_no_block(monkeypatch):
+    x = torch.randn(4, 8)
+    traced = trace(model := nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), x)
+    slowness = [1.0, 1.0, 1.4, 1.4, 1.0]
+    whole, first, second = ([50.0, *(ms * by for by in slowness)] for ms in (10.0, 4.0, 6.0))
+    runner = Replayed(whole_ms=whole, _0=first, _1=second)
+    monkeypatch.setattr(cost, "_Runner", lambda model, traced: runner)
+    found = measure(model, traced, [("_0",), ("_1",)], {"input": x}, busy_cores=0)
+    assert [one.forward_s for one in found.groups] == pytest.approx([4e-3, 6e-3])
+    assert found.step_s == pytest.approx(10e-3)
+    assert found.error == pytest.approx(0.0)

@@ -56,32 +56,39 @@ def measure(
     repeats: int = 5,
     busy_cores: int = 1,
 ) -> Measured:
-    """Medians of `repeats` runs after a warm-up, each group between two whole steps, with one thread.
+    """Medians of `repeats` runs after a warm-up, each group with a whole step beside it, with one thread.
 
-    Gradients of ones replace those of the loss. Further cores compute meanwhile, as the other workers will. Groups whose times
-    vary, because other programs computed at the same time, are measured again; of up to four rounds, the steadiest counts.
+    Gradients of ones replace those of the loss. Further cores compute meanwhile, as the other workers will. Each time is
+    divided by that of the whole step beside it, as a core can become slower for some seconds. Groups whose shares still vary,
+    because other programs computed at the same time, are measured again; of up to four rounds, the steadiest counts.
 
     Costs: a copy of the model, and `2 * (repeats + 1)` steps; four times as many on a busy machine.
     """
     twin = copy.deepcopy(model)
     runner = _Runner(twin, traced)
-    runs = [partial(runner.whole, arguments), *(partial(runner.group, names) for names in groups)]
-    times: list[list[tuple[float, float]]] = [[] for _ in runs]
+    runs = [partial(runner.group, names) for names in groups]
+    shares: list[list[tuple[float, float]]] = [[] for _ in runs]
+    steps_s: list[float] = []
     with torch_undisturbed(), torch.enable_grad(), intra_op_threads(1), _busy(busy_cores):
+        runner.whole(arguments)
         for run in runs:
             run()
         flops = [runner.flops(names) for names in groups]
         for _ in range(_MOST_ROUNDS):
-            due = {at for at, one in enumerate(times) if _relative_iqr(one) > _MOST_IQR}
+            due = [at for at, one in enumerate(shares) if _relative_iqr(one) > _MOST_IQR]
             if not due:
                 break
-            again: dict[int, list[tuple[float, float]]] = {at: [] for at in sorted(due | {0})}
+            again: dict[int, list[tuple[float, float]]] = {at: [] for at in due}
             for _ in range(repeats):
+                whole_s = runner.whole(arguments)
+                steps_s.append(whole_s)
                 for at, own in again.items():
-                    own.append(runs[at]())
+                    forward_s, backward_s = runs[at]()
+                    own.append((forward_s / whole_s, backward_s / whole_s))
             for at in due:
-                times[at] = min(times[at], again[at], key=_relative_iqr)
-    (step_s, _), *medians = [tuple(map(statistics.median, zip(*one, strict=True))) for one in times]
+                shares[at] = min(shares[at], again[at], key=_relative_iqr)
+    step_s = statistics.median(steps_s)
+    medians = [[step_s * statistics.median(one) for one in zip(*own, strict=True)] for own in shares]
     sizes = dict((*twin.named_parameters(), *twin.named_buffers()))
     trained = dict(twin.named_parameters())
     result = []
@@ -135,14 +142,14 @@ class _Runner(GraphRunner):
         self._by_name = {node.name: node for node in traced.graph.nodes}
         self._kinds = {one.name: one for one in traced.nodes}
 
-    def whole(self, arguments: dict[str, Any]) -> tuple[float, float]:
-        """Seconds of a step; both passes count as one."""
+    def whole(self, arguments: dict[str, Any]) -> float:
+        """Seconds of a step, both passes."""
         self.module.zero_grad()
         begun_s = time.perf_counter()
         out = self.module(**arguments)  # type: ignore[operator]
         if ends := [one for one in tensors_in(out) if one.requires_grad]:
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
-        return time.perf_counter() - begun_s, 0.0
+        return time.perf_counter() - begun_s
 
     def group(self, names: Sequence[str]) -> tuple[float, float]:
         self.module.zero_grad()
