@@ -52,6 +52,12 @@ class Averages:
         self._kept: dict[State, torch.Tensor] = {}
         self._waiting: list[tuple[State, Program]] = []
 
+    def begin(self, process: tuple[int, int], shared: Any) -> None:
+        """A worker begins with its model; a replacement that copies another's first makes that version only then."""
+        halves = self._halves[process]
+        if not halves or halves[0].own is not None:
+            self.reached(process, shared)
+
     def reached(self, process: tuple[int, int], shared: Any) -> None:
         """A worker's model has a new version."""
         state = State(*process, shared.version)
@@ -103,7 +109,7 @@ class AveragingReplica(RecordedReplica):
     ) -> None:
         process = base["core"].worker_id, base["incarnation"]
         self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
-        self._begin = lambda: averages.reached(process, shared)
+        self._begin = lambda: averages.begin(process, shared)
 
         def on_applied(version: int) -> None:
             averages.reached(process, shared)
