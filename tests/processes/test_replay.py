@@ -144,6 +144,76 @@ def test_a_killed_worker_and_its_replacement_are_repeated(tmp_path, task, algori
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
+IN_ROUNDS = [
+    ("parameter-server(mode=sync)", 0),
+    ("parameter-server(mode=sync)", 1),
+    ("parameter-server(mode=sync(backups=1))", 1),
+    ("parameter-server(mode=sync,shards=2)", 0),
+    ("parameter-server(mode=sync(backups=1),shards=2)", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "restarts"),
+    [
+        *IN_ROUNDS,
+        ("parameter-server(mode=sync,on_death=wait)", 1),
+        ("parameter-server(mode=bounded(clock_bound=0))", 1),
+        ("parameter-server(mode=bounded(clock_bound=2),shards=2)", 1),
+    ],
+)
+def test_a_death_that_servers_notice_is_repeated(tmp_path, task, algorithm, restarts):
+    named = "returning" if restarts else "dying"
+    folder = trained(tmp_path / "run", f"{task}:{named}", algorithm, restarts=restarts)
+    run = pl.RunData.load(folder)
+    assert (len(run.result["workers_lost"]), run.result["restarts"]) == (1, restarts)
+    assert max(rows["incarnation"].max() for rows in run.records.values()) == restarts
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
+@pytest.mark.parametrize(("algorithm", "restarts"), IN_ROUNDS)
+def test_a_killed_workers_gradient_without_a_record_is_repeated(tmp_path, task, algorithm, restarts, monkeypatch):
+    """It dies once the servers have answered, before it has recorded that."""
+    rows = 1 + algorithm.count("shards=2") * 2
+    monkeypatch.setenv("PACELINE_FAIL_POINT", f"ring.unwritten@1#{4 * rows + rows - 1}")
+    folder = trained(tmp_path / "run", f"{task}:steady", algorithm, restarts=restarts)
+    run = pl.RunData.load(folder)
+    recorded = sum(int((rows["applied_version"] > 0).sum()) for rows in run.records.values())
+    assert run.result["workers_lost"] == [1]
+    if "backups" not in algorithm:
+        assert run.result["shards"][0]["held"] == recorded + 1
+    replayed = pl.RecordedRun(folder).replay()
+    assert replayed.checkpoint is not None
+    steps = sum(map(len, run.records.values()))
+    assert replayed.steps == steps + run.result["shards"][0]["held"] - recorded
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [
+        ("locked", "returning"),
+        ("leashed", "returning"),
+        ("parameter-server(mode=async,shards=2)", "returning"),
+        ("parameter-server(mode=sync)", "returning"),
+        ("parameter-server(mode=bounded(clock_bound=1))", "returning"),
+        ("downpour(push=2,fetch=2)", "returning"),
+        ("ad-psgd", "returning"),
+        ("ad-psgd", "dying"),
+    ],
+)
+def test_a_worker_that_was_replaced_after_the_run_was_resumed_is_repeated(tmp_path, task, algorithm, kind):
+    for name in ("killed", "back"):
+        (tmp_path / name).touch()
+    folder = trained(tmp_path / "run", f"{task}:{kind}", algorithm)
+    for name in ("killed", "back"):
+        (tmp_path / name).unlink()
+    config = pl.TrainConfig(task=f"{task}:{kind}", algorithm=algorithm, workers=3, momentum=0.9, epochs=6, restarts=1)
+    result = pl.train(config, resume=folder).result
+    assert (len(result["workers_lost"]), result["restarts"]) == (1, 1)
+    assert result["replayable"], result["replayable_reason"]
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
 def test_others_go_on_after_a_death_that_held_them_up(tmp_path, task):
     folder = trained(tmp_path / "run", f"{task}:dying", "parameter-server(mode=bounded(clock_bound=1))")
     assert len(pl.RunData.load(folder).result["workers_lost"]) == 1

@@ -106,10 +106,6 @@ def test_a_run_in_another_folder_needs_the_first_ones_checkpoint(tmp_path, task)
         pl.RecordedRun(tmp_path / "other")
 
 
-def replace_worker(run):
-    run.result["restarts"] = 1
-
-
 def forget_resumption(run):
     del run.result["resumed"]
 
@@ -131,7 +127,6 @@ def drop(run):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (replace_worker, "it was resumed, and then a worker was replaced"),
         (forget_resumption, "lacks records of steps"),
         (drop, r"lacks records of steps|update \d+ has no record"),
     ],

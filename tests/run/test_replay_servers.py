@@ -88,17 +88,83 @@ def test_a_dead_workers_gradient_without_a_record_is_noticed(tmp_path, task):
         pl.RecordedRun(rewrite(folder, lose_last))
 
 
+IN_ROUNDS = [
+    "parameter-server(mode=sync)",
+    "parameter-server(mode=sync(backups=1))",
+    "parameter-server(mode=sync,shards=2)",
+    "parameter-server(mode=sync(backups=1),shards=3)",
+    "parameter-server(mode=sync(backups=1,quorum=per-shard),shards=2)",
+]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "restarts"),
-    [
-        ("parameter-server(mode=sync(backups=1))", 0),
-        ("parameter-server(mode=bounded(clock_bound=2))", 1),
-        ("adaptive-revision(revision_state=snapshot)", 0),
-    ],
+    "algorithm",
+    [*IN_ROUNDS, "parameter-server(mode=sync,on_death=wait)", "parameter-server(mode=bounded(clock_bound=1))"],
 )
-def test_deaths_that_others_notice_are_refused(tmp_path, task, algorithm, restarts):
-    faults, cluster = pl.Faults().kill(worker=1, step=4), pl.Cluster(workers=3, detection_s=0.01, restart_s=0.01)
-    folder = simulated(tmp_path / "run", task, algorithm, faults=faults, cluster=cluster, restarts=restarts)
+@pytest.mark.parametrize("bandwidth", [3e5, 1e9])
+@pytest.mark.parametrize("steps", [{1: 4}, {0: 3, 2: 6}])
+def test_replacements_are_replayed_where_servers_notice_deaths(tmp_path, task, algorithm, bandwidth, steps):
+    faults, slow = pl.Faults(), ((0, 1.7), (1, 2.9))
+    for worker, step in steps.items():
+        faults = faults.kill(worker=worker, step=step)
+    cluster = pl.Cluster(workers=3, slowness=slow, detection_s=0.01, restart_s=0.01, bandwidth_bytes_per_s=bandwidth)
+    named = {"cluster": cluster, "faults": faults, "momentum": 0.9, "restarts": len(steps)}
+    folder = simulated(tmp_path / "run", task, algorithm, **named)
+    run = pl.RunData.load(folder)
+    assert sum(rows["incarnation"].max() for rows in run.records.values()) == len(steps)
+    assert pl.RecordedRun(folder).replay().steps == sum(map(len, run.records.values()))
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_a_killed_workers_gradient_without_a_record_is_replayed(tmp_path, task, algorithm):
+    """Killed at many instants, a worker dies before its gradient leaves, while it waits, and before it records the answer."""
+    found = set()
+    for killed_s in [0.06 + 0.0137 * place for place in range(6)]:
+        cluster = pl.Cluster(workers=3, slowness=((0, 1.7), (1, 2.9)), detection_s=0.01, bandwidth_bytes_per_s=3e6)
+        faults = pl.Faults().kill(worker=2, at_s=killed_s)
+        folder = simulated(tmp_path / f"{killed_s:g}", task, algorithm, faults=faults, cluster=cluster, momentum=0.9)
+        run = pl.RunData.load(folder)
+        applied = sum(int((rows["applied_version"] > 0).sum()) for rows in run.records.values())
+        missing = run.result["shards"][0]["held"] - applied
+        found.add(missing)
+        assert pl.RecordedRun(folder).replay().steps == sum(map(len, run.records.values())) + missing
+    assert found == {0, 1}
+
+
+def lose_another(run):
+    run.records[0] = run.records[0][:-1]
+    run.result["computed_gradients"] -= 1
+
+
+def forget_count(run):
+    for shard in run.result["shards"]:
+        del shard["held"]
+
+
+@pytest.mark.parametrize("change", [lose_another, forget_count])
+def test_a_step_without_all_its_gradients_is_refused(tmp_path, task, change):
+    faults = pl.Faults().kill(worker=2, step=4)
+    folder = simulated(tmp_path / "run", task, "parameter-server(mode=sync)", faults=faults)
+    with pytest.raises(pl.UsageError, match="gradient of a killed worker is in an update and has no record"):
+        pl.RecordedRun(rewrite(folder, change))
+
+
+def test_a_replacement_that_held_others_up_without_a_record_is_refused(tmp_path, task):
+    def die_again(run):
+        run.result["workers_lost"] += [1]
+
+    faults, cluster = pl.Faults().kill(worker=1, step=4), pl.Cluster(workers=3, detection_s=0.01, restart_s=60.0)
+    algorithm = "parameter-server(mode=bounded(clock_bound=2))"
+    folder = simulated(tmp_path / "run", task, algorithm, faults=faults, cluster=cluster, restarts=1)
+    assert pl.RecordedRun(folder).replay().steps > 20
+    with pytest.raises(pl.UsageError, match="a replacement died before its first record"):
+        pl.RecordedRun(rewrite(folder, die_again))
+
+
+def test_deaths_that_others_notice_are_refused(tmp_path, task):
+    faults, cluster = pl.Faults().kill(worker=1, step=4), pl.Cluster(workers=3, detection_s=0.01)
+    algorithm = "adaptive-revision(revision_state=snapshot)"
+    folder = simulated(tmp_path / "run", task, algorithm, faults=faults, cluster=cluster)
     with pytest.raises(pl.UsageError, match="a worker died, and the records do not have when"):
         pl.RecordedRun(folder)
 

@@ -19,9 +19,9 @@ from paceline.optim.ranges import Ranges, outside
 from paceline.ports.shared import shard_ranges
 from paceline.system.pages import untouched_zeros
 
-COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed")
+COUNTED = ("dropped", "duplicate", "incomplete", "backups", "malformed", "held")
 _CHOSEN = ("last", "fewest", "most")
-_COPY = 16 + 8 * len(COUNTED)
+_COPY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,9 @@ class ServedVector(SegmentPart[ServedPlan]):
     @staticmethod
     def areas(layout: Layout, plan: ServedPlan) -> dict[str, int]:
         at = {"x": layout.vector("served.x", plan.num_parameters, plan.dtype)}
-        # For each shard, on its own line: version, sequence, one word for each of COUNTED, the copy's incarnation + 1.
+        # For each shard, on its own line: version, sequence, the copy's incarnation + 1; on another, a word per COUNTED.
         at["words"] = layout.words("served.words", max(1, plan.num_servers))
+        at["counts"] = layout.words("served.counts", max(1, plan.num_servers))
         # On one line, one word for each of _CHOSEN; 0: nothing is chosen.
         at["chosen"] = layout.words("served.chosen", 1)
         if plan.averaged:
@@ -128,7 +129,7 @@ class ServedVector(SegmentPart[ServedPlan]):
         return number - 1 if number else None
 
     def count(self, what: str, number: int = 1) -> None:
-        fetch_add(self._version + 16 + 8 * COUNTED.index(what), number)
+        fetch_add(self._word("counts", self._shard) + 8 * COUNTED.index(what), number)
 
     def choose(self, number: int) -> None:
         """Records the only server's choice, 1 or more, for its successors."""
@@ -143,9 +144,10 @@ class ServedVector(SegmentPart[ServedPlan]):
         return dict(zip(_CHOSEN, values, strict=True)) if values[0] else None
 
     def counts(self) -> list[dict[str, int]]:
+        words = ((self._word("words", shard), self._word("counts", shard)) for shard in range(len(self.ranges)))
         return [
-            {"version": load(word), **{what: load(word + 16 + 8 * n) for n, what in enumerate(COUNTED)}}
-            for word in (self._word("words", shard) for shard in range(len(self.ranges)))
+            {"version": load(version), **{what: load(first + 8 * n) for n, what in enumerate(COUNTED)}}
+            for version, first in words
         ]
 
     def snapshot(self, out: torch.Tensor, left_out: Ranges = ()) -> int:

@@ -117,7 +117,7 @@ class ServedParameters(WritableParameters, Protocol):
         ...
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts for the result: `dropped` and `duplicate` updates, `incomplete` rounds, `backups`, `malformed` messages."""
+        """Counts `dropped`, `duplicate` or `held` gradients, `incomplete` rounds, `backups`, `malformed` messages."""
         ...
 
     def choose(self, number: int) -> None:

@@ -32,7 +32,7 @@ class Checkpointer:
     Args:
         every_s: at most one in this time; 0: at every epoch. Of workers with parts of one model, at any step.
         resumed: the checkpoint from which the run starts. It stays to the end, since late or replaced workers still read it,
-            and beyond it for tasks that replaced no worker: replays begin there.
+            and beyond it for tasks: replays begin there.
     """
 
     def __init__(self, folder: Path, every_s: float, resumed: Path | None = None) -> None:
@@ -131,7 +131,7 @@ class Checkpointer:
                 return
             supervisor.outcome.notes += [LAST_STEP] if lost and supervisor.outcome.kind else []
             workers = sorted(workers + lost)
-        keeps = supervisor.loop.task is not None and not supervisor.outcome.restarts
+        keeps = supervisor.loop.task is not None
         self._complete(supervisor, number, workers, about(number, workers), self._resumed if keeps else None)
         if number in left_out:
             raise NotWrittenError(left_out[number])

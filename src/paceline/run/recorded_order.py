@@ -17,11 +17,13 @@ from paceline.loop.task_replica import TaskReplica
 from paceline.ports.replica import OnBucket, OnEnd
 from paceline.records.accruals import ACCRUED
 from paceline.records.order import ORDER_DTYPE, OrderWriter
+from paceline.run.unrecorded import UNKNOWN
 from paceline.simulator.program import Program
 from paceline.simulator.replica import SimulatedReplica
 from paceline.simulator.scheduler import Scheduler
 
 _COMPARED: tuple[str, ...] = ("step", "batch", "samples", "read_version", "applied_version", "loss")
+_KNOWN = {"step", "batch", "read_version", "applied_version"}  # of a gradient without a record
 
 
 class ReplayMismatchError(PacelineError):
@@ -214,6 +216,8 @@ class RecordedReplica(SimulatedReplica):
     def _compare(self, row: Any, values: Sequence[float]) -> None:
         recorded: dict[str, Any] = {name: row[name].item() for name in _COMPARED}
         replayed: dict[str, Any] = dict(zip(_COMPARED, values, strict=True))
+        if recorded["samples"] == UNKNOWN:
+            recorded |= {name: replayed[name] for name in _COMPARED if name not in _KNOWN}
         if not all(_equal(recorded[name], replayed[name]) for name in _COMPARED):
             raise _mismatch(self._core.worker_id, recorded, replayed)
 

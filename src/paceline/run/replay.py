@@ -14,11 +14,11 @@ from torch import nn
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.records import checkpoint_contents, checkpoint_files
-from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of, recorded_exchanges
+from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest
-from paceline.run.replayable import Resumption, by_incarnation, obstacle, since_resumed
+from paceline.run.replayable import Resumption, by_incarnation, exchanges_with, obstacle, recorded_part, since_resumed
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay, Update
 from paceline.system.machine import machine, versions
@@ -67,6 +67,7 @@ class RecordedRun:
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
         if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
+        run, _ = recorded_part(whole, registry.build(whole.config["algorithm"]))
         self._result, self.order = run.result, run.order
         self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
@@ -87,6 +88,9 @@ class RecordedRun:
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
             found = (_updates_of(worker, rows) for worker, rows in whole.records.items())
+            for worker, order in run.order.items():  # a last process may have copied a model, and made no step
+                own = self.processes[worker]
+                own += [run.records[worker][:0]] * (1 + int(order["incarnation"].max()) - len(own))
             self._of_own_models = sorted(chain.from_iterable(found))
             self.updates = len(self._of_own_models)
             self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
@@ -160,7 +164,7 @@ class RecordedRun:
         for worker, processes in self.processes.items() if num_shards else ():
             for incarnation, rows in enumerate(processes):
                 order = self.order_of(worker, incarnation)
-                own = recorded_exchanges(order, num_shards) if self.algorithm.needs.order else [exchanges_of(rows)]
+                own = exchanges_with(order, rows, num_shards) if self.algorithm.needs.order else [exchanges_of(rows)]
                 found[worker, incarnation] = own
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, recorded_exchanges
 from paceline.records.run_data import RunData
+from paceline.run.unrecorded import UNKNOWN, with_unrecorded
 
 _UNSUPPORTED = {
     "optimizer state that workers share": lambda config: config.get("optimizer_state") == "shared",
@@ -72,8 +74,8 @@ def obstacle(run: RunData) -> str:
     for what in (one for one, is_there in _UNSUPPORTED.items() if is_there(run.config)):
         return f"replays do not support {what}"
     computed = sum(np.count_nonzero(rows["samples"]) for rows in run.records.values())
-    run = since_resumed(run)
-    why = _missing(algorithm, run)
+    run, why = recorded_part(run, algorithm)
+    why = why or _missing(algorithm, run)
     if not why and computed != run.result.get("computed_gradients"):
         return "it lacks records of steps"
     is_ordered = algorithm.needs.order and run.config["workers"] > 1
@@ -92,6 +94,17 @@ def since_resumed(run: RunData) -> RunData:
     return dataclasses.replace(run, records=records)
 
 
+def recorded_part(run: RunData, algorithm: Algorithm) -> tuple[RunData, str]:
+    """What a replay repeats: the run since it was resumed, with the gradients of killed workers that other records tell of.
+
+    Returns:
+        that, and why it cannot be replayed, as a part of a sentence; "" if nothing says so yet.
+    """
+    run = since_resumed(run)
+    died_in_quorum = algorithm.waits_for == "quorum" and run.result.get("workers_lost") and run.result.get("shards")
+    return with_unrecorded(run) if died_in_quorum else (run, "")
+
+
 def _missing(algorithm: Algorithm, run: RunData) -> str:
     """What the records of one run do not have, although they should."""
     result, records = run.result, run.records
@@ -102,13 +115,12 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
     if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
         return "it lacks records of steps"
-    resumed = Resumption.of(run)
-    if resumed is not None and result["restarts"]:
-        return "it was resumed, and then a worker was replaced"
-    # If each update has one gradient, that of a dead worker without a record leaves a gap in the versions.
-    has_gaps = algorithm.waits_for == "slowest" and not result["restarts"]
-    if algorithm.notices_deaths and not has_gaps and (result["workers_lost"] or result["restarts"]):
+    resumed, waits_for, lost = Resumption.of(run), algorithm.waits_for, Counter(result["workers_lost"])
+    if algorithm.notices_deaths and waits_for not in ("quorum", "slowest") and lost:
         return "a worker died, and the records do not have when the others learnt of it"
+    died = ((records[worker], number) for worker, deaths in lost.items() for number in range(1, deaths))
+    if waits_for == "slowest" and not all((rows["incarnation"] == number).any() for rows, number in died):
+        return "a replacement died before its first record, and so nothing tells for how long the others waited for it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
     missing = _first_missing(applied, resumed.version if resumed is not None else 0, updates)
@@ -141,7 +153,7 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
     for worker, rows in run.records.items():
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         for incarnation, process in enumerate(by_incarnation(rows)):
-            exchanges = recorded_exchanges(order[order["incarnation"] == incarnation], num_shards)
+            exchanges = exchanges_with(order[order["incarnation"] == incarnation], process, num_shards)
             if exchanges is None or (len(process) and not exchanges[0]):
                 return "it lacks records of the order in which servers answered"
             for own, answers in zip(made, exchanges, strict=True):
@@ -153,6 +165,15 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
         if missing := _first_missing(np.array(own, np.int64), after, version):
             return f"update {missing} of shard {shard} has no record, as after a worker was killed"
     return ""
+
+
+def exchanges_with(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
+    """As `recorded_exchanges`, with that of a process's last gradient if it has no record."""
+    exchanges = recorded_exchanges(order, num_shards)
+    if exchanges is not None and len(rows) and rows["samples"][-1] == UNKNOWN:
+        for own in exchanges:
+            own.append(Exchange(None, int(rows["applied_version"][-1])))
+    return exchanges
 
 
 def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:

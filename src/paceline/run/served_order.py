@@ -48,10 +48,20 @@ class ShardOrder:
                 continue
             seen.add(sender)
             if self._waits and _is_goodbye(event):
+                if self._returns(events[place + 1 :], sender, version):
+                    return place
                 goodbye = place if goodbye is None else goodbye
             elif not isinstance(event, Received) or not _is_ordered(event.message) or self._is_next(event, version):
                 return place
         return goodbye if goodbye is not None and self._is_stuck(version) else None
+
+    def _returns(self, later: Sequence[Event], worker: int, version: int) -> bool:
+        """Whether the worker has been replaced, and it is the new process's turn to join."""
+        for one in later:
+            if isinstance(one, Received) and one.sender == worker and one.message.kind == "join":
+                own = self._exchanges.get((worker, one.incarnation))
+                return not own or own[-1].at in (None, version)
+        return False
 
     def _is_next(self, event: Received, version: int) -> bool:
         own = self._exchanges.get((event.sender, event.incarnation))

@@ -269,7 +269,8 @@ class TaskReplay(TaskSimulation):
         self._replicas[worker_id, base["incarnation"]] = replica
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
-            own_model = self.machine.shared.workers[worker_id] if self.algorithm.gossip else None
+            has_own = self.algorithm.gossip and not base["incarnation"]
+            own_model = self.machine.shared.workers[worker_id] if has_own else None
             self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
 

@@ -30,7 +30,7 @@ class SimulatedShard:
         self.average = average
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.version = 0
-        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0}
+        self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0, "held": 0}
         self.chosen: dict[str, int] | None = None
         self.core: Core | None = None  # takes an update's time; None: no charge here
         self.on_update: Callable[[int], None] | None = None  # called with the version of each update

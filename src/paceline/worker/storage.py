@@ -108,7 +108,7 @@ class WorkerStorage:
 
         Args:
             optimizer: to restore.
-            own_model: the vector.
+            own_model: the vector; None: the worker replaces a dead one and keeps its vector, which is newer.
             expect: called first, with the number of parameters that the optimizer's first group had.
             sizes: whether workers keep the optimizer's state for whole parameters.
             makes_same_updates: whether all workers have the same state.
@@ -120,6 +120,7 @@ class WorkerStorage:
             return 0
         if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
             version, self._updates_before, x = found
+        if found is not None and own_model is not None:
             if x.shape != own_model.x.shape:
                 raise UsageError(
                     "The checkpoint was written under another layout: resume with the layout that the run was started "

@@ -40,7 +40,7 @@ def serve(
     arrivals, *, workers=2, admission=None, rule=None, storage=None, x=None, version=0, on_death="shrink", look=None
 ):
     """Runs a shard over what arrives; everybody leaves at the end. Returns its vector and what it sent."""
-    counts = dict.fromkeys(("dropped", "duplicate", "incomplete", "backups", "malformed"), 0)
+    counts = dict.fromkeys(("dropped", "duplicate", "incomplete", "backups", "malformed", "held"), 0)
     shared = SimpleNamespace(x=torch.zeros(3) if x is None else x, version=version, ranges=((0, 3),), counts=counts)
     shared.writing = lambda part: torch.no_grad()
 

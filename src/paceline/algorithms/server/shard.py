@@ -251,6 +251,7 @@ class Shard:
             if self._link is None:  # before its own update, so that all shards update in parallel
                 self._choices.tell(self._mailbox)
             if workers:
+                self._shared.count("held", len(workers))
                 self._apply([self._held.pop(worker) for worker in workers])
             else:
                 self._skip()

@@ -223,7 +223,7 @@ class SupervisedMembership(Membership):
         """As in `Membership`; first calls `expect` with the number of parameters that the first group had."""
         return self._environment.taken + self._storage.load_worker(
             optimizer,
-            self.arena.shared,
+            self.arena.shared if not self.incarnation else None,
             expect,
             sizes=not self._algorithm.splits_update,
             makes_same_updates=self._algorithm.survivors_have_all,
