@@ -8,7 +8,7 @@ import paceline as pl
 from paceline.optim.flat import FlatBinding
 from paceline.run.gossip_order import Averages
 from paceline.tasks.load import load_task
-from run.replay_task import check_noticed, rewrite, simulated, trained, write_task
+from run.replay_task import TASK, check_noticed, rewrite, simulated, trained, write_task
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +159,33 @@ def test_an_update_is_shown_with_its_workers_model(tmp_path, task, monkeypatch, 
         assert all(map(torch.equal, views, gradients))
 
 
-def test_updates_that_are_not_there_and_bisection_are_refused(averaged):
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("sample", [7, 123, 236])
+def test_bisection_finds_the_update_of_one_sample(tmp_path, sample, restarts):
+    """Only that sample has a feature, so a weight changes with it, and at the others by averages: whichever worker has it."""
+    script = tmp_path / "signs.py"
+    script.write_text(TASK.replace("    data =", f"    x[:, 5] = 0\n    x[{sample}, 5] = 1\n    data ="))
+    faults = pl.Faults().kill(worker=1, at_s=0.083)
+    named = {"cluster": cluster(3, detection_s=0.01, restart_s=0.01), "faults": faults, "restarts": restarts}
+    recorded = pl.RecordedRun(simulated(tmp_path / "run", f"{script}:task", "ad-psgd(topology=complete)", **named))
+    before = load_task(f"{script}:task").new_model(recorded.config.seed)[0].weight[:, 5].detach().clone()
+    tried = []
+    found = recorded.first(
+        lambda model: not torch.equal(model[0].weight[:, 5], before), told=lambda number, _: tried.append(number)
+    )
+    (step,) = found.steps
+    assert sample in step["samples"]
+    assert not torch.equal(found.model[0].weight[:, 5], before)
+    assert not any(sample in recorded.at(number).steps[0]["samples"] for number in range(1, found.version))
+    assert len(tried) <= 1 + recorded.updates.bit_length()
+    assert recorded.first(lambda model: False) is None
+
+
+def test_updates_that_are_not_there_are_refused(averaged):
     recorded = pl.RecordedRun(averaged)
     for number in (0, recorded.updates + 1):
         with pytest.raises(pl.UsageError, match=f"has updates 1 to {recorded.updates}, not"):
             recorded.at(number)
-    with pytest.raises(pl.UsageError, match="a model of its own, so there is no single model to bisect"):
-        recorded.first(lambda model: True)
 
 
 def test_rounds_of_workers_with_own_models_have_no_single_updates(tmp_path, task):

@@ -25,7 +25,10 @@ def replay(
     until: Annotated[int | None, typer.Option(help="Stop after this update, and show whose gradients it has.")] = None,
     bisect: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNCTION", help="Find the first update after which FUNCTION(model) is true."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Find the first update after which FUNCTION(model) is true; under ad-psgd, of any worker's model.",
+        ),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="With --until or --bisect: write parameters and gradients, for torch.load.")

@@ -139,17 +139,23 @@ class RecordedRun:
             ReplayMismatchError: a step before it differs from its record.
             UsageError: the run has no such update, or each worker has a model of its own, averaged in rounds.
         """
+        return self._up_to(version).update(version)
+
+    def _up_to(self, version: int) -> TaskReplay:
         if self.algorithm.gossip and not self._of_own_models:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
         if not self.first_update <= version <= self.updates:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
-            _, *maker, own_version = self._of_own_models[version - 1]
-            simulation = TaskReplay(self, own_version, ends_there=True, maker=(maker[0], maker[1]))
+            made = self._of_own_models[self.first_update - 1 : version]
+            newest = {worker: ((worker, incarnation), own_version) for _, worker, incarnation, own_version in made}
+            maker, own_version = newest.pop(made[-1][1])
+            others = dict(newest.values())
+            simulation = TaskReplay(self, own_version, ends_there=True, maker=maker, others=others)
         else:
             simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
         simulation.replay()
-        return simulation.update(version)
+        return simulation
 
     def shard_versions(self, version: int) -> list[int]:
         """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
@@ -178,6 +184,9 @@ class RecordedRun:
     ) -> Update | None:
         """The first update after which `holds(model)` is true, if it stays true; None: it is not after the last one.
 
+        If workers average in pairs, it is the first update after which it is true of any worker's model, each as the worker's
+        last update made it.
+
         Costs: log2 of the number of updates in replays, each up to another update.
 
         Args:
@@ -185,21 +194,17 @@ class RecordedRun:
             told: called with each update that was tried and the answer.
 
         Raises:
-            ReplayMismatchError, UsageError: as for `at`; or each worker has a model of its own.
+            ReplayMismatchError, UsageError: as for `at`.
         """
-        if self.algorithm.gossip:
-            raise UsageError(
-                "Each worker of this run has a model of its own, so there is no single model to bisect: use --until."
-            )
         low, high, found = self.first_update - 1, self.updates + 1, None
         while high - low > 1:
             middle = (low + high) // 2 if found is not None else self.updates
-            update = self.at(middle)
-            answer = bool(holds(update.model))
+            simulation = self._up_to(middle)
+            answer = simulation.any_model(holds)
             if told is not None:
                 told(middle, answer)
             if answer:
-                found, high = update, middle
+                found, high = simulation.update(middle), middle
             elif found is None:
                 return None
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,9 +81,11 @@ class TaskReplay(TaskSimulation):
         shards: their version at each shard, if servers have them.
         ends_there: whether the replay ends with that version.
         maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
+        others: the same of other workers, and the versions of their models to keep.
 
     Attributes:
         kept: these parameters (P,), once the replay has come to them.
+        kept_others: those of the others' models.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class TaskReplay(TaskSimulation):
         *,
         ends_there: bool = False,
         maker: tuple[int, int] | None = None,
+        others: Mapping[tuple[int, int], int] | None = None,
     ) -> None:
         super().__init__(run.config, evaluates=False)
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)
@@ -109,6 +112,7 @@ class TaskReplay(TaskSimulation):
             assert self.model is not None
             run.start.initialise(self.machine.shared, self.binding, self.model)
             self._left = run.start.left()
+        self._others, self.kept_others = dict(others or {}), list[torch.Tensor]()
         self.kept: torch.Tensor | None = None
         self._replicas: dict[tuple[int, int], RecordedReplica] = {}  # by worker and incarnation
         needs, is_alone = self.algorithm.needs, self.config.workers == 1
@@ -166,7 +170,7 @@ class TaskReplay(TaskSimulation):
         with suppress(DeadlockError):  # the messages below say it in the terms of the run
             self.run()
         if self._ends_there:
-            if self.kept is None:
+            if self.kept is None or self._others:
                 raise self._contradiction(f"The replay ended before update {self._version}.")
             return
         compared = sum(one.compared for one in self._replicas.values())
@@ -220,6 +224,16 @@ class TaskReplay(TaskSimulation):
         ]
         return Update(number, self.model, steps)
 
+    def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
+        """Whether it holds for one of the kept models."""
+        assert self.kept is not None
+        assert self.model is not None
+        found = False
+        for x in (*self.kept_others, self.kept):
+            self.binding.bind(x)
+            found = bool(holds(self.model)) or found
+        return found
+
     def _is_maker(self, process: tuple[int, int]) -> bool:
         return self._maker in (None, process)
 
@@ -260,6 +274,7 @@ class TaskReplay(TaskSimulation):
         if self._averages is not None:
             shared = self.machine.shared.workers[worker_id]
             on_own = partial(self._applied, worker_id) if process == self._maker else None
+            on_own = partial(self._applied_other, process) if process in self._others else on_own
             replica = AveragingReplica(*task, averages=self._averages, shared=shared, on_own=on_own, **base)
         elif self._turns is None:
             on_applied = partial(self._applied, worker_id) if not self._orders else None
@@ -317,7 +332,18 @@ class TaskReplay(TaskSimulation):
             (partial(shared.model, worker_id) if is_own else shared.snapshot)(x)
             self._keep(x)
 
+    def _applied_other(self, process: tuple[int, int], version: int) -> None:
+        if version == self._others.get(process):
+            x = self.binding.zeros()
+            self.machine.shared.model(process[0], x)
+            self.kept_others.append(x)
+            del self._others[process]
+            self._end_if_kept()
+
     def _keep(self, x: torch.Tensor) -> None:
         self.kept = x
-        if self._ends_there:
+        self._end_if_kept()
+
+    def _end_if_kept(self) -> None:
+        if self._ends_there and self.kept is not None and not self._others:
             self.scheduler.cut()
