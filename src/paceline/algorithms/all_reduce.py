@@ -116,7 +116,6 @@ class AllReduce(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """A replica per worker, and all-reduce."""
         return Needs("replicated", collectives=True, bucket_bytes=self.bucket_bytes)
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:

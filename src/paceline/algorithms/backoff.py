@@ -31,7 +31,6 @@ class NoBackoff(Backoff):
     """Try again at once."""
 
     def units(self, attempt: int, random: Random) -> float:
-        """Always 0."""
         return 0.0
 
 
@@ -48,7 +47,6 @@ class ConstantBackoff(Backoff):
     jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
-        """`base`, with jitter."""
         return _jittered(self.base, self.jitter, random)
 
 
@@ -61,7 +59,6 @@ class LinearBackoff(Backoff):
     jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
-        """min(base * attempt, cap), with jitter."""
         return _jittered(min(self.base * attempt, self.cap), self.jitter, random)
 
 
@@ -74,7 +71,6 @@ class ExponentialBackoff(Backoff):
     jitter: Annotated[float, SHARE] = 0.5
 
     def units(self, attempt: int, random: Random) -> float:
-        """min(base * 2^(attempt - 1), cap), with jitter."""
         exponent = min(attempt - 1, 63)  # 2^63 update times is beyond every cap; larger exponents only overflow
         return _jittered(min(self.base * 2.0**exponent, self.cap), self.jitter, random)
 

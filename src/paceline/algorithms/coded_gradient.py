@@ -135,11 +135,9 @@ class _CodedGradient:
         self._leave_out(self._replica.missing)
 
     def for_newcomers(self) -> dict[str, Any]:
-        """As of `Part`."""
         return without_memories(self.coded.state())
 
     def enter(self, given: dict[str, Any]) -> None:
-        """As of `Part`."""
         self.coded.load(given)
 
     def _leave_out(self, missing: Ranges) -> None:

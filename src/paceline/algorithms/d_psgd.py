@@ -176,7 +176,6 @@ class _Neighbours:
         return {"giver": self._ports.worker_id, "batches": self.batches}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """As of `Part`."""
         self.batches = given["batches"]
         assert self._ports.views is not None
         self._ports.views.got(given["giver"], self.batches)

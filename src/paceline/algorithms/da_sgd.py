@@ -105,7 +105,6 @@ class DaSGD(Algorithm):
         return progress_of(self.period, delay, self.local_weight) if self.merge == "paper" else 1.0
 
     def rate_factor(self, delay: int) -> float:
-        """The factor on the learning rate."""
         return 1 / self.progress_factor(delay) if self.compensate else 1.0
 
     def unrecorded(self, num_workers: int) -> str:

@@ -29,11 +29,9 @@ class MeasuredDeadline:
 
     @property
     def value_s(self) -> float:
-        """The current deadline, in seconds."""
         return self._value_s
 
     def add(self, wait_s: float) -> None:
-        """Adds one measured wait."""
         self._waits_s.append(wait_s)
         self._num_new += 1
         if len(self._waits_s) < 8 or self._num_new < 8:  # eight at a time: medians cost more than a simulated exchange

@@ -315,7 +315,6 @@ class Averages:
         }
 
     def enter(self, given: dict[str, Any]) -> None:
-        """As of `Part`."""
         self._load(given)
         self._rounds_in, self._rounds_sent = given["rounds_in"], given["rounds_sent"]
         for index, state in enumerate(given["rounds"]):

@@ -148,11 +148,9 @@ class GradientRound:
     # For newcomers
 
     def for_newcomers(self) -> dict[str, Any]:
-        """As of `Part`."""
         return {"agreed": self._agreed, "unit": self.unit, "round": self.round.for_newcomers()}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """As of `Part`."""
         self._agreed, self.unit = given["agreed"], given["unit"]
         self._told = None  # so that it reports in its first round
         self.round.enter(given["round"])

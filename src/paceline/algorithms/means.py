@@ -140,11 +140,9 @@ class _PlainMean:
         """Does nothing: an all-reduce progresses without help."""
 
     def end(self) -> None:
-        """As of `MeanUnderWay`."""
         self._handle.wait()
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
-        """As of `MeanUnderWay`."""
         members = self._handle.wait()
         if self._only_time:
             return self._buffer, None, members
@@ -170,11 +168,9 @@ class _CodedMean:
         self._mean.advance()
 
     def end(self) -> None:
-        """As of `MeanUnderWay`."""
         self._mean.wait()
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
-        """As of `MeanUnderWay`."""
         totals = self._mean.wait()
         heard = Heard.of(totals.numbers, len(totals.members)) if self._buffer.numel() else None
         return self._buffer, heard, totals.members

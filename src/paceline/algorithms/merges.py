@@ -154,7 +154,6 @@ class OuterStep:
         return self._anchors[fragment] - x
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """As of `Rule`."""
         anchor, self._momenta[fragment] = self._outer.step(self._anchors[fragment], mean, self._momenta[fragment])
         self._anchors[fragment] = anchor
         return torch.lerp(anchor, x.to(anchor.dtype), self._local_weight) if self._local_weight else anchor

@@ -156,7 +156,6 @@ class ParameterServer(Served):
         return super().note(num_workers) or (self.mode.note if num_workers > 1 else "")
 
     def delayed(self, delay: Delay) -> ParameterServer:
-        """Makes the servers delay every gradient."""
         if isinstance(self.apply, Delayed):
             raise UsageError("This parameter server already has a delay, apply=delayed(...): leave out one of the two.")
         try:

@@ -61,7 +61,6 @@ class Partners:
         return partners
 
     def choose(self, num_requests: int) -> int | None:
-        """The next partner, or None."""
         partners = self.possible()
         if not partners:
             return None

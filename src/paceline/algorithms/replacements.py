@@ -77,7 +77,6 @@ class Replacements:
         return self._ports.views or cast(ElasticGroup, self._ports.collectives)
 
     def steps(self) -> Iterator[int]:
-        """The replica's steps."""
         try:
             for step in self._replica.steps():
                 num_members = None

@@ -129,9 +129,7 @@ class SharesBySpeed:
     # For newcomers
 
     def for_newcomers(self) -> dict[str, Any]:
-        """As of `Part`."""
         return {"times_s": self._times_s, "members": [*self._members], "meetings": self._num_meetings}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """As of `Part`."""
         self._times_s, self._members, self._num_meetings = given["times_s"], given["members"], given["meetings"]

@@ -83,7 +83,6 @@ class Master:
             self.tell()
 
     def tell(self) -> None:
-        """Reports the training's progress to the user."""
         if self._on_progress is None:
             return
         self._told_s, ledger = time.monotonic(), self.ledger

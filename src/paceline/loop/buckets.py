@@ -157,7 +157,6 @@ class GradientBuckets:
             self._hand_out()
 
     def remove(self) -> None:
-        """Stops watching."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -67,5 +67,4 @@ class HiddenGradients:
         return bool(self._kept)
 
     def forget(self) -> None:
-        """The step is over."""
         self._kept = {}

@@ -186,7 +186,6 @@ class ProgramSide(BaseReplica):
 
     @property
     def step_gradient(self) -> ParameterGradient:
-        """The gradient of the step under way."""
         return self._gradient
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

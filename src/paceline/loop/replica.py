@@ -145,7 +145,6 @@ class AttachedReplica(ProgramSide):
             self._program.resume()
 
     def _begin_without_batch(self, samples: int = 0) -> None:
-        """Begins a step without a batch from `worker.batches`."""
         self._begin(self._now_s(), -1, samples)
 
     # A loop without `worker.batches`: its next step begins when the last one ends.
@@ -278,7 +277,6 @@ class AttachedReplica(ProgramSide):
         self._difference = None
 
     def finish_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has stepped."""
         was_hidden = self._hidden.show(self._optimizers.parameters(optimizer))
         if not self._optimizers.ends(optimizer):
             return

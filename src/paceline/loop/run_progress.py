@@ -91,7 +91,6 @@ class RunProgress:
         self._batch_samples += samples
 
     def hand_out(self, number: int) -> None:
-        """This worker gets a batch of that number."""
         self._own_batches += 1
         if self._sums is None and self._num_workers > 1:
             self._reached = max(self._reached, number + 1)

@@ -258,7 +258,6 @@ class TaskReplica(BaseReplica):
                 after.copy_(before)
 
     def optimizer_settings(self) -> OptimizerSettings:
-        """The optimizer as data."""
         first = self.optimizer.param_groups[0]["params"][0]  # of all stretches, for all of them
         settings = settings_of(self.optimizer, lambda one: (0, self.binding.num_elements) if one is first else None)
         return settings._replace(missing=self.missing)

@@ -93,7 +93,6 @@ class ShardedPart:
             self.along[name] = Axis(axes.get(name), axis.size, axis.index, self.most_bytes)
 
     def agreed(self, number: Callable[[], int]) -> int:
-        """As in `LayoutPart`."""
         axis = self.along[self._group]
         found = torch.tensor(0 if axis.index else number(), dtype=torch.float64)
         axis.start_broadcast(found, 0).wait()

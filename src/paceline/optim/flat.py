@@ -162,7 +162,6 @@ class FlatBinding:
             foreach_copy(self._make_views(x), [p.detach() for p in self.parameters])
 
     def missing_gradients(self) -> Ranges:
-        """The parameters without a gradient."""
         return tuple(own for own, p in zip(self.ranges, self.parameters, strict=True) if p.grad is None)
 
     def weight_gradients(self, weight: float) -> None:

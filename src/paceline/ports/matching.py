@@ -36,7 +36,6 @@ class PendingEvents:
         self._waiting: deque[Event] = deque()
 
     def __len__(self) -> int:
-        """The number of waiting items."""
         return len(self._waiting)
 
     def add(self, event: Event) -> None:

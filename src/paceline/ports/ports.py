@@ -190,13 +190,9 @@ class Mailbox(Protocol):
 class Lock(Protocol):
     """A lock between the programs of one worker."""
 
-    def __enter__(self) -> Any:
-        """Acquires the lock."""
-        ...
+    def __enter__(self) -> Any: ...
 
-    def __exit__(self, *exception: object) -> None:
-        """Releases the lock."""
-        ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class Concurrency(Protocol):
@@ -217,9 +213,7 @@ class Concurrency(Protocol):
         """
         ...
 
-    def lock(self) -> Lock:
-        """A new lock."""
-        ...
+    def lock(self) -> Lock: ...
 
 
 class Joinable(Protocol):

@@ -196,9 +196,7 @@ class Replica(Protocol):
         """The update became `version`; `gradient_version` was the newest when the gradient was ready."""
         ...
 
-    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
-        """The gradient was dropped."""
-        ...
+    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None: ...
 
     @property
     def rounds_begun(self) -> int:

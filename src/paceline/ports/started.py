@@ -89,6 +89,5 @@ class _Started:
         self.members: Sequence[int] = ()
 
     def wait(self) -> Sequence[int]:
-        """As of `Handle`."""
         self._owner.finish(self._number)
         return self.members

@@ -47,7 +47,6 @@ class LockState:
         self._drains: _LockWaiter | None = None  # the writer that has the word and waits for readers
 
     def try_acquire(self, *, write: bool) -> bool:
-        """Takes the lock if it is free."""
         if self.writer or (self.readers and (write or not self.sharing)):
             return False
         if self.sharing and not write:

@@ -66,7 +66,6 @@ class StudyFolder:
                 shutil.rmtree(path)
 
     def write_plan(self, trials: Mapping[str, Trial]) -> None:
-        """Writes the trials of the study, in order."""
         write_json(self.path / "plan.json", [{"hash": name, "factors": one.factors} for name, one in trials.items()])
 
     def plan(self) -> list[dict[str, Any]]:

@@ -134,7 +134,6 @@ class WorkerBatches:
         return -(-whole // self.num_workers) if self.algorithm.lockstep else whole
 
     def epoch(self, loader: Iterable[Any], *, own: bool = False) -> Iterator[Any]:
-        """The next epoch's batches for this worker."""
         if own or not self._membership.deals_batches:
             if self._membership.num_workers == 1:
                 return self._whole(loader, iter(loader))  # drawn now, as the loader's own iterator is

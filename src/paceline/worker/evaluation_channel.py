@@ -111,7 +111,6 @@ class EvaluationChannel:
     # The other side
 
     def tell_process(self, process: int) -> None:
-        """Publishes the evaluator's process."""
         self._store(_PROCESS, process)
 
     def tell_epoch(self, samples: int) -> None:

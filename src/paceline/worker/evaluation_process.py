@@ -46,7 +46,6 @@ class _Forked:
         self._process = process
 
     def join(self) -> None:
-        """Waits until it has ended."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._process, 0)
 

@@ -137,7 +137,6 @@ class SupervisedGatherer:
         self._number = 0
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """As in `Gatherer`."""
         self._number += 1
         self._connection.send(Contribution(self._number, _packed(value)))
         until_s = time.monotonic() + self._deadline_s
@@ -151,7 +150,6 @@ class SupervisedGatherer:
         raise _nobody_came(call, "some workers", self._deadline_s)
 
     def leave(self) -> None:
-        """As in `Gatherer`."""
         with contextlib.suppress(OSError):
             self._connection.send(Left())
 
@@ -204,7 +202,6 @@ class StoreGatherer:
         return values
 
     def leave(self) -> None:
-        """As in `Gatherer`."""
         with contextlib.suppress(RuntimeError):  # the store's holder has already left
             self._store.set(f"left sums/{self._worker_id}", "1")
 
@@ -261,7 +258,6 @@ class NoGatherer:
     """Gathers for a lone worker."""
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """As in `Gatherer`."""
         return [value]
 
     def leave(self) -> None:

@@ -131,7 +131,6 @@ class Calibration:
         ]
 
     def as_json(self, cluster: Cluster, out: Path) -> dict[str, Any]:
-        """The result as plain data."""
         return {
             "file": str(out),
             "task": self.task,

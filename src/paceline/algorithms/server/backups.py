@@ -44,7 +44,6 @@ class BackupController:
         self._round_trips.setdefault(worker_id, deque(maxlen=self._window)).append(round_trip_s)
 
     def left(self, worker_id: int) -> None:
-        """A worker has left."""
         self._round_trips.pop(worker_id, None)
         self._num_workers = max(1, self._num_workers - 1)
         self.backups = min(self.backups, self._most())

@@ -45,7 +45,6 @@ class Requests:
                 self.ends.add(worker_id)
 
     def forget(self, worker_id: int) -> None:
-        """Drops all requests of a worker."""
         self.decided.pop(worker_id, None)
         self.fetches.pop(worker_id, None)
         self.ends.discard(worker_id)

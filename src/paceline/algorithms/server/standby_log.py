@@ -68,7 +68,6 @@ class CopyLink:
         return event is not None and (event.sender if isinstance(event, Received) else event.peer) == self._peer
 
     def hear(self, event: Received | PeerLeft | PeerBack | None) -> None:
-        """Handles an event of the copy."""
         match event:
             case Received(message=Message(kind=kind, number=number)) if (
                 kind != _HAS or not -1 <= number <= self._logged

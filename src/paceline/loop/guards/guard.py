@@ -42,7 +42,6 @@ class Guards:
             self.after_step.append(guard.after_step)
 
     def close(self) -> None:
-        """Switches all off."""
         self.before_step.clear()
         self.after_step.clear()
         while self._guards:

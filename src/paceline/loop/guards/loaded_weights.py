@@ -98,7 +98,6 @@ class Loads(Guard):
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
         return bool(self._loaded)
 
     def forget(self) -> None:

@@ -38,6 +38,5 @@ class NotedGradients:
         return any(num_changes and not is_another for _, is_another, num_changes in self.take())
 
     def remove(self) -> None:
-        """Notes no more."""
         while self._hooks:
             self._hooks.pop().remove()

@@ -53,7 +53,6 @@ class SameInputs:
                 return
 
     def end_step(self) -> None:
-        """The step is over."""
         self._num_steps += 1
         if len(self._told) < WATCHED_STEPS:
             if not self._num_calls:  # nothing is known of it

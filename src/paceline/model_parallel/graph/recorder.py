@@ -69,7 +69,6 @@ class Recorder:
         self._step = self._steps.setdefault(self._number, _Step()) if is_wanted else None
 
     def begin_microbatch(self, microbatch: int) -> None:
-        """A micro-batch's forward pass begins."""
         self._microbatch = microbatch
 
     def ran(self, group: str, begun_s: float, values: Iterable[Any]) -> None:
@@ -90,7 +89,6 @@ class Recorder:
             self._step.messages.append((side, kind, tensor.node, number, *ends, begun_s, self.clock()))
 
     def end_backward(self) -> None:
-        """The backward pass has ended."""
         if self._step is not None:
             self._step.end_s = self.clock()
         self._step = None

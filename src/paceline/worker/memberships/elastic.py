@@ -161,7 +161,6 @@ class ElasticMembership(Membership):
         return BatchShare(self._claims, is_late=True)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        """As in `Membership`."""
         if self._collectives is None or self._has_entered:
             return {}
         given = self._newcomers.enter(epoch)
@@ -181,7 +180,6 @@ class ElasticMembership(Membership):
         return False
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
-        """As in `Membership`."""
         self.snapshot(out)
         if self._run.leaves:
             return FinalMean(out, float("nan"), 1)  # the others go on without this one
@@ -223,7 +221,6 @@ class ElasticMembership(Membership):
         return FinalMean(out, float(distance), len(collectives.members))
 
     def write_end(self, model: nn.Module, mean: FinalMean | None) -> None:
-        """As in `Membership`."""
         if mean is not None:
             if self._folder is not None:  # every worker has the same model
                 self._write_end(self._folder, model)

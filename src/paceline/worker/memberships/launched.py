@@ -169,13 +169,11 @@ class LaunchedMembership(Membership):
         return memory
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        """As in `Membership`."""
         algorithm = self._algorithm
         whole, alike = not algorithm.splits_update, algorithm.survivors_have_all
         return self._storage.load_worker(optimizer, self.ports.shared, sizes=whole, makes_same_updates=alike)
 
     def batches(self) -> BatchShare:
-        """As in `Membership`."""
         share = BatchShare(self._run.claims(), self._left)
         return share if self.part is None else share._replace(agreed=self.part.agreed)
 
@@ -246,7 +244,6 @@ class LaunchedMembership(Membership):
         return not self._algorithm.gossip and self.ports.shared.version > self._first_version
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
-        """As in `Membership`."""
         self.snapshot(out)
         mean = None
         if self.ports.num_servers:
@@ -273,7 +270,6 @@ class LaunchedMembership(Membership):
             write_state(folder, self.worker_id, 0, "ended", **figures)
 
     def close(self, *, failed: bool) -> None:
-        """As in `Membership`."""
         self._sigterm.end()
         self._memory.close()
         self._run.close(failed=failed)

@@ -153,7 +153,6 @@ class WorkerMemory:
         }
 
     def replica(self, optimizer: torch.optim.Optimizer) -> AttachedReplica:
-        """The replica of a user's loop."""
         alone, lockstep = self.ports.num_workers == 1, self.algorithm.lockstep
         kind = DeviceReplica if self.copies is not None and self.algorithm.needs.kind in _ON_HOST else AttachedReplica
         return kind(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())

@@ -230,7 +230,6 @@ class SupervisedMembership(Membership):
         )
 
     def batches(self) -> BatchShare:
-        """As in `Membership`."""
         first = self.arena.load("next_batch")
         left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
         survivors = self.arena.group if self._algorithm.loses_steps else None
@@ -239,7 +238,6 @@ class SupervisedMembership(Membership):
         return share if self.part is None else share._replace(agreed=self.part.agreed)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        """As in `Membership`."""
         arena = self.arena
         if not self.incarnation or arena.newcomers is None:
             return {}
@@ -279,7 +277,6 @@ class SupervisedMembership(Membership):
         leads: bool,
         step: int = 0,
     ) -> None:
-        """As in `Membership`."""
         if epoch is not None:
             self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             if self.worker_id == 0:
