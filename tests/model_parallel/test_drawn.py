@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from model_parallel.drawn import WIDTH, Drawn, operations
+from model_parallel.drawn import WIDTH, Drawn, Operation, operations
 from model_parallel.in_memory import compare
 from model_parallel.models import BATCH
 from paceline.model_parallel.graph.coarsen import blocks_of
@@ -47,7 +47,8 @@ def anneal(model, step):
 
 def close(share, one, other):
     """Equal but for sums in another order; bfloat16 casts a layer that is called twice once in the model, twice in parts."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=share, atol=share * float(other.abs().max()))
+    largest = max(0.01, float(other.abs().max()))  # a bias before batch norm has what rounding leaves of a gradient
+    return one.shape == other.shape and torch.allclose(one, other, rtol=share, atol=share * largest)
 
 
 DRAWN = (
@@ -68,6 +69,13 @@ def test_three_steps_are_those_of_the_model(operations, heads, device_of):
 @given(*DRAWN)
 def test_three_steps_of_a_thousand_models(operations, heads, device_of):
     check(operations, heads, device_of)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding():
+    """The first layer's bias, before batch norm, whose results are read on two workers."""
+    drawn = [("factor", 0, 0), ("add", 2, 0), ("norm", 2, 2), ("add", 2, 0), ("factor", 1, 3), ("add", 2, 0)]
+    operations = tuple(Operation(kind, (read, read), layer) for kind, read, layer in drawn)
+    check(operations, [0, 0, 1], [0, 0, 1, 0, 2, 2, 2])
 
 
 def check(operations, heads, device_of):

@@ -61,6 +61,24 @@ def test_models_whose_results_would_change_are_refused(kind, says):
         pl.place(kind(), torch.randn(BATCH, 8), repeats=1, force=True, objective="throughput", microbatches=3)
 
 
+class Attended(TwoTowers):
+    """The keys' bias moves no output, so its gradient is what rounding leaves of zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = nn.Linear(8, 8)
+
+    def forward(self, x):
+        tokens = x.view(-1, 2, 4).repeat(1, 1, 2)
+        attended = F.scaled_dot_product_attention(tokens, self.keys(tokens), tokens)
+        return super().forward(attended.mean(1))
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_refuses_no_micro_batches():
+    plan = pl.place(Attended(), torch.randn(BATCH, 8), repeats=1, force=True, objective="throughput", microbatches=3)
+    assert plan.problem.microbatches == 3
+
+
 def test_dropout_and_a_mean_in_the_model_are_the_same():
     class Mean(TwoTowers):
         def forward(self, x):

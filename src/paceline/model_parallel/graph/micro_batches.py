@@ -75,7 +75,8 @@ def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any]
                 cut = tuple(at in can and at not in left_out for at in range(len(found)))
                 with suppress(Exception):  # user code may raise anything on shapes that do not fit
                     outs = [twin(**micro_batch(arguments, cut, m, number)) for m in range(number)]
-                    if are_close(whole, _results(twin, joined(outs)), rounding(traced)):
+                    (out, gradients), share = _results(twin, joined(outs)), rounding(traced)
+                    if are_close(whole[0], out, share) and gradients_are_close(whole[1], gradients, share):
                         return cut
     raise UsageError(
         f"{type(model).__name__} computes a different result from a batch than from its micro-batches, as batch norm and "
@@ -100,10 +101,20 @@ def rounding(traced: Traced) -> float:
     return 3e-2 if types & {"bfloat16", "float16"} else 1e-4 if "float32" in types else 1e-9
 
 
-def are_close(one: Any, other: Any, rounding: float) -> bool:
-    """Whether tensors are equal up to a share of their largest value."""
+def are_close(one: Any, other: Any, rounding: float, *, least: float = 0.0) -> bool:
+    """Whether tensors are equal up to a share of their largest value, and at least up to `least`."""
     pairs = zip(tensors_in(one), tensors_in(other), strict=True)
-    return all(a.shape == b.shape and _is_close(_double(a), _double(b), rounding) for a, b in pairs)
+    return all(a.shape == b.shape and _is_close(_double(a), _double(b), rounding, least) for a, b in pairs)
+
+
+def gradients_are_close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], rounding: float) -> bool:
+    """As `are_close`, for all gradients of a model.
+
+    That of a bias before batch norm, or of attention's keys, is what rounding leaves of zero, and differs between orders of
+    sums. So all may differ by `rounding` times a hundredth of the largest gradient.
+    """
+    largest = max((_largest(_double(g)) for g in one), default=0.0)
+    return are_close(one, other, rounding, least=rounding * largest / 100)
 
 
 def _double(value: torch.Tensor) -> torch.Tensor:
@@ -111,14 +122,17 @@ def _double(value: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(value) if value.is_complex() else value).double()
 
 
-def _results(model: nn.Module, out: Any) -> list[Any]:
+def _results(model: nn.Module, out: Any) -> tuple[Any, Sequence[torch.Tensor]]:
     """Outputs, and gradients of their weighted sum."""
     loss, trained = weighted_sum(out), [one for one in model.parameters() if one.requires_grad]
     if loss is None or not trained:
-        return [out]
-    return [out, torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)]
+        return out, []
+    return out, torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 
-def _is_close(a: torch.Tensor, b: torch.Tensor, rounding: float) -> bool:
-    largest = a.nan_to_num().abs().max().item() if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=rounding * largest, equal_nan=True)
+def _is_close(a: torch.Tensor, b: torch.Tensor, rounding: float, least: float) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=max(rounding * _largest(a), least), equal_nan=True)
+
+
+def _largest(value: torch.Tensor) -> float:
+    return value.nan_to_num().abs().max().item() if value.numel() else 0.0
