@@ -214,6 +214,13 @@ def test_a_worker_that_was_replaced_after_the_run_was_resumed_is_repeated(tmp_pa
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
+@pytest.mark.parametrize("calls", [5, 6, 9])
+def test_what_a_killed_worker_fetched_after_its_last_push_is_left_out(tmp_path, task, calls):
+    task.write_text(TASK.replace("CALLS = 12", f"CALLS = {calls}"))
+    folder = trained(tmp_path / "run", f"{task}:dying", "downpour(push=3,fetch=2,shards=2)")
+    assert pl.RecordedRun(folder).replay().checkpoint is not None
+
+
 def test_others_go_on_after_a_death_that_held_them_up(tmp_path, task):
     folder = trained(tmp_path / "run", f"{task}:dying", "parameter-server(mode=bounded(clock_bound=1))")
     assert len(pl.RunData.load(folder).result["workers_lost"]) == 1

@@ -168,7 +168,12 @@ def _missing_answers(num_shards: int, run: RunData) -> str:
 
 
 def exchanges_with(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
-    """As `recorded_exchanges`, with that of a process's last gradient if it has no record."""
+    """As `recorded_exchanges`, with that of a process's last gradient if it has no record.
+
+    Leaves out requests for parameters after the last gradient: a killed worker made them in steps that have no records.
+    """
+    pushes = np.flatnonzero(order["of"][::num_shards])
+    order = order[: num_shards * (1 + int(pushes.max(initial=0)))]
     exchanges = recorded_exchanges(order, num_shards)
     if exchanges is not None and len(rows) and rows["samples"][-1] == UNKNOWN:
         for own in exchanges:
