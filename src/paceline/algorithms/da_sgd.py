@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from paceline.algorithms.base import Algorithm, Slow
-from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
 from paceline.algorithms.merges import (
     MeanOfModels,
     Merge,
@@ -20,14 +19,14 @@ from paceline.compression.registry import check_carrier, codec_registry
 from paceline.errors import UsageError
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.ports.shared import ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
 _DEFAULT_WEIGHT = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class DaSGD(Algorithm):
+class DaSGD(AveragedModels):
     """DaSGD: every H steps an average of the models starts; it is merged `delay` steps later, in lockstep, without blocking.
 
     With `merge=paper` a merge keeps `local_weight` of a worker's progress during the delay and drops the rest, so that
@@ -71,9 +70,6 @@ class DaSGD(Algorithm):
     compensate: bool = True
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
-    lockstep: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_carrier(self.codec, "all-to-all", "da-sgd", codec_registry.spec(self.codec))
@@ -88,17 +84,6 @@ class DaSGD(Algorithm):
             )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
-
-    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
-        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
-
-    @property
-    def survivors_continue(self) -> bool:
-        return True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs("replicated", collectives=True, own_models=True)
 
     def progress_factor(self, delay: int) -> float:
         """The share of the local steps that a merge keeps."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from paceline.algorithms.base import Algorithm, Slow
-from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
 from paceline.algorithms.merges import OuterStep, progress_of, refuse_no_progress, slow_progress
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
@@ -14,12 +13,12 @@ from paceline.errors import UsageError
 from paceline.optim.outer import Nesterov, Outer
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.ports.shared import ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Algorithm):
+class DiLoCo(AveragedModels):
     """DiLoCo: H local steps, then an outer optimizer steps with the mean of all workers' changes, in lockstep.
 
     With `fragments` and `delay` it is Streaming DiLoCo: fragments of the parameters are sent one after the other, and a
@@ -61,9 +60,6 @@ class DiLoCo(Algorithm):
     local_weight: Annotated[float, DECAY] = 0.0
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
-    lockstep: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_carrier(self.codec, "all-to-all", "diloco", codec_registry.spec(self.codec))
@@ -81,20 +77,9 @@ class DiLoCo(Algorithm):
                     "less, fewer fragments or a longer period."
                 )
 
-    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
-        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
-
     @property
     def _most_delay(self) -> int:
         return (self.period - 1) // self.fragments
-
-    @property
-    def survivors_continue(self) -> bool:
-        return True
-
-    @property
-    def needs(self) -> Needs:
-        return Needs("replicated", collectives=True, own_models=True)
 
     def progress_factor(self, delay: int) -> float:
         return progress_of(self.period, delay, self.local_weight)

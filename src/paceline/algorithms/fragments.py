@@ -13,10 +13,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 
+from paceline.algorithms.base import Algorithm, Slow
 from paceline.algorithms.chosen_delay import ChosenDelay
 from paceline.algorithms.cuts import cut, layouts
 from paceline.algorithms.gradient_round import GradientRound
@@ -30,9 +31,31 @@ from paceline.errors import AlgorithmWarning, NoGradient, RunStopped
 from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import ReplicatedParameters
+from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.specs.bounds import COUNT
 from paceline.system.saved_state import check_fits, fits, unfit
 from paceline.system.torch_internals import tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedModels(Algorithm):
+    """What the three methods have in common; `period`: H, steps between two averages."""
+
+    period: Annotated[int, COUNT]
+
+    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
+    lockstep: ClassVar[bool] = True
+
+    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
+        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
+
+    @property
+    def survivors_continue(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs("replicated", collectives=True, own_models=True)
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from paceline.algorithms.base import Algorithm, Closures, Slow
-from paceline.algorithms.fragments import Averages, Schedule, train
+from paceline.algorithms.base import Closures
+from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
 from paceline.algorithms.merges import MeanOfModels, rule_of_models
 from paceline.compression.codec import Codec, NoCodec
 from paceline.compression.registry import check_carrier, codec_registry
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
-from paceline.ports.shared import Needs, ReplicatedParameters
+from paceline.ports.shared import ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD(Algorithm):
+class LocalSGD(AveragedModels):
     """Local SGD: each worker takes H steps on its own model, then all average their models, in lockstep.
 
     If a worker dies on one machine, its steps since the last mean are lost, and the others train on its batches. A
@@ -45,15 +45,9 @@ class LocalSGD(Algorithm):
     warmup_steps: Annotated[int, COUNT_FROM_0] = 0
     codec: Codec = field(default_factory=NoCodec)
 
-    tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
-    lockstep: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_carrier(self.codec, "all-to-all", "local-sgd", codec_registry.spec(self.codec))
-
-    def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
-        return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
 
     @property
     def clips_before_the_mean(self) -> bool:
@@ -63,15 +57,6 @@ class LocalSGD(Algorithm):
     def closures(self, num_workers: int) -> Closures:
         """A warm-up averages one gradient per step."""
         return "once" if self.warmup_steps and num_workers > 1 else super().closures(num_workers)
-
-    @property
-    def survivors_continue(self) -> bool:
-        return True
-
-    @property
-    def needs(self) -> Needs:
-        """A replica per worker, and all-reduce."""
-        return Needs("replicated", collectives=True, own_models=True)
 
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """Every `period` steps each model becomes the mean of all."""
