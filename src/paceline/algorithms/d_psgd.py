@@ -145,8 +145,6 @@ class _Neighbours:
     """Sends a worker's model to its neighbours, and receives theirs. A `Part` of the program.
 
     Args:
-        replica: the worker's.
-        ports: of its program.
         deadline_s: how long to wait for one neighbour.
         replacements: of dead workers.
 

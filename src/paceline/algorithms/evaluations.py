@@ -21,8 +21,6 @@ class Evaluations:
     Costs: per evaluation, what a gradient of the method costs, and two small all-reduces.
 
     Args:
-        ports: of this worker's program.
-        round: of the program.
         average: averages the replica's gradient over all workers, unless `backward` has done so.
     """
 

@@ -68,7 +68,6 @@ class Exchanges:
     """Requests, answers and the two halves of every average of one worker.
 
     Args:
-        ports: this worker's.
         lock: held while a program reads or writes `ports.shared.x`.
         deadline: how long to wait for an answer; it learns from every answer, including late ones.
 

@@ -95,8 +95,6 @@ class Averages:
     """The fragments, and their flights.
 
     Args:
-        replica: this worker's.
-        ports: this worker's.
         schedule: when each fragment departs.
         make_rule: makes the method's rule, given a function that returns the fragments that all workers have in common.
         most_delay: the longest delay that "auto" may choose.

@@ -36,8 +36,6 @@ class GradientRound:
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
     Args:
-        replica: this worker's.
-        ports: of its program.
         by_speed: whether batch sizes are proportional to worker speed.
 
     Attributes:

@@ -44,10 +44,7 @@ class Ending:
     """The ending of one worker's averaging.
 
     Args:
-        partners: of this worker.
-        exchanges: of this worker.
         deadline: how long to wait for an invited request.
-        ports: of this worker.
         requests: whether it begins exchanges; otherwise it invites others to.
         orderly: whether it averages once more; not after an exception.
     """

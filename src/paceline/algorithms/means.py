@@ -56,7 +56,6 @@ class Means:
     """Starts the means of a method's fragments.
 
     Args:
-        ports: this worker's.
         codec: compresses the vectors.
         layouts: of the fragments; none if only time is simulated.
         keeps: whether a mean under way may have to be started again, from a checkpoint or as newcomers come.
@@ -122,7 +121,6 @@ class _PlainMean:
     Args:
         collectives: adds up the vectors.
         vector: (n,), which is copied.
-        header: this worker's.
         is_flat: whether the header's numbers replace the first elements; otherwise they precede these.
     """
 

@@ -135,7 +135,6 @@ class OuterStep:
     Costs: the outer parameters, and their momentum if there is one, equal on every worker.
 
     Args:
-        outer: the optimizer.
         local_weight: alpha, of the worker's own parameters in the merge.
         anchors: by fragment, the outer parameters (n,) at its last merge, from which changes are counted.
     """

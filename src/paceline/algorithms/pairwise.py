@@ -53,7 +53,6 @@ class PairwiseAveraging:
     Args:
         topology: which workers may average with each other.
         peers: draw partners at `random`, or take turns (`rotate`).
-        ports: this worker's.
         lock: held while a program reads or writes `ports.shared.x`.
         deadline: how long to wait for a partner; None: measured from the start.
     """

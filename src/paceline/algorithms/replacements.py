@@ -48,10 +48,6 @@ class Replacements:
 
     Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
 
-    Args:
-        replica: this worker's.
-        ports: of its program.
-
     Attributes:
         parts: of the program, in the same order on all workers.
         accepted: the newcomers that this worker, if it is the first, has accepted; worker id: incarnation.

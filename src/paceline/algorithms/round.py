@@ -42,8 +42,6 @@ class Round:
     Costs: an exchange of reports is an all-reduce of six numbers per worker.
 
     Args:
-        replica: this worker's.
-        ports: of its program.
         replacements: whom the first worker accepts.
 
     Attributes:

@@ -39,8 +39,6 @@ class TableMean:
     for each row of the table, whichever is less; and an all-reduce of the union's rows. It starts when backward has ended.
 
     Args:
-        replica: this worker's.
-        ports: of its program.
         gradient: the round.
         end: ends the mean, given what all have said and a function that returns the mean as one vector (P,).
     """

@@ -35,7 +35,6 @@ class BaseReplica:
     """The base of all replicas: flat vectors, times, and the record of the step.
 
     Args:
-        binding: the model's parameters.
         recorder: takes one record per step; None: no records.
         waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
         staleness: counts of all workers, updated at every update; None: not counted.

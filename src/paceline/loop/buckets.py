@@ -74,7 +74,6 @@ class GradientBuckets:
     that every worker hands them out in the same order, independent of its backward pass.
 
     Args:
-        binding: the parameters.
         g: the flat vector (P,); its padding is zero. None: gradients stay in the parameters, and there are no buckets.
         on_gradient: a method, called with a parameter's index when backward has added to its gradient.
         bucket_bytes: as for `bucket_ranges`.

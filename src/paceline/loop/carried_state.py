@@ -21,7 +21,6 @@ class CarriedState:
     Schedulers that follow the run catch up by themselves, from the newcomer's own learning rates.
 
     Args:
-        optimizer: the loop's.
         on_progress: what is called before and after every step.
     """
 

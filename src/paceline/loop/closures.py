@@ -58,9 +58,6 @@ class StepHooks:
       difference.
     - *Once*: a second evaluation raises an error, and so does one after the optimizer has moved the parameters.
 
-    Args:
-        replica: the worker's.
-
     Attributes:
         evaluates: one of these.
         guards: called before a step, once its gradient is computed, and after it.
@@ -141,10 +138,8 @@ class _Closure:
     """What an optimizer gets in place of the loop's closure, for one step.
 
     Args:
-        replica: the worker's.
         hooks: that made it.
         optimizer: evaluates it.
-        closure: the loop's.
     """
 
     def __init__(

@@ -83,7 +83,6 @@ class LookedUpTables:
 
     Args:
         parameters: by table, in ascending order.
-        binding: the model's parameters.
 
     Attributes:
         tables: empty once they are whole.

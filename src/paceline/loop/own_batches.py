@@ -53,8 +53,6 @@ class OwnBatches(DealtBatches):
     Costs about 2 us per call of a module and, from the first step without a batch on, 5 us per parameter in a pass.
 
     Args:
-        model: the loop's.
-        parameters: the trained ones.
         on_call: called before a call that begins a step, or a pass; its exceptions propagate.
         inputs: inspects the inputs of those calls; None: they are not inspected.
     """

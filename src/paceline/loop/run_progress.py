@@ -22,8 +22,6 @@ class RunProgress:
     Gradients that were dropped count as well: a loop alone would have applied them.
 
     Args:
-        worker_id: this worker.
-        num_workers: of the run.
         lockstep: whether they go through rounds together.
         table: (workers, 2) in memory that all share: steps and samples; None: they share none.
         before: steps and samples of the run's earlier part.

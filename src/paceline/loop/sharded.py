@@ -65,8 +65,6 @@ class OwnedPieces:
     `make_whole` gives it the parameters' shapes at the end.
 
     Args:
-        binding: the parameters.
-        optimizer: the user's.
         pieces: what this worker owns.
 
     Raises:

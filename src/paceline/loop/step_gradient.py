@@ -19,9 +19,6 @@ from paceline.optim.rows import Rows
 class ParameterGradient:
     """A gradient that stays in the parameters; a program that reads it gets a copy as one vector.
 
-    Args:
-        binding: the parameters.
-
     Attributes:
         takes_rows: whether the program takes sparse gradients as rows.
         rows: of the gradient that the program has read, whose elements are then all that it has; None: it has all elements.
@@ -133,7 +130,6 @@ class BucketedGradient(ParameterGradient):
     """A gradient that is handed out in buckets during backward; the parameters then hold the result.
 
     Args:
-        binding: the parameters.
         bucket_bytes: least size of a bucket.
         backward: the replica.
         pending: gradients that other workers complete; None: there are none.

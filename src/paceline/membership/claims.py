@@ -21,9 +21,7 @@ class JoinedClaims(EpochClaims):
     batches are lost; around a later death, workers may also skip a few batches that each left to another.
 
     Args:
-        join_point: the join point.
         mailbox: knows which workers can be reached.
-        worker_id: this worker.
         num_workers: N.
         notes: gets a sentence when the join point is gone.
 

@@ -85,14 +85,12 @@ class JoinedRun:
 
     Args:
         invitation: where to go, and how long to wait for the others.
-        algorithm: how the workers agree.
         model_words: the model's size and shapes, which all must agree on.
         plan: likewise, a placed model's plan, as text that differs from other plans'.
         place: the only one that this worker takes; None: the first free one.
 
     Attributes:
         silence_s: how long a worker that cannot be reached is waited for in rounds; `deadline_s`, but 40 s at most.
-        spec: of the algorithm.
         worker_id: its place in the run.
         num_workers: places in all.
         min_workers: if fewer than this many workers are left, they wait for replacements.

@@ -34,7 +34,6 @@ class WorkerEnvironment:
         num_workers: as the run was started.
         incarnation: 0 for the worker's first process, one more after each restart.
         algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
-        seed: the run's.
         min_workers: if fewer than this many workers are left, they wait for replacements.
         own_data: whether each worker's loaders have samples of their own, so that their batches are not shared out.
     """

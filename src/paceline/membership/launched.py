@@ -56,7 +56,6 @@ class LaunchedRun:
         environment: this worker, and the deadline.
         hello: what all must agree on, as text: the algorithm, and the model's shapes.
         gpu: the unique name of this worker's GPU, if collectives run on it, over NCCL.
-        random_states: of this worker's generators.
         state: all tensors of the model, which become worker 0's.
 
     Attributes:

@@ -38,8 +38,6 @@ class Peers:
 
     Args:
         store: where the mailboxes of this run find each other; it holds nothing else.
-        worker_id: this worker.
-        num_workers: of the run.
         counts: messages and bytes are added there.
         stopped: whether the run is being stopped.
         incarnation: how many processes this worker has had before.

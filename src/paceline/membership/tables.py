@@ -43,8 +43,6 @@ class StoredTables:
 
     Args:
         store: with `set`, `get` and `check`.
-        worker_id: this worker.
-        num_workers: of the run.
     """
 
     def __init__(self, store: Any, worker_id: int, num_workers: int) -> None:

@@ -26,7 +26,6 @@ class Steps:
     """Steps of all workers, one entry each, by worker and time.
 
     Args:
-        rows: the records.
         worker: who made each step.
         begun_s: when the step before ended, if the same process made it.
         arrived_s: when the worker began to wait.

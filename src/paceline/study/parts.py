@@ -20,8 +20,6 @@ class Range:
     """Numbers to draw from, both ends included; whole ones if both ends are.
 
     Args:
-        low: the smallest.
-        high: the largest.
         log: whether their logarithms are drawn uniformly, so that 0.001 to 0.01 is as likely as 0.01 to 0.1.
     """
 

@@ -56,7 +56,6 @@ class StudyEnd:
     """The state of a study after it has run.
 
     Args:
-        folder: the study's.
         ran: trials run now.
         found: trials that had been run before.
         left_out: hashes of trials in the folder that no longer belong to the study; they are kept, but not in the table.

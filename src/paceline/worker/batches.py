@@ -42,8 +42,6 @@ class WorkerBatches:
     """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
 
     Args:
-        membership: the worker's.
-        algorithm: how the workers agree.
         replica: the worker's; each batch begins one of its steps.
         optimizer: the user's, whose state is saved.
         taken: batches that this worker took before (a resumed run, or an earlier incarnation).

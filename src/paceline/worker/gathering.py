@@ -79,11 +79,7 @@ class Gatherer(Protocol):
 
 
 class Gathering:
-    """The supervisor's side: answers once all running workers have sent their parts.
-
-    Args:
-        workers: of the run.
-    """
+    """The supervisor's side: answers once all running workers have sent their parts."""
 
     def __init__(self, workers: Iterable[WorkerState]) -> None:
         self._workers = workers
@@ -158,9 +154,6 @@ class StoreGatherer:
     """Gathers through the store of workers that another launcher started.
 
     Args:
-        store: of the run.
-        worker_id: this worker.
-        num_workers: of the run.
         deadline_s: how long to wait for the others.
         on_wait: called during each wait; an error that it raises ends the wait.
     """
@@ -213,9 +206,6 @@ class CollectiveGatherer:
     """Gathers by sums over all living workers: each adds the bytes of its value where the others have zeros.
 
     Args:
-        collectives: of the run.
-        worker_id: this worker.
-        num_workers: of the run.
         stopped: whether this worker has been told to end; the others then go on without it.
         waits: whether it is a newcomer that the others have not let in yet.
     """

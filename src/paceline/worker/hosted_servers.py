@@ -25,7 +25,6 @@ class HostedServers:
         algorithm: that needs the servers.
         arena: this worker's; its vector is the run's.
         store: where the members of the run meet.
-        seed: of the run.
         host: address of this machine by which the workers reach it; None: they are on this machine.
         key: the run's key file, or its contents; needed with `host`.
     """

@@ -103,7 +103,6 @@ class _Samples:
     optimizer's last parameter, and at all parameters only after a batch in which that one has not changed.
 
     Args:
-        model: the loop's.
         optimizers: those that train it.
         undo: gets functions that remove the hooks.
     """

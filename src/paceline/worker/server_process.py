@@ -35,7 +35,6 @@ class Restored:
     """A server has taken a dead one's place.
 
     Args:
-        shard_id: the shard.
         first_lost: version of the first lost update.
         last_lost: version of the last lost update; below `first_lost` if none is lost.
     """
@@ -159,7 +158,6 @@ class ServerStorage:
 
     Args:
         server: this one, among those of all parts of the model.
-        arena: the run's memory.
         snapshots: folder; None: none are kept.
         every_s: at most one snapshot in this time.
         folder: the run's `checkpoint` folder, or None.

@@ -31,7 +31,6 @@ class WorkerStorage:
     """Implements `Storage` for a worker: writes only when its membership saves a checkpoint.
 
     Args:
-        worker_id: this worker.
         resume: the checkpoint from which the run resumes, or None.
         folder: of the run's checkpoints, or None.
         tell: reports what cannot be written; training continues.

@@ -20,7 +20,6 @@ class Batches:
     it. Other attributes, such as `dataset`, are the loader's.
 
     Args:
-        loader: the user's.
         shared: hands out its batches.
         on_epoch: called as an epoch begins.
         own: whether the loader's data belong to this worker alone.

@@ -69,7 +69,6 @@ class Answers:
 
     Args:
         ports: the server's, whose shared vector is sent.
-        shard_id: its shard.
         announced: the rows that workers look up.
     """
 

@@ -21,10 +21,6 @@ class Places(Guard):
     `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the original
     buffer gets the new value and its place back, because shared memory, checkpoints and evaluations refer to it.
 
-    Args:
-        model: the loop's.
-        parameters: the trained ones.
-
     Attributes:
         buffers: the original ones.
     """
@@ -80,9 +76,6 @@ class Loads(Guard):
     """Values that `load_state_dict` has put into a model's parameters and buffers since the last step.
 
     Keeps copies, as other workers may overwrite the same memory right after a load.
-
-    Args:
-        model: the loop's.
 
     Attributes:
         before: called before each module loads.

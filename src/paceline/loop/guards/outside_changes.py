@@ -61,7 +61,6 @@ class OutsideChanges:
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
 
     Args:
-        binding: the parameters.
         loads: what is loaded into them.
         spec: the algorithm, for messages.
         fate: what becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.

@@ -25,8 +25,6 @@ class SameInputs:
 
     Args:
         board: where the workers exchange digests.
-        worker_id: this worker.
-        num_workers: of the run.
     """
 
     def __init__(self, board: Board, worker_id: int, num_workers: int) -> None:

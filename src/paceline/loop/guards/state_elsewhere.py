@@ -19,10 +19,6 @@ class StateElsewhere(Guard):
 
     After the `with`, the optimizer still lacks the servers' state until the loop loads a saved one. Loading inside the
     `with` is refused, since it would not reach the servers.
-
-    Args:
-        optimizers: the loop's.
-        algorithm: how the workers agree.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], algorithm: Algorithm) -> None:

@@ -21,7 +21,6 @@ class UnfollowedSchedules(Guard):
 
     Args:
         optimizer: whose schedulers to find.
-        num_workers: of the run.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, num_workers: int) -> None:

@@ -64,7 +64,6 @@ class PlacedPart(nn.Module):
     the output. Each worker sees, and trains, only the parameters of its operations.
 
     Args:
-        plan: the placement.
         model: the whole model, built in the same way on every worker.
         worker: whose part; None: this worker's.
 

@@ -52,11 +52,7 @@ class ElasticMembership(Membership):
     A worker that joins late begins with a neighbour's model or, in rounds, with what the others have when they let it in.
 
     Args:
-        run: the joined run.
         folder: for its records and model; None: nothing is written.
-        model: the loop's.
-        algorithm: how the workers agree.
-        random_states: of the generators.
 
     Raises:
         WorkerLostError: the others did not arrive within the deadline.

@@ -43,10 +43,6 @@ class LaunchedMembership(Membership):
     if each part of a divided model has servers, of the first worker with that part.
 
     Args:
-        environment: this worker's.
-        model: the loop's.
-        algorithm: how the workers agree.
-        random_states: of the generators.
         layout: how the model is divided among workers; None: it is not.
         plan: a placed model's, as text that differs from other plans'.
 

@@ -37,10 +37,7 @@ class Membership(Protocol):
 
     Attributes:
         worker_id: 0 to num_workers - 1.
-        num_workers: of the run.
         incarnation: how many processes of this worker have taken part before this one.
-        seed: of the run.
-        ports: for the worker's program.
         binding: the model's parameters as one vector.
         tables: what the workers tell each other besides their gradients.
         gatherer: brings values of all workers together.

@@ -36,19 +36,13 @@ class WorkerMemory:
     """The memory in which a worker trains: the run's, or its own.
 
     Args:
-        binding: the model's parameters.
         buffers: the model's dense buffers, by name.
-        algorithm: how the workers agree.
-        arena: the memory.
-        seed: of the run.
-        incarnation: of the worker.
         storage: of the program; None: it saves nothing.
         recorder: takes the records; None: they are not kept.
         slow: how many times as long gradients take.
         copies: to and from the GPU that the model is on; None: it is on the CPU.
 
     Attributes:
-        ports: for the worker's program.
         peers: the other workers, once connected.
         mates: those with the other parts of this replica, if they exchange messages.
     """

@@ -47,9 +47,7 @@ class SupervisedMembership(Membership):
     every worker keeps its own, and worker 0's are the run's.
 
     Args:
-        environment: this worker's.
         model: its trainable parameters become views of the shared vector.
-        algorithm: how the workers agree.
         random_states: of the generators; not compared between threads, which share them.
         evaluate: the loop's; worker 0 starts the evaluator that calls it, if the launcher wants evaluations.
         shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
@@ -57,7 +55,6 @@ class SupervisedMembership(Membership):
         layout: how the model is divided among workers; None: it is not.
 
     Attributes:
-        arena: the run's memory.
         part: of the model, under a layout.
 
     Raises:
