@@ -38,11 +38,9 @@ class MeanUnderWay(Protocol):
 
     def advance(self) -> None:
         """Does the work that is due half-way; either all workers call it at the same step, or none does."""
-        ...
 
     def end(self) -> None:
         """Waits for its end and discards the result."""
-        ...
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         """The mean (n,), of half types in float32, what all workers say, and the workers whose vectors it contains.

@@ -52,7 +52,6 @@ class Rule(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores `state`."""
-        ...
 
 
 class MeanOfModels:

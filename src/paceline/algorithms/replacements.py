@@ -35,7 +35,6 @@ class Part(Protocol):
 
     def enter(self, given: dict[str, Any]) -> None:
         """Goes on as the part of the worker that has `given` this."""
-        ...
 
 
 class Replacements:

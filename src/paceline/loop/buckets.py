@@ -37,7 +37,6 @@ class PendingGradients(Protocol):
 
     def finish(self) -> None:
         """Completes all gradients that the present backward pass has added to; complete ones stay unchanged."""
-        ...
 
 
 def bucket_bytes_for(num_workers: int, least_bytes: int = BUCKET_BYTES) -> int:

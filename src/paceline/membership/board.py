@@ -17,7 +17,6 @@ class Board(Protocol):
 
     def put(self, numbers: Sequence[int]) -> None:
         """Writes this worker's row."""
-        ...
 
     def rows(self) -> list[list[int]] | None:
         """All rows by worker; None as long as one is missing, or if the store is gone."""

@@ -29,8 +29,6 @@ class Lookups(Protocol):
             hold_whole: called once if the loop uses a table in another way, after all other rows have been fetched: from then
                 on the program brings whole tables.
         """
-        ...
 
     def outdate(self, x: torch.Tensor, *, is_whole: bool = False) -> None:
         """Forgets the rows that a vector (P,) has, as there may be newer ones; `is_whole`: all rows have been written."""
-        ...

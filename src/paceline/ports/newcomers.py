@@ -64,12 +64,9 @@ class Newcomers(Protocol):
 
     def refuse(self, newcomers: Mapping[int, int], why: Refusal) -> None:
         """Tells accepted newcomers that they cannot come in after all."""
-        ...
 
     def let_in(self, newcomers: Mapping[int, int], giver: int) -> None:
         """Notes who comes in, and which worker gives them the state; all workers call it."""
-        ...
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         """Gives newcomers that are let in what all workers have; only the first worker does."""
-        ...

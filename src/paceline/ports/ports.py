@@ -32,7 +32,6 @@ class Clock(Protocol):
 
     def sleep_s(self, duration_s: float) -> None:
         """Waits; precise even for microseconds (back-off is counted in update times)."""
-        ...
 
 
 NUM_NUMBERS = 4  # that travel with a mean, and are added up
@@ -166,7 +165,6 @@ class Mailbox(Protocol):
         Raises:
             PeerLostError: `to` has left, or does not accept the message within the transport's deadline.
         """
-        ...
 
     def receive(
         self,
@@ -225,7 +223,6 @@ class Joinable(Protocol):
 
     def join(self) -> None:
         """Waits for its end; raises what it raised."""
-        ...
 
 
 class Storage(Protocol):
@@ -240,11 +237,9 @@ class Storage(Protocol):
 
         The state consists of plain containers, numbers and tensors; the tensors must not change afterwards.
         """
-        ...
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """Writes this server's part of checkpoint `number`; None: the run's last. Calls `state` only if the run has any."""
-        ...
 
 
 @dataclass(slots=True)

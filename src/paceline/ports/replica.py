@@ -83,7 +83,6 @@ class Replica(Protocol):
 
     def take_rows(self) -> None:
         """The program takes sparse gradients as they are; else they raise an error, or are made dense."""
-        ...
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -92,11 +91,9 @@ class Replica(Protocol):
 
     def take_tables(self) -> None:
         """As `take_rows`, and `rows` tells of all `tables`: a table that it leaves out has a dense gradient."""
-        ...
 
     def put(self, rows: Rows, g: torch.Tensor) -> None:
         """After `take_tables`: the gradient becomes `g` (count,), of these rows."""
-        ...
 
     @property
     def samples(self) -> int:
@@ -126,7 +123,6 @@ class Replica(Protocol):
     @missing.setter
     def missing(self, agreed: Ranges) -> None:
         """Sets the parameters that `apply` leaves out."""
-        ...
 
     @property
     def update_time_s(self) -> float:
@@ -168,7 +164,6 @@ class Replica(Protocol):
 
         After `take_tables`, `finish` comes alone; it reads `g` and `rows`, and calls `put`.
         """
-        ...
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), its learning rate multiplied by `scale`.
@@ -176,7 +171,6 @@ class Replica(Protocol):
         With `of` (P,), `to` becomes `of` after the step; its earlier content does not matter. The gradient is multiplied by
         `weight`, so that momentum keeps each gradient's own factor. See `Algorithm.weighting`.
         """
-        ...
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
         """Lets the optimizer take its one step on some elements only: `to` (S,), whose gradient is `g` (S,).
@@ -186,7 +180,6 @@ class Replica(Protocol):
         Raises:
             UsageError: the optimizer is not element-wise.
         """
-        ...
 
     def update_since(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """`after - before` (P,), stored in the gradient's memory, which the optimizer has used by now."""
@@ -194,7 +187,6 @@ class Replica(Protocol):
 
     def applied(self, version: int, gradient_version: int, failed_publishes: int = 0) -> None:
         """The update became `version`; `gradient_version` was the newest when the gradient was ready."""
-        ...
 
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None: ...
 
@@ -208,16 +200,12 @@ class Replica(Protocol):
 
         None: of all rounds so far.
         """
-        ...
 
     def absent(self, version: int) -> None:
         """This worker made no step: it had no batch in the round that made `version`, and has its own model; or nobody had."""
-        ...
 
     def accrued(self) -> None:
         """The gradient is kept for a later update: the next `applied` or `dropped` includes it."""
-        ...
 
     def settled(self, version: int) -> None:
         """After the last step: the accrued gradients became `version`; -1: they were dropped."""
-        ...

@@ -74,7 +74,6 @@ class SlotParameters(SharedParameters, Protocol):
 
     def leave(self) -> None:
         """Ends the protection of what `latest` returned."""
-        ...
 
     def claim(self) -> View:
         """An unpublished slot without readers, for this worker to write."""
@@ -89,7 +88,6 @@ class SlotParameters(SharedParameters, Protocol):
 
     def discard(self, new: View) -> None:
         """Gives a claimed slot back unpublished."""
-        ...
 
 
 class ReplicatedParameters(WritableParameters, Protocol):
@@ -101,7 +99,6 @@ class ReplicatedParameters(WritableParameters, Protocol):
 
     def go_on_with(self, members: Sequence[int]) -> None:
         """Notes that only these workers take part in updates after the present version: the others have died."""
-        ...
 
 
 class ServedParameters(WritableParameters, Protocol):
@@ -118,19 +115,15 @@ class ServedParameters(WritableParameters, Protocol):
 
     def count(self, what: str, number: int = 1) -> None:
         """Counts `dropped`, `duplicate` or `held` gradients, `incomplete` rounds, `backups`, `malformed` messages."""
-        ...
 
     def choose(self, number: int) -> None:
         """Records for the result the number of gradients, or the threshold, that `auto` has chosen last."""
-        ...
 
     def restore(self, x: torch.Tensor, version: int | None = None) -> None:
         """Sets this server's shard to `x` (n,), even if it was torn, and to this version; None: keeps the version."""
-        ...
 
     def name_copy(self, incarnation: int | None) -> None:
         """Records which process of the shard's second copy has every answered update; None: no process does."""
-        ...
 
 
 class AveragedParameters(WritableParameters, Protocol):
@@ -145,7 +138,6 @@ class StalenessCounts(Protocol):
 
     def add(self, staleness: int) -> None:
         """Counts one update of this staleness (the last bin takes all above it)."""
-        ...
 
     def share_below(self, staleness: int) -> float:
         """Share of the updates so far whose staleness was smaller, 0 to 1."""

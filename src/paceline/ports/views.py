@@ -60,11 +60,9 @@ class Views(ElasticGroup, Protocol):
 
     def sent(self, batches: int) -> None:
         """Notes that the models sent so far contain this worker's steps of the first `batches` rounds of batches."""
-        ...
 
     def got(self, worker: int, batches: int) -> None:
         """Notes that this worker, a newcomer, begins with a model that contains another one's steps, counted as by `sent`."""
-        ...
 
     def has_died(self, worker: int) -> bool:
         """Whether a worker that cannot be reached has died; waits a while for the news."""
@@ -76,7 +74,6 @@ class Views(ElasticGroup, Protocol):
         Only the first member does so, after it has sent its models. Has no effect while others that were announced have not
         come.
         """
-        ...
 
     def coming(self, round: int) -> Mapping[int, int]:
         """The newcomers that all members let in before this round, or as soon as they can after that.

@@ -75,7 +75,6 @@ class Recorder(Protocol):
 
     def append(self, *fields: float) -> None:
         """Writes one record."""
-        ...
 
 
 class PackedRecords:

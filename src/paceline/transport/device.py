@@ -32,7 +32,6 @@ class Copy(Protocol):
 
     def precede(self) -> None:
         """Makes later work on this thread's current stream wait for the copy; returns at once."""
-        ...
 
 
 class DeviceCopies(Protocol):

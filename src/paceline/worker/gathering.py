@@ -75,7 +75,6 @@ class Gatherer(Protocol):
 
     def leave(self) -> None:
         """Says that this worker gathers no more."""
-        ...
 
 
 class Gathering:

@@ -20,7 +20,6 @@ class MemoryTraffic(Protocol):
 
     def move(self, num_bytes: float) -> None:
         """Waits while `num_bytes` are moved."""
-        ...
 
 
 @dataclass(eq=False)

@@ -197,4 +197,3 @@ class Membership(Protocol):
 
     def close(self, *, failed: bool) -> None:
         """Leaves the run, and gives the model its own memory again."""
-        ...
