@@ -18,9 +18,10 @@ from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest
+from paceline.run.repetition import Update
 from paceline.run.replayable import Resumption, by_incarnation, exchanges_with, obstacle, recorded_part, since_resumed
 from paceline.run.resumed_start import ResumedStart
-from paceline.run.task_replay import TaskReplay, Update
+from paceline.run.task_replay import TaskReplay
 from paceline.system.machine import machine, versions
 
 

@@ -1,0 +1,294 @@
+"""One repetition of a recorded run, of a task or of a loop of one's own: its workers' programs, in the recorded order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.algorithms import Algorithm
+from paceline.errors import UsageError
+from paceline.optim.flat import FlatBinding
+from paceline.ports.ports import Ports
+from paceline.records import checkpoint_contents
+from paceline.records.order import Exchange
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.run.config import TrainConfig
+from paceline.run.gossip_order import Averages, Silence
+from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, Turns
+from paceline.run.resumed_start import ResumedStart
+from paceline.run.served_order import OrderedMailbox, ShardOrder
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.mailbox import SimulatedMailbox
+from paceline.simulator.program import DeadlockError
+from paceline.simulator.scheduler import Scheduler
+
+_SHARED = ("locked", "slots")  # kinds of parameters that each step reads and updates in the memory of all workers
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a replayed run: the model after it, and the steps whose gradients it applied.
+
+    Attributes:
+        version: of the parameters after it.
+        model: with these parameters; its buffers are those of the worker that computed last.
+        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64), `read_version`,
+            `staleness`, `loss` and `gradient`, the flat vector (P,).
+    """
+
+    version: int
+    model: nn.Module = field(repr=False)
+    steps: list[dict[str, Any]]
+
+
+class Recorded(Protocol):
+    """What a replay reads of a run; `RecordedRun` has it."""
+
+    folder: Path
+    config: TrainConfig  # of a loop of one's own: what it has of it
+    algorithm: Algorithm
+    inputs: dict[str, Any]
+    start: ResumedStart | None  # None: it was not resumed
+    processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
+    applied: np.ndarray  # the versions that all steps made
+    is_cut: bool  # whether the run ended before its loops did
+
+    def order_of(self, worker: int, incarnation: int) -> np.ndarray: ...
+
+    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]: ...
+
+
+class Repetition:
+    """The part of a replay that tasks and loops of one's own have in common; comes before the class of a simulation.
+
+    Args:
+        run: what to repeat.
+        version: of the parameters to keep; None: none are.
+        shards: their version at each shard, if servers have them.
+        ends_there: whether the replay ends with that version.
+        maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
+        others: the same of other workers, and the versions of their models to keep.
+
+    Attributes:
+        kept: these parameters (P,), once the replay has come to them.
+        kept_others: those of the others' models.
+    """
+
+    algorithm: Any
+    binding: FlatBinding
+    machine: Any
+    model: Any
+    scheduler: Scheduler
+
+    def __init__(
+        self,
+        run: Recorded,
+        version: int | None,
+        shards: Sequence[int] = (),
+        *,
+        ends_there: bool = False,
+        maker: tuple[int, int] | None = None,
+        others: Mapping[tuple[int, int], int] | None = None,
+    ) -> None:
+        self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
+        self._others, self.kept_others = dict(others or {}), list[torch.Tensor]()
+        self.kept: torch.Tensor | None = None
+        self._replicas: dict[tuple[int, int], Any] = {}  # by worker and incarnation
+        self._turns: Turns | None = None
+        self._orders: list[ShardOrder] = []  # of servers
+        self._averages: Averages | None = None  # in pairs
+        self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
+        self._kept_parts: torch.Tensor | None = None
+
+    def samples_of(self, batch: int) -> torch.Tensor | None:
+        """Indices of a batch's samples in the training set; None: a loop of one's own knows them."""
+        raise NotImplementedError
+
+    @property
+    def num_compared(self) -> int:
+        """Steps that were equal so far."""
+        return sum(one.compared for one in self._replicas.values())
+
+    def run_programs(self) -> None:
+        """Runs the programs of all workers."""
+        raise NotImplementedError
+
+    def order_programs(self, machine: SimulatedMachine) -> None:
+        """Prescribes the recorded order; call it before any program runs."""
+        run, needs = self._run, self.algorithm.needs
+        machine.further_ports = self._further_ports
+        if run.config.workers == 1:
+            return
+        if needs.kind in _SHARED:
+            self._turns = Turns(self.scheduler, self._updated)
+            for rows in chain.from_iterable(run.processes.values()):
+                self._turns.expect(rows, retries=needs.kind == "slots")
+            self._turns.begin()
+        elif needs.kind == "served":
+            exchanges = run.exchanges()
+            for number, shard in enumerate(machine.shared.shards):
+                own = {process: shards[number] for process, shards in exchanges.items()}
+                self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
+                shard.on_update = partial(self._shard_updated, number)
+            machine.new_mailbox = self._mailbox
+        elif needs.order:
+            orders = {(one, n): run.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
+            self._averages = Averages(self.scheduler, orders)
+
+    def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
+        """The ports of a worker's program: recorded averages need no messages."""
+        if self._averages is None:
+            return ports
+        return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
+
+    def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
+        """Of a worker, or of a server, which comes after the workers."""
+        process = worker_id, incarnation
+        checks = self._orders and self.algorithm.needs.order
+        return {"decided": OrderCheck(process, self._run.order_of(*process))} if checks else {}
+
+    def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
+        shard = worker_id - self._run.config.workers
+        if not 0 <= shard < len(self._orders):
+            return SimulatedMailbox(*args, worker_id=worker_id, **named)
+        about = {"order": self._orders[shard], "shard": self.machine.shared.shards[shard]}
+        return OrderedMailbox(*args, worker_id=worker_id, **about, **named)
+
+    def replay(self) -> None:
+        """Runs all workers.
+
+        Raises:
+            ReplayMismatchError: a step differs from its record.
+        """
+        with suppress(DeadlockError):  # the messages below say it in the terms of the run
+            self.run_programs()
+        if self._ends_there:
+            if self.kept is None or self._others:
+                raise self._contradiction(f"The replay ended before update {self._version}.")
+            return
+        compared = self.num_compared
+        if compared < len(self._run.applied):
+            raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
+
+    def _contradiction(self, why: str) -> UsageError:
+        return UsageError(f"{self._run.folder} cannot be replayed: its records contradict each other. {why}")
+
+    def compare_with(self, checkpoint: Path) -> bool:
+        """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
+        if self.algorithm.gossip:
+            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in self._run.processes}
+            now = self.machine.shared.workers
+            there = {worker: one for worker, one in saved.items() if one is not None}
+            if any(one[0] != now[worker].version for worker, one in there.items()):
+                return False
+            pairs = [(worker, now[worker].x, one[2]) for worker, one in there.items()]
+            version = checkpoint_contents.load_parameters(checkpoint).version
+        else:
+            parameters = checkpoint_contents.load_parameters(checkpoint)
+            if self.kept is None:
+                return False
+            pairs, version = [(None, self.kept, parameters.x)], parameters.version
+        for worker, mine, theirs in pairs:
+            if mine.shape != theirs.shape:
+                why = f"the model has {len(mine)} parameters, and {checkpoint} has {len(theirs)}"
+            elif count := int((~torch.isclose(mine, theirs, rtol=0, atol=0, equal_nan=True)).sum()):
+                most = float((mine - theirs).abs().nan_to_num(torch.inf, torch.inf).max())
+                own = f" of worker {worker}" if worker is not None else ""
+                why = (
+                    f"{count} of {len(theirs)} parameters{own} differ from those of {checkpoint}, by at most {most:.3g}"
+                )
+            else:
+                continue
+            raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
+        return True
+
+    def update(self, number: int) -> Update:
+        """The kept update, under its number in the run."""
+        assert self.kept is not None
+        assert self.model is not None
+        assert self._version is not None
+        self.binding.bind(self.kept)
+        steps = [
+            self._step(worker, row)
+            for worker, processes in self._run.processes.items()
+            for incarnation, rows in enumerate(processes)
+            for row in rows[rows["applied_version"] == self._version]
+            if self._is_maker((worker, incarnation))
+        ]
+        return Update(number, self.model, steps)
+
+    def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
+        """Whether it holds for one of the kept models."""
+        assert self.kept is not None
+        found = False
+        for x in (*self.kept_others, self.kept):
+            self.binding.bind(x)
+            found = bool(holds(self.model)) or found
+        return found
+
+    def _is_maker(self, process: tuple[int, int]) -> bool:
+        return self._maker in (None, process)
+
+    def _step(self, worker: int, row: np.void) -> dict[str, Any]:
+        return {
+            "worker": worker,
+            **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
+            "staleness": int(row["applied_version"] - row["read_version"]) - 1,
+            "samples": self.samples_of(int(row["batch"])),
+            "gradient": self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])],
+        }
+
+    def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
+        processes = self._run.processes.get(worker_id, [])
+        return processes[incarnation] if incarnation < len(processes) else np.empty(0, RECORD_DTYPE)
+
+    def _shard_updated(self, number: int, version: int) -> None:
+        if self._to_keep.get(number) != version:
+            return
+        shared, part = self.machine.shared, slice(*self.machine.shared.ranges[number])
+        if self._kept_parts is None:
+            self._kept_parts = self.binding.zeros()
+        self._kept_parts[part] = shared.x[part]
+        del self._to_keep[number]
+        if not self._to_keep:
+            self._keep(self._kept_parts)
+
+    def _updated(self, version: int) -> None:
+        if version == self._version:
+            x = self.binding.zeros()
+            self.machine.shared.snapshot(x)
+            self._keep(x)
+
+    def _applied(self, worker_id: int, version: int) -> None:
+        if version == self._version and self.kept is None:
+            shared = self.machine.shared
+            is_own = self.algorithm.needs.kind == "replicated"  # others may not have made this update yet
+            x = self.binding.zeros()
+            (partial(shared.model, worker_id) if is_own else shared.snapshot)(x)
+            self._keep(x)
+
+    def _applied_other(self, process: tuple[int, int], version: int) -> None:
+        if version == self._others.get(process):
+            x = self.binding.zeros()
+            self.machine.shared.model(process[0], x)
+            self.kept_others.append(x)
+            del self._others[process]
+            self._end_if_kept()
+
+    def _keep(self, x: torch.Tensor) -> None:
+        self.kept = x
+        self._end_if_kept()
+
+    def _end_if_kept(self) -> None:
+        if self._ends_there and self.kept is not None and not self._others:
+            self.scheduler.cut()
