@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
     from paceline.run.launch import launch
-    from paceline.run.replay import RecordedRun
+    from paceline.run.replay import RecordedRun, replay
     from paceline.run.simulate import simulate
     from paceline.run.simulate_task import simulate_task
     from paceline.run.train import train
@@ -148,6 +148,7 @@ __all__ = [
     "launch",
     "parse",
     "place",
+    "replay",
     "simulate",
     "simulate_task",
     "spec",
@@ -172,6 +173,7 @@ _ELSEWHERE = {
     "attach": "worker.attach",
     "launch": "run.launch",
     "place": "model_parallel.graph.placing",
+    "replay": "run.replay",
     "simulate": "run.simulate",
     "simulate_task": "run.simulate_task",
     "train": "run.train",

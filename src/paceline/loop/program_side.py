@@ -59,6 +59,7 @@ class ProgramSide(BaseReplica):
         rest: gives the loop a copy of the newest parameters between two steps; None: it keeps those it has.
         repeats: the loop has an earlier batch again, whose gradient weighs nothing.
         accumulates: backward passes only add up; a later one hands out the sum.
+        claims: of the batches from `worker.batches`, for replays; None: it has handed out none.
         on_progress: called before a step and after it.
         rates_may_differ: learning rates follow this worker's own view of the progress.
     """
@@ -71,6 +72,7 @@ class ProgramSide(BaseReplica):
         self.repeats = self.accumulates = self.rates_may_differ = False
         self.rest: Callable[[], None] | None = None
         self.awaited: StepsAwaited | None = None
+        self.claims: Any = None
         self.optimizer = optimizer
         self.on_progress: list[Callable[[], None]] = []
         self._carried = CarriedState(optimizer, self.on_progress)

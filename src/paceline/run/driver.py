@@ -163,12 +163,11 @@ class Driver:
             worst_worker_accuracy=self._watcher.worst_worker_accuracy,
         )
         config = self._record() | (about if loop.task is None else {})
-        order = supervisor.spool.order() if loop.task is not None else {}  # loops of one's own are not replayed
         result |= resumed
-        run = RunData(config, result, records, recording.evaluations, order=order)
-        run.result |= replayability(run)
         if supervisor.arena is not None and supervisor.arena.plan.sharding is not None:
-            run.result["waits_for"] = None  # within groups, too
+            result["waits_for"] = None  # within groups, too
+        run = RunData(config, result, records, recording.evaluations, order=supervisor.spool.order())
+        run.result |= replayability(run)
         if self._folder is not None:
             title = f"{about['task']}: {about['algorithm']}"
             try:
@@ -184,9 +183,9 @@ class Driver:
         return run
 
     def _resumption(self) -> dict[str, Any]:
-        """What the result says of the checkpoint with which a task was resumed; for replays."""
+        """What the result says of the checkpoint with which the run was resumed; for replays."""
         checkpoint, folder = self._earlier.checkpoint, self._folder
-        if checkpoint is None or folder is None or self._loop.task is None:
+        if checkpoint is None or folder is None or self._loop.plan is not None:
             return {}
         checkpoint = checkpoint.resolve()
         is_own = self._earlier.is_in(folder)

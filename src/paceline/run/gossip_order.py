@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from paceline.algorithms.exchange import move
-from paceline.ports.replica import OnBucket, OnEnd
+from paceline.loop.base_replica import BaseReplica
 from paceline.records.order import NONE
 from paceline.run.recorded_order import RecordedReplica
 from paceline.simulator.program import Program
@@ -95,8 +95,8 @@ def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
         yield _Half(version, State(peer, peer_incarnation, at), own)
 
 
-class AveragingReplica(RecordedReplica):
-    """A worker with a model of its own, which it averages where the run did.
+class TakesAverages(BaseReplica):
+    """Averages a worker's own model where the run did; a mixin, before a class of replicas that repeat recorded steps.
 
     Args:
         averages: of all workers.
@@ -104,30 +104,36 @@ class AveragingReplica(RecordedReplica):
         on_own: called with the version of each of the worker's updates, before it averages again; None: never.
     """
 
+    _row: Any  # the record of the present step
+
     def __init__(
-        self, *task: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any
+        self, *args: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any
     ) -> None:
         process = base["core"].worker_id, base["incarnation"]
         self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
-        self._begin = lambda: averages.begin(process, shared)
+        self._begin_averages = lambda: averages.begin(process, shared)
 
         def on_applied(version: int) -> None:
             averages.reached(process, shared)
             if on_own is not None:
                 on_own(version)
 
-        super().__init__(*task, on_applied=on_applied, **base)
+        super().__init__(*args, on_applied=on_applied, **base)
 
     def steps(self) -> Iterator[int]:
-        self._begin()
-        for step in super().steps():
-            self._until(self._row["read_version"])
+        self._begin_averages()
+        for step in super().steps():  # type: ignore[misc]
+            if self._row is not None:  # else the loop has begun a step that it may not make
+                self._until(self._row["read_version"])
             yield step
         self._until(float("inf"))
 
-    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
-        super()._compute(ready, finish)
+    def _computed(self) -> None:
         self._until(self._row["applied_version"] - 1)
+
+
+class AveragingReplica(TakesAverages, RecordedReplica):
+    """A task's replica that takes averages."""
 
 
 class Silence:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +37,18 @@ def script_digest(task: str) -> str | None:
     """The SHA-256 of a task's file; None: it has none, or it is missing."""
     path = Path(task.rpartition(":")[0])
     return files.digest_of(path) if path.suffix == ".py" and path.is_file() else None
+
+
+def source_of(function: Callable[[], Any]) -> Path | None:
+    """The file that defines a function; None: there is none."""
+    try:
+        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    except TypeError:  # a partial function, say
+        return None
+    return path if path.is_file() else None
+
+
+def source_digest(function: Callable[[], Any]) -> str | None:
+    """The SHA-256 of the file that defines a function; None: there is none."""
+    path = source_of(function)
+    return files.digest_of(path) if path is not None else None

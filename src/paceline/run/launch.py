@@ -18,6 +18,7 @@ from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.driver import Driver
 from paceline.run.earlier_part import EarlierPart
+from paceline.run.inputs import source_digest
 from paceline.run.loops import Loop
 from paceline.specs.bounds import check_run
 from paceline.specs.goal import Goal
@@ -148,6 +149,7 @@ def launch(
             command=" ".join(sys.argv),
             plan=plan,
             step_deadline_s=step_deadline_s,
+            script=source_digest(train),
         )
         return Driver(loop, folder, earlier, on_progress=on_progress).run()
 

@@ -40,12 +40,15 @@ class Loop:
     task: TaskParts | None = None  # the details of a task's loop; None: it is a user's
     plan: Any = None  # of a placed model
     step_deadline_s: float = 60.0  # how long its workers wait for each other
+    script: str | None = None  # the fingerprint of the file that has a user's function
 
     def record(self) -> dict[str, Any]:
         if self.task is not None:
             data = os.fspath(self.config.data) if self.config.data is not None else None
             return dataclasses.asdict(self.config) | {"data": data}
-        own = {key: getattr(self.config, key) for key in ("workers", "backend", "seed", "placement")}
+        own = {
+            key: getattr(self.config, key) for key in ("workers", "backend", "seed", "placement", "intra_op_threads")
+        }
         return own | dataclasses.asdict(self.goal) | {"slow": self.config.slow}
 
     def about(self, algorithm: Algorithm | None) -> dict[str, Any]:
@@ -57,4 +60,5 @@ class Loop:
             about = self.config.identity()
             about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None
             del about["batch_size"]
+            about["inputs"] = {"script": self.script}
         return about | {"command": self.command}

@@ -13,6 +13,7 @@ import torch
 from paceline.data.plan import BatchPlan
 from paceline.data.sources import END
 from paceline.errors import PacelineError
+from paceline.loop.base_replica import BaseReplica
 from paceline.loop.task_replica import TaskReplica
 from paceline.ports.replica import OnBucket, OnEnd
 from paceline.records.accruals import ACCRUED
@@ -22,7 +23,7 @@ from paceline.simulator.program import Program
 from paceline.simulator.replica import SimulatedReplica
 from paceline.simulator.scheduler import Scheduler
 
-_COMPARED: tuple[str, ...] = ("step", "batch", "samples", "read_version", "applied_version", "loss")
+COMPARED: tuple[str, ...] = ("step", "batch", "samples", "read_version", "applied_version", "loss")
 _KNOWN = {"step", "batch", "read_version", "applied_version"}  # of a gradient without a record
 
 
@@ -37,6 +38,16 @@ class ReplayMismatchError(PacelineError):
     def __init__(self, message: str, version: int, worker_id: int | None = None) -> None:
         super().__init__(message)
         self.version, self.worker_id = version, worker_id
+
+
+def compare_step(worker_id: int, row: Any, values: Sequence[float]) -> None:
+    """Compares the values of a step (`COMPARED`) with its record; raises `ReplayMismatchError` if any differs."""
+    recorded: dict[str, Any] = {name: row[name].item() for name in COMPARED}
+    replayed: dict[str, Any] = dict(zip(COMPARED, values, strict=True))
+    if recorded["samples"] == UNKNOWN:
+        recorded |= {name: replayed[name] for name in COMPARED if name not in _KNOWN}
+    if not all(_equal(recorded[name], replayed[name]) for name in COMPARED):
+        raise _mismatch(worker_id, recorded, replayed)
 
 
 def _mismatch(worker_id: int, recorded: dict[str, Any], replayed: dict[str, Any]) -> ReplayMismatchError:
@@ -151,6 +162,9 @@ class RecordedReplica(SimulatedReplica):
     def _row(self) -> Any:
         return self._recorded[self.step - 1]
 
+    def _computed(self) -> None:
+        """The gradient is ready."""
+
     def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         self._own.clear()
         super().gradient(at, version, ready, finish)
@@ -161,6 +175,7 @@ class RecordedReplica(SimulatedReplica):
         if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
             self.kept[self.step] = self._dense() if self._in_own else self.g.clone()
         super()._compute(ready, finish)
+        self._computed()
 
     def _dense(self) -> torch.Tensor:
         g = self.binding.zeros()
@@ -210,16 +225,11 @@ class RecordedReplica(SimulatedReplica):
     def _settle(self, version: int) -> None:
         """The gradients that wait have become this update, or were dropped."""
         for row in self._accrued:
-            self._compare(row, [version if name == "applied_version" else row[name].item() for name in _COMPARED])
+            self._compare(row, [version if name == "applied_version" else row[name].item() for name in COMPARED])
         self._accrued.clear()
 
     def _compare(self, row: Any, values: Sequence[float]) -> None:
-        recorded: dict[str, Any] = {name: row[name].item() for name in _COMPARED}
-        replayed: dict[str, Any] = dict(zip(_COMPARED, values, strict=True))
-        if recorded["samples"] == UNKNOWN:
-            recorded |= {name: replayed[name] for name in _COMPARED if name not in _KNOWN}
-        if not all(_equal(recorded[name], replayed[name]) for name in _COMPARED):
-            raise _mismatch(self._core.worker_id, recorded, replayed)
+        compare_step(self._core.worker_id, row, values)
 
 
 class OrderCheck:
@@ -252,24 +262,26 @@ class OrderCheck:
             )
 
 
-class OrderedReplica(RecordedReplica):
-    """One whose reads and updates take their turns, where timing decided their order.
+class TakesTurns(BaseReplica):
+    """Lets reads and updates take their turns; a mixin, before a class of replicas that repeat recorded steps.
 
     Args:
         turns: of all workers.
     """
 
-    def __init__(self, *task: Any, turns: Turns, **base: Any) -> None:
-        super().__init__(*task, **base)
+    _row: Any  # the record of the present step
+
+    def __init__(self, *args: Any, turns: Turns, **named: Any) -> None:
+        super().__init__(*args, **named)
         self._turns = turns
 
     def steps(self) -> Iterator[int]:
-        for step in super().steps():
-            self._turns.wait_for(2 * self._row["read_version"])
+        for step in super().steps():  # type: ignore[misc]
+            if self._row is not None:  # else the loop has begun a step that it may not make
+                self._turns.wait_for(2 * self._row["read_version"])
             yield step
 
-    def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
-        super()._compute(ready, finish)
+    def _computed(self) -> None:
         row = self._row
         self._turns.happened(2 * row["read_version"])
         if self._is_late or row["applied_version"] < 0:
@@ -283,7 +295,7 @@ class OrderedReplica(RecordedReplica):
         return self._row["failed_publishes"] > 0
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        super().apply(to, scale, of, weight)
+        super().apply(to, scale, of, weight)  # type: ignore[misc]
         if self._is_late:
             self._turns.happened(2 * self._row["gradient_version"])
             self._turns.wait_for(2 * self._row["applied_version"] - 1)
@@ -291,3 +303,7 @@ class OrderedReplica(RecordedReplica):
     def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
         super().dropped(gradient_version, failed_publishes)
         self._turns.happened(2 * self._row["gradient_version"])
+
+
+class OrderedReplica(TakesTurns, RecordedReplica):
+    """A task's replica that takes turns."""

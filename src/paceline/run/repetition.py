@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
@@ -42,7 +42,8 @@ class Update:
     Attributes:
         version: of the parameters after it.
         model: with these parameters; its buffers are those of the worker that computed last.
-        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64), `read_version`,
+        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64; None:
+            not known), `read_version`,
             `staleness`, `loss` and `gradient`, the flat vector (P,).
     """
 
@@ -111,7 +112,7 @@ class Repetition:
         self._kept_parts: torch.Tensor | None = None
 
     def samples_of(self, batch: int) -> torch.Tensor | None:
-        """Indices of a batch's samples in the training set; None: a loop of one's own knows them."""
+        """Indices of a batch's samples in the training set; None: they are not known."""
         raise NotImplementedError
 
     @property
@@ -180,7 +181,7 @@ class Repetition:
         if compared < len(self._run.applied):
             raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
 
-    def _contradiction(self, why: str) -> UsageError:
+    def _contradiction(self, why: str) -> PacelineError:
         return UsageError(f"{self._run.folder} cannot be replayed: its records contradict each other. {why}")
 
     def compare_with(self, checkpoint: Path) -> bool:

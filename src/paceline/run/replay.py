@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -17,9 +18,19 @@ from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.inputs import script_digest
-from paceline.run.repetition import Update
-from paceline.run.replayable import Resumption, by_incarnation, exchanges_with, obstacle, recorded_part, since_resumed
+from paceline.run.inputs import script_digest, source_digest, source_of
+from paceline.run.loop_replay import LoopReplay
+from paceline.run.recorded_order import ReplayMismatchError
+from paceline.run.repetition import Repetition, Update
+from paceline.run.replayable import (
+    Resumption,
+    by_incarnation,
+    exchanges_with,
+    is_own_loop,
+    obstacle,
+    recorded_part,
+    since_resumed,
+)
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
 from paceline.system.machine import machine, versions
@@ -34,17 +45,57 @@ class Replay:
         steps: of all workers.
         checkpoint: the number of the checkpoint, as in the name of its folder, whose parameters the replay has; None: the run
             has none after an update, or ended while its workers' own models had different numbers of updates.
-        warnings: what differs between the run's machine and this one, or its task's file and the present one.
+        warnings: what differs between the run's machine and this one, or the file of its task or function and the present one.
+        run: that was repeated.
     """
 
     updates: int
     steps: int
     checkpoint: int | None
     warnings: tuple[str, ...]
+    run: RecordedRun = field(repr=False)
+
+    def at(self, version: int) -> Update:
+        """Repeats the run up to an update: as `RecordedRun.at`."""
+        return self.run.at(version)
+
+    def first(self, holds: Callable[[nn.Module], bool]) -> Update | None:
+        """The first update after which `holds(model)` is true: as `RecordedRun.first`."""
+        return self.run.first(holds)
+
+
+def replay(run: str | Path, train: Callable[[], Any] | None = None, *, data: Path | None = None) -> Replay:
+    """Repeats a recorded run in this process, with every gradient computed again, and compares it bit for bit.
+
+    The functions of all workers run here, one at a time, in the recorded order, with the recorded batches. Each step is
+    compared with its record (batch, samples, versions, loss), and the parameters with those of the run's newest checkpoint.
+    Costs: all gradients, one after the other; a model and an optimizer per worker.
+    Not: `RecordedRun`, which repeats nothing before it is asked to, so that `at` can look at a run that differs later.
+
+    Args:
+        run: its folder.
+        train: the function that `launch` called; None: it is a run of `train` or `paceline train`.
+        data: folder with data sets, of a run of `train`; None: the run's own.
+
+    Returns:
+        What was equal; its `at(update)` opens the state after an update.
+
+    Raises:
+        ReplayMismatchError: a step differs from its record, or the parameters from the checkpoint's; the message names the
+            update, the step and the worker. A function that draws random numbers without seeds, or has other data than in the
+            run, differs at its first such step.
+        UsageError: the folder holds no run, or one that cannot be replayed; the message says why.
+    """
+    recorded = RecordedRun(run, data, train=train)
+    try:
+        return recorded.replay()
+    except ReplayMismatchError as error:
+        text = " ".join((str(error), *recorded.warnings()))
+        raise ReplayMismatchError(text, error.version, error.worker_id) from None
 
 
 class RecordedRun:
-    """A run of `paceline train` that can be replayed, any number of times.
+    """A run of `train`, or of one's own loop under `launch`, that can be replayed, any number of times.
 
     The order in which workers read and updated the parameters is all that timing decides, and the records have it. In a replay
     the workers' own programs run in that order, one at a time, and each step is compared with its record.
@@ -54,12 +105,13 @@ class RecordedRun:
     Args:
         folder: the run's.
         data: folder with data sets; None: the run's own.
+        train: of a run of `launch`, the function that it called; None: it is a run of `train`.
 
     Raises:
         UsageError: the folder holds no run, or one that cannot be replayed; the message says why.
     """
 
-    def __init__(self, folder: str | Path, data: Path | None = None) -> None:
+    def __init__(self, folder: str | Path, data: Path | None = None, *, train: Callable[[], Any] | None = None) -> None:
         self.folder = Path(folder)
         whole = RunData.load(self.folder)
         run = since_resumed(whole)
@@ -69,14 +121,25 @@ class RecordedRun:
         if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
         run, _ = recorded_part(whole, registry.build(whole.config["algorithm"]))
-        self._result, self.order = run.result, run.order
+        is_own = is_own_loop(run)
+        if is_own and train is None:
+            called = run.config["task"]
+            raise UsageError(
+                f'{folder} is a run of your own loop: replay it in Python, with paceline.replay("{folder}", {called}).'
+            )
+        if not is_own and train is not None:
+            raise UsageError(f"{folder} is a run of paceline train, whose loop is Paceline's: leave out your function.")
+        self._train, self._result, self.order = train, run.result, run.order
+        limits = ("target_loss", "target_accuracy", "limit_s", "limit_samples")
+        self.is_cut = run.result["outcome"] != "stopped" or bool(run.result["outcome_reason"])
+        self.is_cut |= any(run.config.get(one) is not None for one in limits)
         self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
         built, resumed = registry.build(own["algorithm"]), Resumption.of(run)
         self.start = ResumedStart(self.folder / resumed.checkpoint, built) if resumed is not None else None
-        if built.lockstep:
+        if built.lockstep and not is_own:
             taken = self.start.taken if self.start is not None else 0
             own |= {"epochs": None, "steps": taken + max(map(len, run.records.values()))}
         self.config = TrainConfig(**{**own, **here, **goals})
@@ -105,12 +168,18 @@ class RecordedRun:
             for name, before in made_with.items()
             if before is not None and here.get(name, before) != before
         ]
-        script = self.inputs.get("script")
-        if script is not None and script_digest(self.config.task) != script:
-            found.append(
-                f"{self.config.task.rpartition(':')[0]} has changed since the run, which can compute otherwise."
-            )
+        script, name = self.inputs.get("script"), self.config.task.rpartition(":")[0]
+        now = script_digest(self.config.task)
+        if self._train is not None:
+            now, name = source_digest(self._train), source_of(self._train)
+        if script is not None and now != script:
+            found.append(f"{name} has changed since the run, which can compute otherwise.")
         return tuple(found)
+
+    def _repetition(self, version: int | None, shards: Sequence[int] = (), **named: Any) -> Repetition:
+        if self._train is not None:
+            return LoopReplay(self._train, self, version, shards, **named)
+        return TaskReplay(self, version, shards, **named)
 
     def replay(self) -> Replay:
         """Repeats the run.
@@ -124,11 +193,11 @@ class RecordedRun:
             checkpoint_files.check(checkpoint)
             version = checkpoint_contents.load_parameters(checkpoint).version
             shards = checkpoint_contents.shard_versions(checkpoint)
-        simulation = TaskReplay(self, version, shards)
+        simulation = self._repetition(version, shards)
         simulation.replay()
         if checkpoint is not None and simulation.compare_with(checkpoint):
             compared = int(checkpoint.name)
-        return Replay(self.updates - self.first_update + 1, len(self.applied), compared, self.warnings())
+        return Replay(self.updates - self.first_update + 1, len(self.applied), compared, self.warnings(), self)
 
     def at(self, version: int) -> Update:
         """Repeats the run up to an update.
@@ -142,7 +211,7 @@ class RecordedRun:
         """
         return self._up_to(version).update(version)
 
-    def _up_to(self, version: int) -> TaskReplay:
+    def _up_to(self, version: int) -> Repetition:
         if self.algorithm.gossip and not self._of_own_models:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
         if not self.first_update <= version <= self.updates:
@@ -152,9 +221,9 @@ class RecordedRun:
             newest = {worker: ((worker, incarnation), own_version) for _, worker, incarnation, own_version in made}
             maker, own_version = newest.pop(made[-1][1])
             others = dict(newest.values())
-            simulation = TaskReplay(self, own_version, ends_there=True, maker=maker, others=others)
+            simulation = self._repetition(own_version, ends_there=True, maker=maker, others=others)
         else:
-            simulation = TaskReplay(self, version, self.shard_versions(version), ends_there=True)
+            simulation = self._repetition(version, self.shard_versions(version), ends_there=True)
         simulation.replay()
         return simulation
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.algorithms import Algorithm, registry
+from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
 from paceline.records.order import NONE, ORDER_DTYPE, Exchange, recorded_exchanges
 from paceline.records.run_data import RunData
@@ -18,7 +19,7 @@ from paceline.run.unrecorded import UNKNOWN, with_unrecorded
 _UNSUPPORTED = {
     "optimizer state that workers share": lambda config: config.get("optimizer_state") == "shared",
     "layouts": lambda config: config.get("layout") is not None,
-    "injected staleness": lambda config: config["inject_staleness"] is not None,
+    "injected staleness": lambda config: config.get("inject_staleness") is not None,
 }
 
 
@@ -66,8 +67,10 @@ def replayability(run: RunData) -> dict[str, Any]:
 
 def obstacle(run: RunData) -> str:
     """Why a run cannot be replayed, as a part of a sentence; "" if it can."""
-    if run.config.get("backend") not in ("processes", "threads") or "inject_staleness" not in run.config:
-        return "only finished runs of paceline train can be replayed"
+    if run.config.get("backend") not in ("processes", "threads") or not run.config.get("algorithm"):
+        return "only finished runs of paceline train and of paceline.launch can be replayed"
+    if is_own_loop(run) and (why := _unsupported_in_own_loops(run)):
+        return f"replays of your own loops do not support {why}"
     algorithm = registry.build(run.config["algorithm"])
     if why := algorithm.unrecorded(run.config["workers"]):
         return f"with {run.config['algorithm']}, its records do not have {why}"
@@ -76,12 +79,39 @@ def obstacle(run: RunData) -> str:
     computed = sum(np.count_nonzero(rows["samples"]) for rows in run.records.values())
     run, why = recorded_part(run, algorithm)
     why = why or _missing(algorithm, run)
+    if not why and is_own_loop(run) and not algorithm.in_rounds:
+        why = _unnamed_batches(run)
     if not why and computed != run.result.get("computed_gradients"):
         return "it lacks records of steps"
     is_ordered = algorithm.needs.order and run.config["workers"] > 1
     if why or not is_ordered:
         return why
     return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
+
+
+def is_own_loop(run: RunData) -> bool:
+    """Whether `launch` made it, from a function of the user's."""
+    return "inject_staleness" not in run.config
+
+
+def _unsupported_in_own_loops(run: RunData) -> str:
+    result = run.result
+    if result.get("waits_for") is None:
+        return "layouts and placed models"
+    if result.get("resumed"):
+        return "resumed runs"
+    return "runs with dead workers" if result.get("workers_lost") or result.get("restarts") else ""
+
+
+def _unnamed_batches(run: RunData) -> str:
+    """Of the batches that a step took from `worker.batches`, its record names the first."""
+    taken = np.concatenate([rows["batch"][rows["batch"] >= 0] for rows in run.records.values()])
+    epochs, places = np.divmod(np.unique(taken), DRAWN_EPOCH)
+    if any(len(own) <= int(own.max()) for own in (places[epochs == one] for one in np.unique(epochs))):
+        return (
+            "it has batches that its records do not name, as if its loop accumulated gradients or left an epoch early"
+        )
+    return ""
 
 
 def since_resumed(run: RunData) -> RunData:

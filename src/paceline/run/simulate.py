@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Faults
+from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.specs.bounds import check_run, check_simulation
@@ -118,7 +119,9 @@ def simulate(
     )
     is_evaluated = goal.any or folder is not None
     with system.intra_op_threads(intra_op_threads):
-        return drive(lambda: _Simulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder)
+        return drive(
+            lambda: LoopSimulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder
+        )
 
 
 def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None) -> tuple[Cluster, Faults]:
@@ -135,8 +138,14 @@ def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | 
     return found.cluster, found.faults
 
 
-class _Simulation(SimulatedRun):
-    """One call of `simulate`: the run that `attach` joins."""
+class LoopSimulation(SimulatedRun):
+    """One call of `simulate`: the run that `attach` joins.
+
+    Attributes:
+        member_kind: class of a worker's membership.
+    """
+
+    member_kind: ClassVar[type[SimulatedMembership]] = SimulatedMembership
 
     def __init__(
         self,
@@ -170,25 +179,18 @@ class _Simulation(SimulatedRun):
         return registry.spec(self.algorithm) if self.algorithm is not None else None
 
     def run(self, interruption: Interruption) -> RunData:
-        states = GlobalRandomness()
-        self.scheduler.on_resume = states.enter
-        for worker_id in range(self.cluster.workers):
-            self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
         if self.goal.limit_s is not None:
             self.scheduler.stop_at(self.goal.limit_s)
         try:
-            with self.after_backward:
-                self.scheduler.run()
+            self.run_loops()
         except ProgramError as error:
             if self.record is not None and isinstance(error.cause, DivergedError):
                 self.record.end("diverged", f"Worker {error.worker_id}: {error.cause}")
             elif not interruption:  # signals also end the processes of a worker's loader, whose next batch then fails
                 raise error.cause from None
-        finally:
-            states.leave()
         if self.record is None or self.machine is None:
             interruption.raise_if_any()
-            raise UsageError(f"{self._about['task']} never called paceline.attach, so its workers shared nothing.")
+            raise self.never_attached()
         self.record.interrupted_by(interruption)
         config = {
             **self._about,
@@ -207,6 +209,25 @@ class _Simulation(SimulatedRun):
                 else PacelineError(NO_UPDATE)
             )
         return run
+
+    def run_loops(self) -> None:
+        """Calls the function once per worker, until all have returned.
+
+        Raises:
+            ProgramError: one has raised an exception.
+        """
+        states = GlobalRandomness()
+        self.scheduler.on_resume = states.enter
+        for worker_id in range(self.cluster.workers):
+            self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
+        try:
+            with self.after_backward:
+                self.scheduler.run()
+        finally:
+            states.leave()
+
+    def never_attached(self) -> UsageError:
+        return UsageError(f"{self._about['task']} never called paceline.attach, so its workers shared nothing.")
 
     def _body(self, worker_id: int) -> Callable[[], None]:
         def body() -> None:
@@ -252,7 +273,7 @@ class _Simulation(SimulatedRun):
                 f" the others {self._spec} on {self._wanted.num_parameters:,}: all workers must build the same model."
             )
         assert self.machine is not None
-        member = SimulatedMembership(self, model, binding, worker_id, random_states)
+        member = self.member_kind(self, model, binding, worker_id, random_states)
         self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
         # Not earlier: the run waits for a worker that does not attach, and names it.
         self.machine.lives.on_gone = self.leave
@@ -286,5 +307,9 @@ class _Simulation(SimulatedRun):
         self.record = SimulationRecord(
             self.machine, algorithm, self.goal, about, evaluator=evaluator, buffers=self.buffers
         )
+        self.order_programs(self.machine)
         if algorithm.needs.servers:
             self.machine.start_servers(algorithm.serve)
+
+    def order_programs(self, machine: SimulatedMachine) -> None:
+        """Called before any program runs: a replay prescribes their order."""

@@ -66,6 +66,12 @@ class SimulatedRun:
         assert self.machine is not None
         return self.machine.shared.model_ids()[0] if self.algorithm.survivors_continue else 0
 
+    def new_replica(
+        self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
+    ) -> SimulatedAttachedReplica:
+        """A worker's replica."""
+        return SimulatedAttachedReplica(optimizer, **base)
+
     def leave(self, worker_id: int) -> None:
         """A worker has ended or died: the others no longer wait for its values, and the next one may lead."""
         if self.leading:
@@ -133,14 +139,9 @@ class SimulatedMembership(Membership):
         """As in `Membership`; its operations take the cluster's time."""
         base = self._machine.base_arguments(self.ports)
         base |= {"binding": self.binding, "recorder": self._record.recorder(self.worker_id)}
-        return SimulatedAttachedReplica(
-            optimizer,
-            core=self._core,
-            after_backward=self._run.after_backward,
-            alone=self.num_workers == 1,
-            lockstep=self._algorithm.lockstep,
-            **base,
-        )
+        base |= {"core": self._core, "after_backward": self._run.after_backward}
+        alone, lockstep = self.num_workers == 1, self._algorithm.lockstep
+        return self._run.new_replica(self, optimizer, alone=alone, lockstep=lockstep, **base)
 
     def batches(self) -> BatchShare:
         return BatchShare(self._run.epoch_claims, survivors=survivors_in(self._algorithm, self.ports))

@@ -348,6 +348,7 @@ class WorkerBatches:
                 taken=self._taken,
                 **self._get_share()._asdict(),
             )
+            self._replica.claims = self._claims
         elif self._claims.batches.key != batches.key:
             raise UsageError(
                 "worker.batches was given loaders of different sizes: use it for the training data only. To make "

@@ -1,0 +1,278 @@
+"""The replay of a run of one's own loop under `launch`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from paceline.data.epoch_claims import EpochClaims
+from paceline.errors import AlgorithmWarning, ClippingWarning, DivergedError, PacelineError
+from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
+from paceline.records.accruals import ACCRUED
+from paceline.records.step_record import RECORD_DTYPE
+from paceline.run.gossip_order import TakesAverages
+from paceline.run.recorded_order import COMPARED, ReplayMismatchError, TakesTurns, compare_step
+from paceline.run.repetition import Recorded, Repetition
+from paceline.run.simulate import LoopSimulation
+from paceline.run.simulated_membership import SimulatedMembership
+from paceline.run.simulated_replica import SimulatedAttachedReplica
+from paceline.simulator.cluster import Cluster
+from paceline.simulator.faults import Faults
+from paceline.simulator.machine import SimulatedMachine
+from paceline.simulator.program import ProgramError
+from paceline.specs.goal import Goal
+from paceline.system.machine import intra_op_threads
+from paceline.worker.memberships.membership import BatchShare
+
+_PLACES = [(RECORD_DTYPE.names or ()).index(name) for name in COMPARED]
+
+
+class RecordedBatches(EpochClaims):
+    """Gives a loop the batches that one worker trained on, in its order, where workers claim them.
+
+    Args:
+        numbers: of these batches.
+        end: above the numbers of all workers' batches; an epoch from there on is one that the run did not have.
+        agree: as `EpochClaims.agree`, of all workers.
+    """
+
+    def __init__(self, numbers: Sequence[int], end: float, agree: Callable[..., Sequence[int]]) -> None:
+        self._numbers, self._end, self._agree = list(reversed(numbers)), end, agree
+
+    def claim(self, epoch: int) -> None:
+        """All batches have been released."""
+
+    def newest(self) -> int:
+        return 0
+
+    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
+        return self._agree(epoch, numbers)
+
+    def take_released(self, first: int, end: int) -> int | None:
+        if first >= self._end:
+            raise ReplayMismatchError("The replay differs from the run: the loop begins an epoch more.", -1)
+        return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
+
+
+class RecordedLoop(SimulatedAttachedReplica):
+    """A loop's worker that repeats its recorded steps; what it records is compared with them.
+
+    Args:
+        rows: the records of the worker.
+        keeps: the update whose gradients are kept, if this worker computes any for it.
+        on_applied: called with the version of each update in which this worker has a part; None: never.
+        may_go_on: whether the loop may make steps that have no record, as the run has ended before it.
+
+    Attributes:
+        kept: step -> that gradient (P,), as `backward` has left it.
+        samples_of: batch -> the sampler's output for it, of these steps; None: it has no sampler.
+        compared: number of steps that were equal.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        rows: np.ndarray,
+        keeps: int | None,
+        on_applied: Callable[[int], None] | None,
+        may_go_on: bool,
+        recorder: Any,
+        **base: Any,
+    ) -> None:
+        self._recorded, self._keeps, self._on_applied, self._may_go_on = rows, keeps, on_applied, may_go_on
+        self._write = recorder.append
+        self.kept: dict[int, torch.Tensor] = {}
+        self.samples_of: dict[int, Any] = {}
+        self.compared = 0
+        super().__init__(optimizer, recorder=self, **base)
+
+    @property
+    def next_row(self) -> Any:
+        """The record of the first step that was not compared; None: all were."""
+        return self._recorded[self.compared] if self.compared < len(self._recorded) else None
+
+    @property
+    def _row(self) -> Any:
+        """None: the run has none of this step."""
+        return self._recorded[self.step - 1] if self.step <= len(self._recorded) else None
+
+    def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
+        super().gradient(at, version, *in_backward, **named)
+        if self._row is None and not self._may_go_on:
+            raise self._one_more()
+        if self._row is not None and self._keeps is not None and self._row["applied_version"] == self._keeps:
+            self._keep()
+        if self._row is not None:
+            self._computed()
+
+    def _keep(self) -> None:
+        self.kept[self.step] = g = self.binding.zeros()
+        for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad.to_dense())
+        if self.claims is not None and self.batch >= 0:
+            self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
+
+    def _computed(self) -> None:
+        """The gradient is ready."""
+
+    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
+        super()._record(applied_version, gradient_version, failed_publishes)
+        if self._on_applied is not None and applied_version != ACCRUED:
+            self._on_applied(applied_version)
+
+    def append(self, *fields: float) -> None:
+        """Takes one record, as a `Recorder`, and compares it: the loop may report a loss after its step."""
+        self._write(*fields)
+        if (row := self.next_row) is not None:
+            compare_step(self._core.worker_id, row, [fields[place] for place in _PLACES])
+            self.compared += 1
+        elif not self._may_go_on:
+            raise self._one_more()
+
+    def _one_more(self) -> ReplayMismatchError:
+        worker_id, steps = self._core.worker_id, len(self._recorded)
+        return ReplayMismatchError(
+            f"The replay differs from the run: worker {worker_id} goes on after step {steps}, its last one in the run.",
+            -1,
+            worker_id,
+        )
+
+
+class _OrderedLoop(TakesTurns, RecordedLoop):
+    """A loop's worker that takes turns."""
+
+
+class _AveragingLoop(TakesAverages, RecordedLoop):
+    """A loop's worker that takes averages."""
+
+
+class _ReplayedMembership(SimulatedMembership):
+    """A loop's worker in a replay."""
+
+    _run: LoopReplay
+
+    def __init__(self, run: LoopReplay, *args: Any) -> None:
+        super().__init__(run, *args)
+        self.ports = run.ports_of(self.ports)
+        self.random_states = self.random_states if run.has_processes else ()
+        self.stopped = partial(run.is_over, self.worker_id)
+
+    def batches(self) -> BatchShare:
+        if self._algorithm.in_rounds or self.num_workers == 1:
+            return super().batches()
+        return BatchShare(self._run.batches_of(self.worker_id))
+
+    def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
+        """As in `Membership`; the mean of workers' own models needs no messages."""
+        run, shared = self._run, cast(Any, self._machine.shared)
+        if self._algorithm.gossip:
+            run.end_averages(self.worker_id)
+            run.left = left or run.left
+            run.ending.gather(self.worker_id, None)
+            if run.left is not None:
+                shared.replace(run.left.x)
+            shared.snapshot(out)
+            return None
+        return super().final_model(out, given, left)
+
+
+class LoopReplay(Repetition, LoopSimulation):
+    """One repetition of a run of one's own loop. Args: as for `Repetition`; `train` is the loop's function."""
+
+    member_kind = _ReplayedMembership
+
+    def __init__(
+        self, train: Callable[[], Any], run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any
+    ) -> None:
+        Repetition.__init__(self, run, version, shards, **named)
+        config = run.config
+        cluster = Cluster(workers=config.workers)
+        LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
+        self.has_processes = config.backend == "processes"
+        self._longest = max(len(processes[0]) for processes in run.processes.values() if processes)
+
+    def run_programs(self) -> None:
+        try:
+            with intra_op_threads(self._run.config.intra_op_threads), warnings.catch_warnings():
+                for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
+                    warnings.simplefilter("ignore", kind)
+                self.run_loops()
+        except ProgramError as error:
+            if not isinstance(error.cause, DivergedError):
+                raise error.cause from None
+        if self.machine is None:
+            raise self.never_attached()
+        if not self._ends_there and self._version == self.machine.shared.version and not self.algorithm.gossip:
+            self.kept = self.binding.zeros()  # with what the loop has left in its model
+            self.machine.shared.snapshot(self.kept)
+
+    def samples_of(self, batch: int) -> torch.Tensor | None:
+        found = [one.samples_of[batch] for one in self._replicas.values() if one.samples_of.get(batch) is not None]
+        return torch.tensor(found[0]) if found else None
+
+    def _contradiction(self, why: str) -> PacelineError:
+        """The loop is not that of the run: names the first step that it has not made."""
+        left = [(one.next_row, worker) for (worker, _), one in self._replicas.items()]
+        rows = [(row["applied_version"].item(), row["step"].item(), worker) for row, worker in left if row is not None]
+        version, step, worker_id = min(rows)
+        return ReplayMismatchError(
+            f"The replay differs from the run: it ended before step {step} of worker {worker_id}"
+            f"{f', the gradient of update {version}' if version > 0 else ''}.",
+            version,
+            worker_id,
+        )
+
+    def order_programs(self, machine: SimulatedMachine) -> None:
+        self.binding = self._wanted
+        super().order_programs(machine)
+
+    # What its workers ask for
+
+    def batches_of(self, worker_id: int) -> RecordedBatches:
+        every = [int(rows["batch"].max(initial=-1)) for own in self._run.processes.values() for rows in own]
+        numbers = self._rows(worker_id, 0)["batch"]
+        end = float("inf") if self._run.is_cut else 1 + max(every)
+        return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
+
+    def is_over(self, worker_id: int) -> bool:
+        """Whether the run has ended before its loops, and the worker has made its last step."""
+        replica = self._replicas.get((worker_id, 0))
+        if not self._run.is_cut or replica is None:
+            return False
+        last = self._longest if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
+        return replica.step + replica.idle > last
+
+    def end_averages(self, worker_id: int) -> None:
+        if self._averages is not None:
+            self._averages.until((worker_id, 0), self.machine.shared.workers[worker_id], float("inf"))
+
+    def new_replica(
+        self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
+    ) -> SimulatedAttachedReplica:
+        worker_id = member.worker_id
+        process, applied = (worker_id, 0), partial(self._applied, worker_id)
+        base |= {
+            "rows": self._rows(*process),
+            "keeps": self._version if self._ends_there and self._is_maker(process) else None,
+            "may_go_on": self._run.is_cut,
+            "stopped": member.stopped,
+        }
+        if self._averages is not None:
+            shared, on_own = self.machine.shared.workers[worker_id], applied if process == self._maker else None
+            on_own = partial(self._applied_other, process) if process in self._others else on_own
+            replica: RecordedLoop = _AveragingLoop(
+                optimizer, averages=self._averages, shared=shared, on_own=on_own, **base
+            )
+        elif self._turns is not None:
+            replica = _OrderedLoop(optimizer, turns=self._turns, on_applied=self._turns.updated, **base)
+        else:
+            replica = RecordedLoop(optimizer, on_applied=None if self._orders else applied, **base)
+        self._replicas[process] = replica
+        return replica

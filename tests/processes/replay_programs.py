@@ -1,0 +1,113 @@
+"""Loops that real workers run, and replays repeat."""
+
+import os
+import random
+import signal
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+
+SAMPLES, BATCH_SIZE = 160, 8
+
+
+def data():
+    x = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+def trained(
+    *,
+    learning_rate=0.05,
+    data_set=data,
+    epochs=2,
+    noise=lambda: 0.0,
+    per_step=1,
+    reports="before",
+    algorithm=None,
+    own=False,
+    dropout=0.2,
+    dies_at=0,
+):
+    """Dropout, momentum, and a clipped gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    loader = DataLoader(data_set(), batch_size=BATCH_SIZE, shuffle=True)
+    with pl.attach(model, optimizer, algorithm) as worker:
+        for _ in range(epochs):
+            for number, (x, y) in enumerate(loader if own else worker.batches(loader), 1):
+                loss = nn.functional.cross_entropy(model(x) * (1.0 + noise()), y)
+                loss.backward()
+                if worker.worker_id and number == dies_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if number % per_step:
+                    continue
+                nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+                if reports == "before":
+                    worker.report(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                if reports == "after":
+                    worker.report(loss)
+
+
+def plain():
+    trained()
+
+
+def reports_late():
+    trained(reports="after")
+
+
+def fetches_own():
+    trained(own=True)
+
+
+def faster():
+    trained(learning_rate=0.050001)
+
+
+def longer():
+    trained(epochs=3)
+
+
+def shorter():
+    trained(epochs=1)
+
+
+def swapped():
+    """Two samples have each other's labels."""
+    x, y = data().tensors
+    ones = (y == 1).nonzero()[0].item()
+    zeros = (y == 0).nonzero()[0].item()
+    y[ones], y[zeros] = 0, 1
+    trained(data_set=lambda: TensorDataset(x, y))
+
+
+def reordered():
+    x, y = data().tensors
+    trained(data_set=lambda: TensorDataset(x.flip(0), y.flip(0)))
+
+
+def draws():
+    """Python's generator begins in another state in each process."""
+    trained(noise=random.random)
+
+
+def accumulates():
+    trained(per_step=2)
+
+
+def without_dropout():
+    trained(dropout=0.0)
+
+
+def dies():
+    trained(dies_at=3)
+
+
+def names_another():
+    trained(algorithm="all-reduce")

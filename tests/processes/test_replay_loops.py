@@ -1,0 +1,189 @@
+"""Replays of one's own loop in real processes."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.optim.flat import FlatBinding
+from paceline.run.recorded_order import ReplayMismatchError
+from processes import replay_programs as programs
+
+SHARED = ["locked", "locked(kind=rwlock)", "leashed"]
+SERVED = [
+    "parameter-server(mode=async)",
+    "parameter-server(mode=async,shards=2)",
+    "parameter-server(mode=bounded(clock_bound=1))",
+]
+SERVED += ["parameter-server", "downpour(push=2,fetch=2)", "downpour", "adaptive-revision"]
+ROUNDS = ["lockstep", "all-reduce", "local-sgd(period=3)", "da-sgd", "diloco(period=3)", "d-psgd"]
+GOSSIP = ["ad-psgd"]
+
+
+def launched(folder, algorithm, train=programs.plain, workers=2, **named):
+    return pl.launch(train, workers=workers, algorithm=algorithm, out=folder, **named)
+
+
+@pytest.mark.parametrize("algorithm", [*SHARED, *SERVED, *ROUNDS, *GOSSIP])
+def test_equal_bit_for_bit(tmp_path, algorithm):
+    run = launched(tmp_path / "run", algorithm)
+    assert (run.result["replayable"], run.result["replayable_reason"]) == (True, "")
+    replayed = pl.replay(tmp_path / "run", programs.plain)
+    assert replayed.steps == sum(map(len, run.records.values()))
+    assert replayed.checkpoint is not None
+
+
+def test_a_lone_worker(tmp_path):
+    launched(tmp_path / "run", "sequential", workers=1)
+    assert pl.replay(tmp_path / "run", programs.plain).checkpoint is not None
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "downpour(push=2,fetch=2)", "all-reduce", "ad-psgd"])
+@pytest.mark.parametrize("train", [programs.reports_late, programs.fetches_own])
+def test_habits_of_loops(tmp_path, algorithm, train):
+    launched(tmp_path / "run", algorithm, train)
+    assert pl.replay(tmp_path / "run", train).checkpoint is not None
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce", "ad-psgd"])
+def test_a_run_that_its_goal_ended(tmp_path, algorithm):
+    run = launched(tmp_path / "run", algorithm, programs.longer, limit_samples=programs.SAMPLES)
+    assert run.result["replayable"], run.result["replayable_reason"]
+    assert run.result["samples"] < 3 * programs.SAMPLES
+    assert pl.replay(tmp_path / "run", programs.longer).checkpoint is not None
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce", "ad-psgd"])
+@pytest.mark.parametrize(
+    "changed", [programs.faster, programs.reordered, programs.swapped, programs.longer, programs.shorter]
+)
+def test_a_changed_loop_is_found(tmp_path, algorithm, changed):
+    launched(tmp_path / "run", algorithm)
+    with pytest.raises(pl.PacelineError) as caught:
+        pl.replay(tmp_path / "run", changed)
+    if changed in (programs.faster, programs.reordered, programs.swapped):
+        assert re.search(r"at the gradient of update \d+, step \d+ of worker \d: loss", str(caught.value))
+
+
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async,shards=2)", "lockstep", "ad-psgd"])
+def test_the_state_at_an_update(tmp_path, algorithm):
+    """Its loss is that of the batch at the parameters which the gradient was computed at."""
+    launched(tmp_path / "run", algorithm, programs.without_dropout)
+    recorded = pl.RecordedRun(tmp_path / "run", train=programs.without_dropout)
+    update = recorded.at(11)
+    assert update.version == 11
+    assert len(update.steps) == (2 if algorithm == "lockstep" else 1)
+    x, y = programs.data().tensors
+    for step in update.steps:
+        assert len(step["samples"]) == programs.BATCH_SIZE
+        if algorithm == "ad-psgd" or not step["read_version"]:  # versions of the worker's own model count averages
+            continue
+        model = recorded.at(step["read_version"]).model
+        if algorithm == "parameter-server(mode=async,shards=2)":  # shards may have been read at other versions
+            continue
+        loss = nn.functional.cross_entropy(model(x[step["samples"]]), y[step["samples"]])
+        loss.backward()
+        assert loss.item() == step["loss"]
+        binding = FlatBinding(model.parameters())
+        binding.gather_gradients(gradient := binding.zeros())
+        assert torch.equal(gradient, step["gradient"])
+        model.zero_grad()
+
+
+def test_bisection(tmp_path):
+    launched(tmp_path / "run", "leashed")
+    recorded = pl.replay(tmp_path / "run", programs.plain)
+
+    def norm(model):
+        return nn.utils.parameters_to_vector(model.parameters()).norm().item()
+
+    bound = norm(recorded.at(17).model)
+    update = recorded.first(lambda model: norm(model) >= bound)
+    assert update is not None
+    assert update.version <= 17
+
+
+def test_random_numbers_without_seeds_are_found(tmp_path):
+    launched(tmp_path / "run", "leashed", programs.draws)
+    with pytest.raises(ReplayMismatchError, match=r"step 1 of worker \d: loss") as caught:
+        pl.replay(tmp_path / "run", programs.draws)
+    assert caught.value.worker_id in (0, 1)
+
+
+def refused(folder, train=programs.plain):
+    with pytest.raises(pl.UsageError, match="cannot be replayed") as caught:
+        pl.replay(folder, train)
+    result = pl.RunData.load(folder).result
+    assert not result["replayable"]
+    assert result["replayable_reason"][1:] in str(caught.value)
+    return str(caught.value)
+
+
+def test_accumulated_gradients_are_refused_where_workers_claim_batches(tmp_path):
+    launched(tmp_path / "run", "leashed", programs.accumulates)
+    assert "accumulated gradients" in refused(tmp_path / "run", programs.accumulates)
+
+
+def test_accumulated_gradients_in_rounds(tmp_path):
+    launched(tmp_path / "run", "all-reduce", programs.accumulates)
+    assert pl.replay(tmp_path / "run", programs.accumulates).checkpoint is not None
+
+
+def test_torn_reads_are_refused(tmp_path):
+    launched(tmp_path / "run", "hogwild")
+    assert "hogwild" in refused(tmp_path / "run")
+
+
+def test_a_dead_worker_is_refused(tmp_path):
+    launched(tmp_path / "run", "leashed", programs.dies)
+    assert "runs with dead workers" in refused(tmp_path / "run")
+
+
+def test_a_resumed_run_is_refused(tmp_path):
+    launched(tmp_path / "run", "leashed", programs.shorter)
+    launched(None, "leashed", programs.plain, resume=tmp_path / "run")
+    assert "resumed runs" in refused(tmp_path / "run")
+
+
+def test_a_run_needs_its_own_loop(tmp_path):
+    launched(tmp_path / "loop", "leashed")
+    with pytest.raises(pl.UsageError, match=r'paceline\.replay\(".*loop", plain\)'):
+        pl.replay(tmp_path / "loop")
+    pl.train(pl.TrainConfig(epochs=0.1), out=tmp_path / "task")
+    with pytest.raises(pl.UsageError, match="leave out your function"):
+        pl.replay(tmp_path / "task", programs.plain)
+
+
+def test_a_function_that_never_attaches_is_refused(tmp_path):
+    launched(tmp_path / "run", "leashed")
+    with pytest.raises(pl.UsageError, match=r"never called paceline\.attach"):
+        pl.replay(tmp_path / "run", lambda: None)
+
+
+def test_another_algorithm_is_refused(tmp_path):
+    launched(tmp_path / "run", "leashed")
+    with pytest.raises(pl.UsageError, match="all-reduce"):
+        pl.replay(tmp_path / "run", programs.names_another)
+
+
+def test_threads(tmp_path):
+    launched(tmp_path / "run", "parameter-server(mode=async)", programs.without_dropout, backend="threads")
+    assert pl.replay(tmp_path / "run", programs.without_dropout).checkpoint is not None
+
+
+def test_a_difference_names_a_changed_script(tmp_path, monkeypatch):
+    path = tmp_path / "loops_of_mine.py"
+    path.write_text(Path(programs.__file__).read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("loops_of_mine")
+    launched(tmp_path / "run", "leashed", module.plain)
+    assert pl.replay(tmp_path / "run", module.plain).warnings == ()
+    path.write_text(path.read_text().replace("learning_rate=0.05,", "learning_rate=0.0625,"))
+    module = importlib.reload(module)
+    with pytest.raises(ReplayMismatchError, match=r"at the gradient of update .* has changed since the run"):
+        pl.replay(tmp_path / "run", module.plain)
+    assert "has changed" in pl.RecordedRun(tmp_path / "run", train=module.plain).warnings()[0]
