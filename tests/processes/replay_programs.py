@@ -111,3 +111,7 @@ def dies():
 
 def names_another():
     trained(algorithm="all-reduce")
+
+
+def diverges():
+    trained(learning_rate=1e30, reports="after")

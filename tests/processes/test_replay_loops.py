@@ -57,6 +57,13 @@ def test_a_run_that_its_goal_ended(tmp_path, algorithm):
     assert pl.replay(tmp_path / "run", programs.longer).checkpoint is not None
 
 
+@pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)"])
+def test_a_run_that_diverged(tmp_path, algorithm):
+    run = launched(tmp_path / "run", algorithm, programs.diverges)
+    assert run.result["outcome"] == "diverged"
+    assert pl.replay(tmp_path / "run", programs.diverges).steps == sum(map(len, run.records.values()))
+
+
 @pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce", "ad-psgd"])
 @pytest.mark.parametrize(
     "changed", [programs.faster, programs.reordered, programs.swapped, programs.longer, programs.shorter]

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from paceline.algorithms.exchange import move
-from paceline.loop.base_replica import BaseReplica
 from paceline.records.order import NONE
-from paceline.run.recorded_order import RecordedReplica
+from paceline.run.recorded_order import RecordedReplica, RepeatingReplica
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
@@ -95,16 +94,14 @@ def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
         yield _Half(version, State(peer, peer_incarnation, at), own)
 
 
-class TakesAverages(BaseReplica):
-    """Averages a worker's own model where the run did; a mixin, before a class of replicas that repeat recorded steps.
+class TakesAverages(RepeatingReplica):
+    """Averages a worker's own model where the run did; comes before the class of a replica.
 
     Args:
         averages: of all workers.
         shared: the worker's model.
         on_own: called with the version of each of the worker's updates, before it averages again; None: never.
     """
-
-    _row: Any  # the record of the present step
 
     def __init__(
         self, *args: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any

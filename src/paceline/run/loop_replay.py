@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import partial, wraps
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.accruals import ACCRUED
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.gossip_order import TakesAverages
-from paceline.run.recorded_order import COMPARED, ReplayMismatchError, TakesTurns, compare_step
+from paceline.run.recorded_order import COMPARED, RepeatingReplica, ReplayMismatchError, TakesTurns, compare_step
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
@@ -59,13 +60,12 @@ class RecordedBatches(EpochClaims):
         return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
 
 
-class RecordedLoop(SimulatedAttachedReplica):
+class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
     """A loop's worker that repeats its recorded steps; what it records is compared with them.
 
     Args:
         rows: the records of the worker.
         keeps: the update whose gradients are kept, if this worker computes any for it.
-        on_applied: called with the version of each update in which this worker has a part; None: never.
         may_go_on: whether the loop may make steps that have no record, as the run has ended before it.
 
     Attributes:
@@ -80,12 +80,11 @@ class RecordedLoop(SimulatedAttachedReplica):
         *,
         rows: np.ndarray,
         keeps: int | None,
-        on_applied: Callable[[int], None] | None,
         may_go_on: bool,
         recorder: Any,
         **base: Any,
     ) -> None:
-        self._recorded, self._keeps, self._on_applied, self._may_go_on = rows, keeps, on_applied, may_go_on
+        self._recorded, self._keeps, self._may_go_on = rows, keeps, may_go_on
         self._write = recorder.append
         self.kept: dict[int, torch.Tensor] = {}
         self.samples_of: dict[int, Any] = {}
@@ -99,7 +98,6 @@ class RecordedLoop(SimulatedAttachedReplica):
 
     @property
     def _row(self) -> Any:
-        """None: the run has none of this step."""
         return self._recorded[self.step - 1] if self.step <= len(self._recorded) else None
 
     def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
@@ -118,9 +116,6 @@ class RecordedLoop(SimulatedAttachedReplica):
                 part.copy_(parameter.grad.to_dense())
         if self.claims is not None and self.batch >= 0:
             self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
-
-    def _computed(self) -> None:
-        """The gradient is ready."""
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         super()._record(applied_version, gradient_version, failed_publishes)
@@ -194,6 +189,7 @@ class LoopReplay(Repetition, LoopSimulation):
         Repetition.__init__(self, run, version, shards, **named)
         config = run.config
         cluster = Cluster(workers=config.workers)
+        train = _until_diverged(train) if run.is_cut else train
         LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
         self.has_processes = config.backend == "processes"
         self._longest = max(len(processes[0]) for processes in run.processes.values() if processes)
@@ -205,8 +201,7 @@ class LoopReplay(Repetition, LoopSimulation):
                     warnings.simplefilter("ignore", kind)
                 self.run_loops()
         except ProgramError as error:
-            if not isinstance(error.cause, DivergedError):
-                raise error.cause from None
+            raise error.cause from None
         if self.machine is None:
             raise self.never_attached()
         if not self._ends_there and self._version == self.machine.shared.version and not self.algorithm.gossip:
@@ -276,3 +271,14 @@ class LoopReplay(Repetition, LoopSimulation):
             replica = RecordedLoop(optimizer, on_applied=None if self._orders else applied, **base)
         self._replicas[process] = replica
         return replica
+
+
+def _until_diverged(train: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that a loss which is not finite ends without an error, as it ends one worker in a run."""
+
+    @wraps(train)
+    def until_diverged() -> Any:
+        with suppress(DivergedError):
+            return train()
+
+    return until_diverged

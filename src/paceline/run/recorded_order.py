@@ -133,24 +133,41 @@ class RecordedClaims:
         return self.plan.indices(number)
 
 
-class RecordedReplica(SimulatedReplica):
+class RepeatingReplica(BaseReplica):
+    """The base of replicas that repeat recorded steps; comes before the class of a simulated replica.
+
+    Args:
+        on_applied: called with the version of each update in which this worker has a part; None: never.
+    """
+
+    def __init__(self, *args: Any, on_applied: Callable[[int], None] | None = None, **base: Any) -> None:
+        super().__init__(*args, **base)
+        self._on_applied = on_applied
+
+    @property
+    def _row(self) -> Any:
+        """The record of the present step; None: it has none."""
+        raise NotImplementedError
+
+    def _computed(self) -> None:
+        """The gradient is ready."""
+
+
+class RecordedReplica(RepeatingReplica, SimulatedReplica):
     """A worker that repeats its recorded steps, and raises `ReplayMismatchError` at the first that differs.
 
     Args:
         rows: the records of the worker's process.
         keeps: the update whose gradients are kept, if this worker computes any for it.
-        on_applied: called with the version of each update in which this worker has a part; None: never.
 
     Attributes:
         kept: step -> that gradient (P,).
         compared: number of steps that were equal.
     """
 
-    def __init__(
-        self, *task: Any, rows: np.ndarray, keeps: int | None, on_applied: Callable[[int], None] | None, **base: Any
-    ) -> None:
+    def __init__(self, *task: Any, rows: np.ndarray, keeps: int | None, **base: Any) -> None:
         super().__init__(*task, **base)
-        self._recorded, self._keeps, self._on_applied = rows, keeps, on_applied
+        self._recorded, self._keeps = rows, keeps
         self.kept: dict[int, torch.Tensor] = {}
         self.compared = 0
         # As in the run, plain SGD steps with sparse gradients as backward makes them: it adds a row's one by one.
@@ -161,9 +178,6 @@ class RecordedReplica(SimulatedReplica):
     @property
     def _row(self) -> Any:
         return self._recorded[self.step - 1]
-
-    def _computed(self) -> None:
-        """The gradient is ready."""
 
     def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         self._own.clear()
@@ -262,14 +276,12 @@ class OrderCheck:
             )
 
 
-class TakesTurns(BaseReplica):
-    """Lets reads and updates take their turns; a mixin, before a class of replicas that repeat recorded steps.
+class TakesTurns(RepeatingReplica):
+    """Lets reads and updates take their turns; comes before the class of a replica.
 
     Args:
         turns: of all workers.
     """
-
-    _row: Any  # the record of the present step
 
     def __init__(self, *args: Any, turns: Turns, **named: Any) -> None:
         super().__init__(*args, **named)
