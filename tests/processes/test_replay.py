@@ -1,8 +1,12 @@
 """Replays of runs in real processes: with dropout, and with a worker killed and replaced."""
 
+import random
+import shutil
+
 import pytest
 
 import paceline as pl
+import soak_results
 from paceline.run.checkpointer import Checkpointer
 
 TASK = '''
@@ -239,3 +243,57 @@ def test_workers_draw_other_numbers_from_numpy(tmp_path, task):
     workers = [one for one in drawn if len(one) in (8, 16)]
     assert len(workers) >= 3
     assert len({number for one in workers for number in one}) == sum(map(len, workers))
+
+
+RUNS = 20
+SURVIVES = {  # where workers are killed, besides in a gradient
+    "locked": ["lock.taken"],
+    "leashed": ["slots.hazard_set", "slots.claimed"],
+    "parameter-server(mode=sync)": ["ring.unwritten"],
+    "parameter-server(mode=sync(backups=1),shards=2)": [],
+    "parameter-server(mode=async)": [],
+    "parameter-server(mode=async,shards=2)": [],
+    "parameter-server(mode=bounded(clock_bound=1))": [],
+    "parameter-server(mode=bounded(clock_bound=1),shards=2)": [],
+    "parameter-server(mode=ringmaster)": [],
+    "downpour": [],
+    "downpour(push=3,fetch=2,shards=2)": [],
+    "adaptive-revision(shards=2)": [],
+    "ad-psgd": [],
+}
+LOCKSTEP = ["lockstep", "all-reduce", "local-sgd(period=4)", "da-sgd", "diloco(period=4,outer=nesterov)", "d-psgd"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("algorithm", ["sequential", *LOCKSTEP, *SURVIVES])
+def test_twenty_runs_are_repeated(tmp_path, algorithm, monkeypatch):
+    """With two and three workers; in every other run, one is killed, and replaced in half of these."""
+    draw, figures = random.Random(algorithm), dict.fromkeys(("runs", "deaths", "replaced", "updates", "equal"), 0)
+    points = ["a gradient", *SURVIVES.get(algorithm, [])]
+    for number in range(RUNS):
+        workers = 1 if algorithm == "sequential" else 2 + number // 2 % 2
+        is_killed, is_replaced = algorithm in SURVIVES and number % 2 == 1, number // 4 % 2 == 1
+        point, step = draw.choice(points), draw.randrange(2, 20)
+        path = tmp_path / str(number)
+        path.mkdir()
+        script, kind = path / "signs.py", "steady"
+        script.write_text(TASK.replace("CALLS = 12", f"CALLS = {step}"))
+        if is_killed and point == "a gradient":
+            kind = "returning" if is_replaced else "dying"
+        elif is_killed:
+            monkeypatch.setenv("PACELINE_FAIL_POINT", f"{point}@{workers - 1}#{step}")
+        momentum = None if algorithm.startswith(("adaptive", "downpour")) else 0.9
+        config = pl.TrainConfig(
+            task=f"{script}:{kind}", algorithm=algorithm, workers=workers, momentum=momentum, restarts=int(is_replaced)
+        )
+        run = pl.train(config, out=path / "run")
+        monkeypatch.delenv("PACELINE_FAIL_POINT", raising=False)
+        assert len(run.result["workers_lost"]) == is_killed, point
+        assert run.result["replayable"], (point, step, run.result["replayable_reason"])
+        replayed = pl.RecordedRun(path / "run").replay()
+        last = max(int(rows["incarnation"].max(initial=0)) for rows in run.records.values())
+        new = (1, int(is_killed), last, replayed.updates, replayed.checkpoint is not None)
+        figures = {name: before + int(more) for (name, before), more in zip(figures.items(), new, strict=True)}
+        shutil.rmtree(path)
+    assert figures["equal"] == RUNS
+    soak_results.keep("soak_replays", algorithm, figures)
