@@ -1,10 +1,15 @@
 """Fingerprints of a task's file and training set."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.run.inputs import inputs_of
+from paceline.run.inputs import inputs_of, source_digest
+from paceline.specs.file_loop import FileLoop
+from paceline.system import files
 
 
 def data(x):
@@ -36,3 +41,11 @@ def test_large_sets_are_read_in_part():
     assert data(x) == before
     x[-1] = 1
     assert data(x) != before
+
+
+def test_a_loop_has_the_digest_of_its_file(tmp_path):
+    path = tmp_path / "loops.py"
+    path.write_text("def train():\n    pass\n")
+    assert source_digest(FileLoop(path, "train")) == files.digest_of(path)
+    assert source_digest(test_a_loop_has_the_digest_of_its_file) == files.digest_of(Path(__file__))
+    assert source_digest(partial(print)) is None

@@ -40,9 +40,9 @@ def script_digest(task: str) -> str | None:
 
 
 def source_of(function: Callable[[], Any]) -> Path | None:
-    """The file that defines a function; None: there is none."""
+    """The file that defines a function, or from which `paceline launch` has loaded it; None: there is none."""
     try:
-        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+        path = Path(getattr(function, "path", None) or inspect.getsourcefile(inspect.unwrap(function)) or "")
     except TypeError:  # a partial function, say
         return None
     return path if path.is_file() else None
