@@ -118,8 +118,9 @@ class WorkerStorage:
         if self._resume is None:
             return 0
         if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
-            version, self._updates_before, x = found
+            self._updates_before = found[1]
         if found is not None and own_model is not None:
+            version, _, x = found
             if x.shape != own_model.x.shape:
                 raise UsageError(
                     "The checkpoint was written under another layout: resume with the layout that the run was started "
