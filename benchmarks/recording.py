@@ -131,9 +131,14 @@ def markdown(rows: list[dict[str, Any]], pairs: int) -> str:
             f"| `{row['algorithm']}` | {row['step_s'] * 1e6:.0f} us | **{row['ratio']:.3f}** ({first:.3f} to {third:.3f}) |"
             f" {own:.1f} | {events:.0f} |"
         )
-    late = [f"`{row['algorithm']}`" for row in rows if row["ratio"] > 1 + SHARE]
-    large = [f"`{row['algorithm']}`" for row in rows if row["sizes"][0] > MOST_BYTES]
-    said = f"Above the aim in time: {', '.join(late) or 'none'}; in bytes: {', '.join(large) or 'none'}."
+    groups = {
+        "Within the aim in time": [row for row in rows if row["quartiles"][0] <= 1 <= row["quartiles"][1] <= 1 + SHARE],
+        "above it": [row for row in rows if row["quartiles"][0] > 1 + SHARE],
+        "the runs of a pair differ in more than records": [row for row in rows if row["quartiles"][1] < 1],
+        "above the aim in bytes": [row for row in rows if row["sizes"][0] > MOST_BYTES],
+    }
+    names = {what: ", ".join(f"`{row['algorithm']}`" for row in own) or "none" for what, own in groups.items()}
+    said = "; ".join(f"{what}: {own}" for what, own in names.items()) + ". For the others, these runs do not decide."
     busy = f"Load average at the end: {os.getloadavg()[0]:.1f}; above 3, other programs ran beside it."
     return "\n".join([*lines, "", said, busy]) + "\n"
 

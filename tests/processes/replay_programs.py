@@ -30,6 +30,7 @@ def trained(
     own=False,
     dropout=0.2,
     dies_at=0,
+    leaves=False,
 ):
     """Dropout, momentum, and a clipped gradient."""
     torch.manual_seed(0)
@@ -37,7 +38,7 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     loader = DataLoader(data_set(), batch_size=BATCH_SIZE, shuffle=True)
     with pl.attach(model, optimizer, algorithm) as worker:
-        for _ in range(epochs):
+        for _ in range(0 if leaves and worker.worker_id else epochs):
             for number, (x, y) in enumerate(loader if own else worker.batches(loader), 1):
                 loss = nn.functional.cross_entropy(model(x) * (1.0 + noise()), y)
                 loss.backward()
@@ -64,6 +65,20 @@ def reports_late():
 
 def fetches_own():
     trained(own=True)
+
+
+def faster_late():
+    trained(learning_rate=0.050001, reports="after")
+
+
+def leaves():
+    """Worker 1 ends without a step."""
+    trained(leaves=True)
+
+
+def diverges_early():
+    """Some worker reports before its step, and so leaves a batch without a record."""
+    diverges(reports="before")
 
 
 def faster():
@@ -113,5 +128,5 @@ def names_another():
     trained(algorithm="all-reduce")
 
 
-def diverges():
+def diverges(reports="after"):
     trained(learning_rate=1e30, reports="after")

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,28 @@ def test_a_run_that_its_goal_ended(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)"])
-def test_a_run_that_diverged(tmp_path, algorithm):
-    run = launched(tmp_path / "run", algorithm, programs.diverges)
+@pytest.mark.parametrize("train", [programs.diverges, programs.diverges_early])
+def test_a_run_that_diverged(tmp_path, algorithm, train):
+    run = launched(tmp_path / "run", algorithm, train)
     assert run.result["outcome"] == "diverged"
-    assert pl.replay(tmp_path / "run", programs.diverges).steps == sum(map(len, run.records.values()))
+    assert pl.replay(tmp_path / "run", train).steps == sum(map(len, run.records.values()))
+
+
+def test_steps_that_are_cut_off_are_not_compared(tmp_path):
+    """Such a loop would still have reported its loss."""
+    launched(tmp_path / "run", "ad-psgd", programs.reports_late)
+    recorded = pl.RecordedRun(tmp_path / "run", train=programs.reports_late)
+    for version in range(1, recorded.updates + 1):
+        assert recorded.at(version).version == version
+    with pytest.raises(ReplayMismatchError) as caught:
+        pl.replay(tmp_path / "run", programs.faster_late)
+    assert "nan" not in str(caught.value)
+
+
+def test_a_worker_that_ends_early_is_found(tmp_path):
+    launched(tmp_path / "run", "all-reduce")
+    with pytest.raises(ReplayMismatchError, match=r"ended before step \d+ of worker \d"):
+        pl.replay(tmp_path / "run", programs.leaves)
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce", "ad-psgd"])
@@ -175,6 +194,18 @@ def test_another_algorithm_is_refused(tmp_path):
     launched(tmp_path / "run", "leashed")
     with pytest.raises(pl.UsageError, match="all-reduce"):
         pl.replay(tmp_path / "run", programs.names_another)
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    launched(tmp_path / "run", "leashed", partial(programs.trained, dropout=0.0))
+    recorded = pl.RecordedRun(tmp_path / "run", train=partial(programs.trained, dropout=0.0))
+    assert recorded.warnings() == ()
+    with pytest.raises(pl.UsageError, match=r"updates 1 to 40, not 1\.5"):
+        recorded.at(1.5)
+    with pytest.raises(pl.UsageError, match="not 'train'"):
+        pl.replay(tmp_path / "run", "train")
+    with pytest.raises(pl.UsageError, match="leave it out"):
+        pl.replay(tmp_path / "run", programs.plain, data=tmp_path)
 
 
 def test_threads(tmp_path):

@@ -39,7 +39,7 @@ from paceline.system.torch_internals import tree_map
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedModels(Algorithm):
-    """What the three methods have in common; `period`: H, steps between two averages."""
+    """Base of `local-sgd`, `da-sgd` and `diloco`: workers average their models every `period` steps (H)."""
 
     period: Annotated[int, COUNT]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ def script_digest(task: str) -> str | None:
 
 def source_of(function: Callable[[], Any]) -> Path | None:
     """The file that defines a function, or from which `paceline launch` has loaded it; None: there is none."""
+    while isinstance(function, partial):
+        function = function.func
     try:
         path = Path(getattr(function, "path", None) or inspect.getsourcefile(inspect.unwrap(function)) or "")
-    except TypeError:  # a partial function, say
+    except TypeError:  # an object that can be called, say
         return None
     return path if path.is_file() else None
 

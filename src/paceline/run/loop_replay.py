@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.errors import AlgorithmWarning, ClippingWarning, DivergedError, PacelineError
+from paceline.errors import AlgorithmWarning, ClippingWarning, DivergedError, PacelineError, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.accruals import ACCRUED
 from paceline.records.step_record import RECORD_DTYPE
@@ -46,7 +46,7 @@ class RecordedBatches(EpochClaims):
         self._numbers, self._end, self._agree = list(reversed(numbers)), end, agree
 
     def claim(self, epoch: int) -> None:
-        """All batches have been released."""
+        """Does nothing: which batches a worker takes is recorded."""
 
     def newest(self) -> int:
         return 0
@@ -81,10 +81,11 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         rows: np.ndarray,
         keeps: int | None,
         may_go_on: bool,
+        is_cut_off: Callable[[], bool],
         recorder: Any,
         **base: Any,
     ) -> None:
-        self._recorded, self._keeps, self._may_go_on = rows, keeps, may_go_on
+        self._recorded, self._keeps, self._may_go_on, self._is_cut_off = rows, keeps, may_go_on, is_cut_off
         self._write = recorder.append
         self.kept: dict[int, torch.Tensor] = {}
         self.samples_of: dict[int, Any] = {}
@@ -124,6 +125,8 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
 
     def append(self, *fields: float) -> None:
         """Takes one record, as a `Recorder`, and compares it: the loop may report a loss after its step."""
+        if self._is_cut_off():  # the step lacks the loss that the loop would still have reported
+            return
         self._write(*fields)
         if (row := self.next_row) is not None:
             compare_step(self._core.worker_id, row, [fields[place] for place in _PLACES])
@@ -201,6 +204,8 @@ class LoopReplay(Repetition, LoopSimulation):
                     warnings.simplefilter("ignore", kind)
                 self.run_loops()
         except ProgramError as error:
+            if isinstance(error.cause, WorkerLostError):  # its loop has ended before the others', and not as in the run
+                raise self._contradiction("A worker's loop ends before those of the others.") from None
             raise error.cause from None
         if self.machine is None:
             raise self.never_attached()
@@ -216,6 +221,8 @@ class LoopReplay(Repetition, LoopSimulation):
         """The loop is not that of the run: names the first step that it has not made."""
         left = [(one.next_row, worker) for (worker, _), one in self._replicas.items()]
         rows = [(row["applied_version"].item(), row["step"].item(), worker) for row, worker in left if row is not None]
+        if not rows:
+            return super()._contradiction(why)
         version, step, worker_id = min(rows)
         return ReplayMismatchError(
             f"The replay differs from the run: it ended before step {step} of worker {worker_id}"
@@ -258,6 +265,7 @@ class LoopReplay(Repetition, LoopSimulation):
             "keeps": self._version if self._ends_there and self._is_maker(process) else None,
             "may_go_on": self._run.is_cut,
             "stopped": member.stopped,
+            "is_cut_off": lambda: self.scheduler.has_ended,
         }
         if self._averages is not None:
             shared, on_own = self.machine.shared.workers[worker_id], applied if process == self._maker else None
@@ -274,7 +282,7 @@ class LoopReplay(Repetition, LoopSimulation):
 
 
 def _until_diverged(train: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that a loss which is not finite ends without an error, as it ends one worker in a run."""
+    """Wraps `train` so that a `DivergedError` ends its worker without failing the replay, as in a run."""
 
     @wraps(train)
     def until_diverged() -> Any:

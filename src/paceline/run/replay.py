@@ -123,12 +123,16 @@ class RecordedRun:
         run, _ = recorded_part(whole, registry.build(whole.config["algorithm"]))
         is_own = is_own_loop(run)
         if is_own and train is None:
-            called = run.config["task"]
+            called = run.config["task"] if run.config["task"].isidentifier() else "your function"
             raise UsageError(
                 f'{folder} is a run of your own loop: replay it in Python, with paceline.replay("{folder}", {called}).'
             )
         if not is_own and train is not None:
             raise UsageError(f"{folder} is a run of paceline train, whose loop is Paceline's: leave out your function.")
+        if is_own and not callable(train):
+            raise UsageError(f"train is the function that launch called, not {train!r}.")
+        if is_own and data is not None:
+            raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
         self._train, self._result, self.order = train, run.result, run.order
         limits = ("target_loss", "target_accuracy", "limit_s", "limit_samples")
         self.is_cut = run.result["outcome"] != "stopped" or bool(run.result["outcome_reason"])
@@ -172,7 +176,7 @@ class RecordedRun:
         now = script_digest(self.config.task)
         if self._train is not None:
             now, name = source_digest(self._train), source_of(self._train)
-        if script is not None and now != script:
+        if None not in (script, now) and now != script:
             found.append(f"{name} has changed since the run, which can compute otherwise.")
         return tuple(found)
 
@@ -214,7 +218,7 @@ class RecordedRun:
     def _up_to(self, version: int) -> Repetition:
         if self.algorithm.gossip and not self._of_own_models:
             raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
-        if not self.first_update <= version <= self.updates:
+        if version not in range(self.first_update, self.updates + 1):
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
             made = self._of_own_models[self.first_update - 1 : version]

@@ -143,6 +143,11 @@ class Scheduler:
         """Ends the simulation at `at_s` if events remain; earlier deadlocks still count."""
         self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether programs that are not over are being cut off."""
+        return self._ended
+
     # What runs them
 
     def start(self, worker_id: int, body: Callable[[], object], *, is_main: bool = True, server: str = "") -> Program:
