@@ -25,7 +25,7 @@ from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
-from paceline.simulator.program import ProgramError
+from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
 from paceline.worker.memberships.membership import BatchShare
@@ -67,6 +67,7 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         rows: the records of the worker.
         keeps: the update whose gradients are kept, if this worker computes any for it.
         may_go_on: whether the loop may make steps that have no record, as the run has ended before it.
+        is_cut_off: whether the replay has ended, and the loop leaves its step unfinished.
 
     Attributes:
         kept: step -> that gradient (P,), as `backward` has left it.
@@ -195,6 +196,7 @@ class LoopReplay(Repetition, LoopSimulation):
         train = _until_diverged(train) if run.is_cut else train
         LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
         self.has_processes = config.backend == "processes"
+        self._waits = ""  # for what its workers wait, if none can go on
         self._longest = max(len(processes[0]) for processes in run.processes.values() if processes)
 
     def run_programs(self) -> None:
@@ -203,6 +205,9 @@ class LoopReplay(Repetition, LoopSimulation):
                 for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
                     warnings.simplefilter("ignore", kind)
                 self.run_loops()
+        except DeadlockError as error:
+            self._waits = error.waits
+            raise
         except ProgramError as error:
             if isinstance(error.cause, WorkerLostError):  # its loop has ended before the others', and not as in the run
                 raise self._contradiction("A worker's loop ends before those of the others.") from None
@@ -224,8 +229,9 @@ class LoopReplay(Repetition, LoopSimulation):
         if not rows:
             return super()._contradiction(why)
         version, step, worker_id = min(rows)
+        ended = f"its workers wait for each other ({self._waits})" if self._waits else "it ended"
         return ReplayMismatchError(
-            f"The replay differs from the run: it ended before step {step} of worker {worker_id}"
+            f"The replay differs from the run: {ended} before step {step} of worker {worker_id}"
             f"{f', the gradient of update {version}' if version > 0 else ''}.",
             version,
             worker_id,

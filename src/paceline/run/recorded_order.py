@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -133,7 +134,7 @@ class RecordedClaims:
         return self.plan.indices(number)
 
 
-class RepeatingReplica(BaseReplica):
+class RepeatingReplica(BaseReplica, ABC):
     """The base of replicas that repeat recorded steps; comes before the class of a simulated replica.
 
     Args:
@@ -145,9 +146,9 @@ class RepeatingReplica(BaseReplica):
         self._on_applied = on_applied
 
     @property
+    @abstractmethod
     def _row(self) -> Any:
         """The record of the present step; None: it has none."""
-        raise NotImplementedError
 
     def _computed(self) -> None:
         """The gradient is ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,9 +43,8 @@ class Update:
     Attributes:
         version: of the parameters after it.
         model: with these parameters; its buffers are those of the worker that computed last.
-        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64; None:
-            not known), `read_version`,
-            `staleness`, `loss` and `gradient`, the flat vector (P,).
+        steps: for each gradient `worker`, `step`, `batch`, `samples` (indices into the training set, int64; None: not known),
+            `read_version`, `staleness`, `loss` and `gradient`, the flat vector (P,).
     """
 
     version: int
@@ -69,7 +69,7 @@ class Recorded(Protocol):
     def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]: ...
 
 
-class Repetition:
+class Repetition(ABC):
     """The part of a replay that tasks and loops of one's own have in common; comes before the class of a simulation.
 
     Args:
@@ -111,18 +111,18 @@ class Repetition:
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: torch.Tensor | None = None
 
+    @abstractmethod
     def samples_of(self, batch: int) -> torch.Tensor | None:
         """Indices of a batch's samples in the training set; None: they are not known."""
-        raise NotImplementedError
 
     @property
     def num_compared(self) -> int:
         """Steps that were equal so far."""
         return sum(one.compared for one in self._replicas.values())
 
+    @abstractmethod
     def run_programs(self) -> None:
         """Runs the programs of all workers."""
-        raise NotImplementedError
 
     def order_programs(self, machine: SimulatedMachine) -> None:
         """Prescribes the recorded order; call it before any program runs."""

@@ -12,7 +12,11 @@ _NAMED_IN_DEADLOCK = 8
 
 
 class DeadlockError(PacelineError):
-    """Every program waits for another one: no event can happen any more."""
+    """Every program waits for another one: no event can happen any more.
+
+    Attributes:
+        waits: for what each waits, as a part of a sentence.
+    """
 
     def __init__(self, programs: Sequence[Program], at_s: float) -> None:
         left = [one for one in programs if not one.over]
@@ -22,7 +26,8 @@ class DeadlockError(PacelineError):
             said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more {more}")
         ended = [one.server or str(one.worker_id) for one in programs if one.over][:_NAMED_IN_DEADLOCK]
         ends = f" (ended already: {', '.join(ended)})" if ended else ""
-        super().__init__(f"Deadlock at {at_s:.6g} s of virtual time: {'; '.join(said)}{ends}.")
+        self.waits = f"{'; '.join(said)}{ends}"
+        super().__init__(f"Deadlock at {at_s:.6g} s of virtual time: {self.waits}.")
 
 
 class ProgramError(PacelineError):
