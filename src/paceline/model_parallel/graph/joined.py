@@ -33,6 +33,8 @@ def join(environment: Invitation, plan: PlanData, model: nn.Module, worker: int 
     # Before others wait for this worker:
     plan.check_worker(worker or 0)
     graph_of(plan, model)  # refuses another model
+    if environment.of is not None:
+        plan.check_workers(environment.of)
     run = JoinedRun(environment, PlacedProgram(), model_words(model), plan.title, worker)
     try:
         plan.check_workers(run.num_workers)
