@@ -86,7 +86,7 @@ def faster():
 
 
 def longer():
-    trained(epochs=3)
+    trained(epochs=1000)
 
 
 def shorter():
