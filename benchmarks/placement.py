@@ -132,12 +132,13 @@ class Loop:
         return 2 * (self._steps + 2)
 
 
-def meet(path: Path, worker: int, workers: int, at: int) -> None:
-    """Waits until all workers are at a step: their counts are in a file that all of them map."""
+def meet(path: Path, worker: int, workers: int, at: int, *, between_looks_s: float | None = None) -> None:
+    """Waits, busily or sleeping between looks, until all workers are at a step: a file that all map has their counts."""
     counts = torch.from_file(str(path), shared=True, size=workers, dtype=torch.int64)
     counts[worker] = at
     while int(counts.min()) < at:
-        pass
+        if between_looks_s is not None:
+            time.sleep(between_looks_s)
 
 
 def train(sizes: Sizes, kind: str, plan: pl.Plan, steps: int, folder: str) -> None:

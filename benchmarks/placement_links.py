@@ -8,8 +8,9 @@ that loads the plan. Each round runs all variants once, one after the other.
 
 Every step begins after a barrier and is timed as in `placement.py`: from the first worker's beginning to the end of the last
 worker's backward pass. A core can become slower by a third for some seconds, because other virtual machines use the processor.
-So before and after each step, each worker times a step of the whole model, as the plan's measurement did; what is compared
-with the measured step is the plan, simulated with cores as slow as that.
+So before and after each step, each worker that has a part times a step of the whole model, as the plan's measurement did; what
+is compared with the measured step is the plan, simulated with cores as slow as that. A worker without a part sleeps meanwhile:
+if it computed, it would slow the other core down, as it does not in the step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -46,6 +46,7 @@ EXAMPLE = BENCHMARKS.parent / "examples" / "placement.py"
 PORT = 29513
 BURST = "16kb"  # a larger one would carry a small tensor without the rate, as no real link does
 WARM_UP = 2
+_BETWEEN_LOOKS_S = 2e-4
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Variant:
     slowness: list[float] = field(default_factory=list)
 
     @property
+    def busy(self) -> set[int]:
+        """The workers that have a part."""
+        return set(self.plan.placement.device_of)
+
+    @property
     def off(self) -> float:
         """Simulated against measured, the median of the rounds."""
         return statistics.median(a / b for a, b in zip(self.simulated_s, self.steps_s, strict=True)) - 1
@@ -101,7 +107,7 @@ def whole_s(model: nn.Module, x: torch.Tensor) -> float:
     return time.perf_counter() - began_s
 
 
-def work(network: Network, folder: Path, host: int, case: Case, steps: int) -> None:
+def work(network: Network, folder: Path, host: int, case: Case, steps: int, *, is_busy: bool) -> None:
     """One worker of a placed run, in a process of its own."""
     network.enter(host)
     os.environ.update(environment(network, folder, host))
@@ -111,8 +117,9 @@ def work(network: Network, folder: Path, host: int, case: Case, steps: int) -> N
     (model, example), times, whole = case.model(), [], []
     with pl.attach(part, optimizer) as worker:
         for at, (x, y) in enumerate(worker.batches(case.sizes.loader(WARM_UP + steps + 1))):
-            whole.append(whole_s(model, example))
-            meet(folder / "counts", part.worker, 2, at)
+            if is_busy:
+                whole.append(whole_s(model, example))
+            meet(folder / "counts", part.worker, 2, at, between_looks_s=None if is_busy else _BETWEEN_LOOKS_S)
             begun_s = time.perf_counter()  # of one clock in all processes
             optimizer.zero_grad()
             F.cross_entropy(part(x), y).backward()
@@ -149,7 +156,9 @@ def measure(network: Network, folder: Path, variant: Variant, steps: int) -> Non
     torch.from_file(str(folder / "counts"), shared=True, size=2, dtype=torch.int64).zero_()
     context = fork_server_context()
     running = [
-        context.Process(target=work, args=(network, folder, host, variant.case, steps))
+        context.Process(
+            target=work, args=(network, folder, host, variant.case, steps), kwargs={"is_busy": host in variant.busy}
+        )
         for host in range(variant.plan.workers)
     ]
     for one in running:
@@ -163,11 +172,12 @@ def measure(network: Network, folder: Path, variant: Variant, steps: int) -> Non
     for at in range(WARM_UP, WARM_UP + steps):
         began_s, ended_s = zip(*(one["times"][at] for one in found), strict=True)
         steps_s.append(max(ended_s) - min(began_s))
-        slowness.append([statistics.mean(one["whole"][at : at + 2]) / variant.plan.step_s for one in found])
-        simulated_s.append(variant.simulate(slowness[-1]))
+        by_worker = {host: statistics.mean(found[host]["whole"][at : at + 2]) / variant.plan.step_s for host in variant.busy}
+        simulated_s.append(variant.simulate([by_worker.get(host, 1.0) for host in range(2)]))
+        slowness += by_worker.values()
     variant.steps_s.append(statistics.median(steps_s))
     variant.simulated_s.append(statistics.median(simulated_s))
-    variant.slowness += chain.from_iterable(slowness)
+    variant.slowness += slowness
 
 
 def placed(case: Case, cluster: Cluster) -> pl.Plan:
