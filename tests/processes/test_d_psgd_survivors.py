@@ -121,9 +121,9 @@ def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(tmp_path):
     assert samples_again == dict.fromkeys(range(79), 3)
 
 
-def check_replaced(program, workers=WORKERS, *, deaths=1, dead=(), **options):
+def check_replaced(program, workers=WORKERS, *graph, deaths=1, dead=(), **options):
     """As `check`, after so many deaths, each followed by a replacement that took part, except those of the workers `dead`."""
-    run, notes = check(program, workers, dead=dead, restarts=9, **options)
+    run, notes = check(program, workers, *graph, dead=dead, restarts=9, **options)
     assert len(run.result["workers_lost"]) == deaths
     assert sum(map(len, notes.came.values())) == deaths - len(dead)
     assert run.result["records_lost"] == 0
@@ -285,7 +285,7 @@ def test_a_worker_that_stops_early_ends_the_run(tmp_path):
 @pytest.mark.soak
 def test_many_runs_with_deaths(tmp_path):
     """Writes what became of them to PACELINE_SOAK_RESULTS."""
-    before, begun_s, deaths = leftovers.everything(), time.monotonic(), 0
+    before, begun_s, deaths, replaced = leftovers.everything(), time.monotonic(), 0, 0
     for number in range(NUM_RUNS):
         draws, folder = random.Random(f"gossip survivors {number}"), tmp_path / str(number)
         folder.mkdir()
@@ -301,8 +301,15 @@ def test_many_runs_with_deaths(tmp_path):
         }
         program = GossipSurvivors(folder, {one: draws.randrange(8) for one in victims}, **options)
         topology = draws.choice(["ring", "complete", "exponential"])
-        run, _ = check(program, workers, topology, getattr(gossip, topology))
-        deaths += len(run.result["workers_lost"])
+        graph = workers, topology, getattr(gossip, topology)
+        if draws.random() < 0.5:
+            program = replace(program, at="forward", num_batches=80, newcomers={8: dict.fromkeys(victims, 1)})
+            run, _ = check_replaced(program, *graph, deaths=len(victims))
+        else:
+            run, _ = check(program, *graph)
+        deaths, replaced = deaths + len(run.result["workers_lost"]), replaced + run.result["restarts"]
     leftovers.assert_nothing_new(before)
     took_s = round(time.monotonic() - begun_s, 1)
-    soak_results.keep("soak_gossip_survivors", "d-psgd", {"runs": NUM_RUNS, "deaths": deaths, "took_s": took_s})
+    soak_results.keep(
+        "soak_gossip_survivors", "d-psgd", {"runs": NUM_RUNS, "deaths": deaths, "replaced": replaced, "took_s": took_s}
+    )
