@@ -282,10 +282,15 @@ def served(tmp_path):
     def keep(version):
         shared.version = version
         storage.keep(lambda: {"x": shared.x + version, "version": version, "range": (0, 3), "rule": {}}, version)
-        storage._idle.wait()
+        wait_until_written(storage)
 
     yield storage, keep, told
     storage.close()
+
+
+def wait_until_written(storage):
+    if storage._written is not None:
+        storage._written.result()
 
 
 def successor(tmp_path):
@@ -338,7 +343,7 @@ def test_a_failure_at_the_end_is_told_and_hangs_nobody(tmp_path, monkeypatch):
     storage = ServerStorage(0, SimpleNamespace(shared=Shared()), tmp_path, 0.0, None, None, told.append)
     for version in (0, 1):
         storage.keep(lambda version=version: {"x": torch.zeros(3), "version": version}, version)
-    storage._idle.wait()
+    wait_until_written(storage)
     with full(monkeypatch, tmp_path.parent):
         storage.keep(lambda: {"x": torch.zeros(3), "version": 2}, 2)
         storage.close()
@@ -397,7 +402,7 @@ def test_whatever_fails_in_the_thread_that_writes_snapshots_hangs_nobody(tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(tensor_files, "save", lambda *_, **__: [][0])
         storage.keep(lambda: {"x": torch.zeros(3), "version": 1}, 1)
-        storage._idle.wait()
+        wait_until_written(storage)
     storage.keep(lambda: {"x": torch.zeros(3), "version": 2}, 2)
     storage.close()
     assert [one.why for one in told] == ["IndexError: list index out of range"]

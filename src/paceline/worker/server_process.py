@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import reduction
@@ -187,11 +187,8 @@ class ServerStorage:
         self._tried_at_s = -math.inf
         self._has_one = False
         self._failed = ""  # why the last one could not be written, until that is reported
-        self._writer: threading.Thread | None = None
-        self._due = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._state: dict[str, Any] | None = None
+        self._writer = ThreadPoolExecutor(1, "snapshots")
+        self._written: Future[None] | None = None  # the last snapshot
 
     def begin(self, *, restarted: bool, is_copy: bool = False) -> tuple[int, int] | None:
         """Finds the state to resume from; a successor also takes over the parameters. A second copy gets all from its server.
@@ -224,7 +221,7 @@ class ServerStorage:
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
         """Begins a snapshot if there are updates, the last one is written, and the next is due; the first at once."""
-        if self._path is None or not self._idle.is_set():
+        if self._path is None or not (self._written is None or self._written.done()):
             return
         if self._failed:
             self._tell_failure()
@@ -236,12 +233,7 @@ class ServerStorage:
         if not self._has_one:  # a snapshot must exist before the first update is applied
             self._write(state())
             return
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="snapshots", daemon=True)
-            self._writer.start()
-        self._idle.clear()
-        self._state = state()
-        self._due.set()
+        self._written = self._writer.submit(self._write_behind, state())
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
         """Writes this server's part of a checkpoint."""
@@ -255,26 +247,15 @@ class ServerStorage:
 
     def close(self) -> None:
         """Ends the writing thread."""
-        if self._writer is not None:
-            self._idle.wait()
-            self._state = None
-            self._due.set()
-            self._writer.join()
+        self._writer.shutdown()
         if self._failed:
             self._tell_failure()
 
-    def _write_all(self) -> None:
-        while True:
-            self._due.wait()
-            self._due.clear()
-            if self._state is None:
-                return
-            try:
-                self._write(self._state)
-            except Exception as error:  # such as a lack of memory: the next write may succeed
-                self._failed = f"{type(error).__name__}: {error}"
-            self._state = None
-            self._idle.set()
+    def _write_behind(self, state: dict[str, Any]) -> None:
+        try:
+            self._write(state)
+        except Exception as error:  # such as a lack of memory: the next write may succeed
+            self._failed = f"{type(error).__name__}: {error}"
 
     def _write(self, state: dict[str, Any]) -> None:
         assert self._path is not None
