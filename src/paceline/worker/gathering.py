@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -116,128 +116,101 @@ def _answer(worker: WorkerState, part: Contribution, values: tuple[bytes, ...]) 
         worker.connection.send(Contributions(part.number, values))
 
 
+@dataclass(eq=False)
 class SupervisedGatherer:
-    """Gathers through the supervisor.
+    """Gathers through the supervisor."""
 
-    Args:
-        connection: to the supervisor.
-        stopped: whether the run is being stopped.
-        deadline_s: how long to wait for the others.
-    """
-
-    def __init__(self, connection: Any, stopped: Callable[[], bool], deadline_s: float = _DEADLINE_S) -> None:
-        self._connection = connection
-        self._stopped = stopped
-        self._deadline_s = deadline_s
-        self._number = 0
+    connection: Any  # to the supervisor
+    stopped: Callable[[], bool]  # whether the run is being stopped
+    deadline_s: float = _DEADLINE_S  # how long to wait for the others
+    _number: int = field(default=0, init=False)
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         self._number += 1
-        self._connection.send(Contribution(self._number, _packed(value)))
-        until_s = time.monotonic() + self._deadline_s
+        self.connection.send(Contribution(self._number, _packed(value)))
+        until_s = time.monotonic() + self.deadline_s
         while time.monotonic() < until_s:
-            if self._connection.poll(_LOOK_EVERY_S):
-                answer = self._connection.recv()
+            if self.connection.poll(_LOOK_EVERY_S):
+                answer = self.connection.recv()
                 if isinstance(answer, Contributions) and answer.number == self._number:
                     return [_unpacked(one) for one in answer.values]
-            elif self._stopped():
+            elif self.stopped():
                 raise RunStopped("the run was stopped")
-        raise _nobody_came(call, "some workers", self._deadline_s)
+        raise _nobody_came(call, "some workers", self.deadline_s)
 
     def leave(self) -> None:
         with contextlib.suppress(OSError):
-            self._connection.send(Left())
+            self.connection.send(Left())
 
 
+@dataclass(eq=False)
 class StoreGatherer:
-    """Gathers through the store of workers that another launcher started.
+    """Gathers through the store of workers that another launcher started."""
 
-    Args:
-        deadline_s: how long to wait for the others.
-        on_wait: called during each wait; an error that it raises ends the wait.
-    """
-
-    def __init__(
-        self,
-        store: Any,
-        worker_id: int,
-        num_workers: int,
-        deadline_s: float,
-        on_wait: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._store = store
-        self._worker_id = worker_id
-        self._num_workers = num_workers
-        self._deadline_s = deadline_s
-        self._on_wait = on_wait
-        self._number = 0
+    store: Any
+    worker_id: int
+    num_workers: int
+    deadline_s: float  # how long to wait for the others
+    on_wait: Callable[[], object] = lambda: None  # called during each wait; an error that it raises ends the wait
+    _number: int = field(default=0, init=False)
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As in `Gatherer`; costs a trip to the store for each worker, and sends the values as text."""
         self._number += 1
-        self._store.set(self._key(self._worker_id), _packed(value).hex())
-        missing, gone = list(range(self._num_workers)), set[int]()
-        until_s = time.monotonic() + self._deadline_s
+        self.store.set(self._key(self.worker_id), _packed(value).hex())
+        missing, gone = list(range(self.num_workers)), set[int]()
+        until_s = time.monotonic() + self.deadline_s
         while missing:
-            self._on_wait()
-            gone |= {one for one in missing if self._store.check([f"left sums/{one}"])}
-            missing = [one for one in missing if not self._store.check([self._key(one)])]
+            self.on_wait()
+            gone |= {one for one in missing if self.store.check([f"left sums/{one}"])}
+            missing = [one for one in missing if not self.store.check([self._key(one)])]
             if all(one in gone for one in missing):  # the missing ones left before this worker looked for their parts
                 break
             if time.monotonic() > until_s:
-                raise _nobody_came(call, name_workers([one for one in missing if one not in gone]), self._deadline_s)
+                raise _nobody_came(call, name_workers([one for one in missing if one not in gone]), self.deadline_s)
             time.sleep(_LOOK_IN_STORE_EVERY_S)
-        here = [one for one in range(self._num_workers) if one not in missing]
-        values = [_unpacked(bytes.fromhex(self._store.get(self._key(one)).decode())) for one in here]
+        here = [one for one in range(self.num_workers) if one not in missing]
+        values = [_unpacked(bytes.fromhex(self.store.get(self._key(one)).decode())) for one in here]
         if self._number > 1:  # all have come this far, and so have read the values of the last call
-            self._store.delete_key(self._key(self._worker_id, self._number - 1))
+            self.store.delete_key(self._key(self.worker_id, self._number - 1))
         return values
 
     def leave(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store's holder has already left
-            self._store.set(f"left sums/{self._worker_id}", "1")
+            self.store.set(f"left sums/{self.worker_id}", "1")
 
     def _key(self, worker_id: int, number: int | None = None) -> str:
         return f"sum/{self._number if number is None else number}/{worker_id}"
 
 
+@dataclass(eq=False)
 class CollectiveGatherer:
-    """Gathers by sums over all living workers: each adds the bytes of its value where the others have zeros.
+    """Gathers by sums over all living workers: each adds the bytes of its value where the others have zeros."""
 
-    Args:
-        stopped: whether this worker has been told to end; the others then go on without it.
-        waits: whether it is a newcomer that the others have not let in yet.
-    """
-
-    def __init__(
-        self,
-        collectives: MessageCollectives,
-        worker_id: int,
-        num_workers: int,
-        stopped: Callable[[], bool],
-        waits: Callable[[], bool],
-    ) -> None:
-        self._collectives, self._worker_id, self._num_workers = collectives, worker_id, num_workers
-        self._stopped, self._waits = stopped, waits
+    collectives: MessageCollectives
+    worker_id: int
+    num_workers: int
+    stopped: Callable[[], bool]  # whether this worker has been told to end; the others then go on without it
+    waits: Callable[[], bool]  # whether it is a newcomer that the others have not let in yet
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         """As in `Gatherer`; costs two sums."""
-        if self._stopped():
-            self._collectives.leave()
-        if self._stopped() or self._waits():
+        if self.stopped():
+            self.collectives.leave()
+        if self.stopped() or self.waits():
             return [value]
-        self._collectives.purpose = Purpose.SUM
+        self.collectives.purpose = Purpose.SUM
         own = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)
-        sizes = torch.zeros(self._num_workers, dtype=torch.int64)
-        sizes[self._worker_id] = len(own)
-        self._collectives.add_up(sizes)
+        sizes = torch.zeros(self.num_workers, dtype=torch.int64)
+        sizes[self.worker_id] = len(own)
+        self.collectives.add_up(sizes)
         table = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
-        if sizes[self._worker_id]:
-            table.split(sizes.tolist())[self._worker_id].copy_(own)
-        self._collectives.add_up(table)
-        self._collectives.purpose = Purpose.STEP
+        if sizes[self.worker_id]:
+            table.split(sizes.tolist())[self.worker_id].copy_(own)
+        self.collectives.add_up(table)
+        self.collectives.purpose = Purpose.STEP
         values = table.split(sizes.tolist())
-        return [_unpacked(bytes(values[one].tolist())) for one in self._collectives.members if sizes[one]]
+        return [_unpacked(bytes(values[one].tolist())) for one in self.collectives.members if sizes[one]]
 
     def leave(self) -> None:
         """As in `Gatherer`: the others hear of it from the collectives."""
