@@ -22,6 +22,7 @@ from paceline.optim.shared_state import shared_state_of
 from paceline.run.config import TrainConfig
 from paceline.tasks.base import fetch
 from paceline.tasks.load import load_task
+from paceline.worker.memberships.membership import LoopState
 from paceline.worker.memberships.supervised import SupervisedMembership
 
 _build_lock = threading.Lock()  # worker threads share torch's global generator
@@ -77,11 +78,11 @@ class TaskWorker:
 
             def on_epoch(epoch: int, first: bool) -> None:
                 number = epoch * self.plan.batches_per_epoch
-                run.save_epoch(epoch, number, replica.optimizer, claims.taken - 1, parameters=first)
+                run.save_epoch(epoch, number, LoopState(replica.optimizer, claims.taken - 1), parameters=first)
 
             def save_end() -> None:
                 if (left := claims.left()) is not None or claims.deal is None:
-                    run.save_end(replica.optimizer, claims.taken, left)
+                    run.save_end(LoopState(replica.optimizer, claims.taken, left))
 
             def without_batch() -> None:
                 assert run.part is not None

@@ -18,7 +18,6 @@ from paceline.data.ending_processes import ending_with_worker
 from paceline.data.loader_batches import LoaderBatches, cannot_be_cut, shared_batches
 from paceline.data.loader_processes import LoaderProcesses, until_stopped
 from paceline.data.plan import length_of, samples_in
-from paceline.data.round_deal import Left
 from paceline.data.same_data import check_same
 from paceline.data.sources import ABSENT, END
 from paceline.data.stream_batches import StreamBatches
@@ -28,7 +27,7 @@ from paceline.membership.final_mean import BatchesTaken
 from paceline.ports.round_shares import RoundShares
 from paceline.system.global_randomness import SeparateRandomness
 from paceline.transport.device import moving_to
-from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.membership import BatchShare, LoopState, Membership
 from paceline.worker.own_rounds import in_own_rounds
 
 _TWO_AT_ONCE = (
@@ -233,12 +232,14 @@ class WorkerBatches:
                     first = False
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
-                    state = self._optimizer, claims.taken, claims.left()
+                    state = LoopState(self._optimizer, claims.taken, claims.left())
                     step = self._replica.step + 1 if self.algorithm.same_batches else 0
-                    self._membership.begin_epoch(epoch, first_batch, *state, leads=leads, step=step)
+                    self._membership.begin_epoch(epoch, first_batch, state, leads=leads, step=step)
                 elif self.algorithm.same_batches and not (self._replica.is_under_way or self._not_begun):
-                    state, leads = (self._optimizer, claims.taken, claims.left()), self._leads(claims, number)
-                    self._membership.begin_epoch(None, number, *state, leads=leads, step=self._replica.step + 1)
+                    state = LoopState(self._optimizer, claims.taken, claims.left())
+                    self._membership.begin_epoch(
+                        None, number, state, leads=self._leads(claims, number), step=self._replica.step + 1
+                    )
                 self._membership.before_batch()
                 claims.hand_out(number)
                 self._tell_progress(claims, epoch, number)
@@ -322,15 +323,16 @@ class WorkerBatches:
             self._progress.begin_at(done, done * batches.samples(0))
         self._progress.hand_out_round(len(sizes), sum(sizes) if all(sizes) else 0)
 
-    def at_end(self, *, is_cut: bool) -> tuple[int, Left | None] | None:
-        """Batches taken, and left, with those whose step the run's end has cut short; None: those left are unknown."""
+    def at_end(self, *, is_cut: bool) -> LoopState | None:
+        """The loop's state, with batches left whose step the run's end has cut short; None: those left are unknown."""
         if (claims := self._claims) is None:
             share = self._get_share() if self.algorithm.in_rounds else None
-            return self._taken, share.left if share is not None else None
+            return LoopState(self._optimizer, self._taken, share.left if share is not None else None)
         if is_cut:
             for number in [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]:
                 claims.take_back(number)
-        return None if (left := claims.left()) is None and claims.deal is not None else (claims.taken, left)
+        left = claims.left()
+        return None if left is None and claims.deal is not None else LoopState(self._optimizer, claims.taken, left)
 
     def _get_share(self) -> BatchShare:
         self._share = self._share or self._membership.batches()

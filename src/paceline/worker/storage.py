@@ -18,6 +18,7 @@ from paceline.optim.sharding import Sharding
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.system.saved_state import check_fits
+from paceline.worker.memberships.membership import LoopState
 from paceline.worker.process import NotSaved
 
 _END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
@@ -135,21 +136,17 @@ class WorkerStorage:
     def save(
         self,
         number: int | None,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
+        state: LoopState,
         own_model: Any = None,
         parameters: Callable[[], checkpoint.Parameters] | None = None,
-        left: Left | None = None,
     ) -> bool:
         """Writes the worker's part of a checkpoint; returns whether it succeeded.
 
         Args:
             number: of the checkpoint; None: the run's last one, which is tried again, as there will be no other.
-            optimizer: whose state is saved.
-            taken: batches that the worker has taken.
+            state: of its loop.
             own_model: its vector, if every worker has one.
             parameters: makes the run's parameters, if this worker saves them.
-            left: the batches that a run in rounds has left.
         """
 
         def write(folder: Path) -> None:
@@ -158,36 +155,23 @@ class WorkerStorage:
                 version, updates, x = own_model.own()
                 model = version, self._updates_before + updates, x
             program = self._state() if self._state is not None else None
-            checkpoint.save_worker(folder, number, self._worker_id, optimizer, taken, model, program, left)
+            checkpoint.save_worker(
+                folder, number, self._worker_id, state.optimizer, state.taken, model, program, state.left
+            )
             if parameters is not None and number is not None:
                 checkpoint.save_parameters(folder, number, parameters())
 
         return self._try(number, write)
 
-    def save_alone(
-        self,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        parameters: checkpoint.Parameters,
-        left: Left,
-        least: int,
-    ) -> Path | None:
+    def save_alone(self, state: LoopState, parameters: checkpoint.Parameters, least: int) -> Path | None:
         """Writes a run's last checkpoint with this worker's part alone, from which workers that are equal can all resume.
 
-        Args:
-            optimizer: as for `save`, like `taken` and `left`.
-            taken: batches that the worker has taken.
-            parameters: the run's.
-            left: the batches that are left.
-            least: the checkpoint's number is at least this.
-
-        Returns:
-            the checkpoint; None: it could not be written.
+        Its number is `least` or more. Returns the checkpoint; None: it could not be written.
         """
         written: list[Path] = []
 
         def write(folder: Path) -> None:
-            checkpoint.save_worker(folder, None, self._worker_id, optimizer, taken, left=left)
+            checkpoint.save_worker(folder, None, self._worker_id, state.optimizer, state.taken, left=state.left)
             number = checkpoint.end(folder, parameters, least)
             checkpoint_files.complete(folder, number, [self._worker_id], {})
             written.append(folder / str(number))

@@ -253,7 +253,7 @@ class Worker(WholeRun):
         at_end = self._batches.at_end(is_cut=is_cut or self._membership.stopped())
         if at_end is not None:
             save = self._membership.save_after_loss if is_lost else self._membership.save_end
-            save(self._optimizer, *at_end)
+            save(at_end)
 
     def batches(self, loader: Iterable[Any], *, own: bool = False, device: torch.device | str | None = None) -> Batches:
         """This worker's batches; an epoch is shared: each sample goes to one worker, once.

@@ -13,7 +13,6 @@ from torch import nn
 
 from paceline.algorithms import Algorithm, registry
 from paceline.algorithms.server.client import Client
-from paceline.data.round_deal import Left
 from paceline.errors import UsageError
 from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
@@ -30,7 +29,7 @@ from paceline.system.uncaught import say
 from paceline.worker.gathering import StoreGatherer
 from paceline.worker.hosted_servers import HostedServers
 from paceline.worker.memberships.layout_part import Division, ShardedLayoutPart
-from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.membership import BatchShare, LoopState, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_of, own_arena
 from paceline.worker.memberships.written import write_end, write_state
 from paceline.worker.storage import WorkerStorage
@@ -173,22 +172,12 @@ class LaunchedMembership(Membership):
         share = BatchShare(self._run.claims(), self._left)
         return share if self.part is None else share._replace(agreed=self.part.agreed)
 
-    def begin_epoch(
-        self,
-        epoch: int | None,
-        first_batch: int,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        left: Left | None,
-        *,
-        leads: bool,
-        step: int = 0,
-    ) -> None:
+    def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         """As in `Membership`; every epoch is saved, if any is, but for those that the run has resumed from."""
         if epoch is not None and first_batch > self._resumed and self._environment.checkpoint is not None:
             own_model = self.ports.shared if self._algorithm.gossip else None
             values = self._parameters(first_batch)
-            self._storage.save(first_batch, optimizer, taken, own_model, values if leads else None, left)
+            self._storage.save(first_batch, state, own_model, values if leads else None)
             self._incomplete = first_batch if leads else self._incomplete
 
     def _parameters(self, next_batch: int) -> Callable[[], Parameters]:
@@ -211,13 +200,13 @@ class LaunchedMembership(Membership):
     def is_terminated(self) -> bool:
         return bool(self._sigterm)
 
-    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+    def save_after_loss(self, state: LoopState) -> None:
         """As in `Membership`: the first worker that comes here saves the run, as all have the same parameters and state.
 
         Workers may be a step apart, and differ in what they drew and in buffers. A loop on batches of its own has none left
         to tell of, and saves nothing.
         """
-        folder = self._environment.checkpoint
+        folder, left = self._environment.checkpoint, state.left
         if (
             left is None
             or left == self._left
@@ -227,7 +216,7 @@ class LaunchedMembership(Membership):
             return
         # No worker begins an epoch of that number: others are a step ahead at most.
         least = left.first + self.num_workers + 1
-        written = self._storage.save_alone(optimizer, taken, self._memory.parameters(left.least), left, least)
+        written = self._storage.save_alone(state, self._memory.parameters(left.least), least)
         if written is not None:
             why = "SIGTERM" if self.is_terminated else "A worker was lost"
             say(

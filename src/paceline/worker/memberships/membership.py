@@ -32,6 +32,14 @@ class BatchShare(NamedTuple):
     agreed: Callable[[Callable[[], int]], int] = lambda find: find()  # as for `WorkerClaims`
 
 
+class LoopState(NamedTuple):
+    """What a checkpoint has of a worker's loop."""
+
+    optimizer: torch.optim.Optimizer
+    taken: int  # batches that the worker has taken
+    left: Left | None = None  # in rounds, what the run has left
+
+
 class Membership(Protocol):
     """One worker's part in a run, from joining to leaving; implementations inherit defaults for what does not concern them.
 
@@ -123,17 +131,7 @@ class Membership(Protocol):
         """
         return {}
 
-    def begin_epoch(
-        self,
-        epoch: int | None,
-        first_batch: int,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        left: Left | None,
-        *,
-        leads: bool,
-        step: int = 0,
-    ) -> None:
+    def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.
 
         Where workers have parts of one model, also before other steps.
@@ -141,9 +139,7 @@ class Membership(Protocol):
         Args:
             epoch: its number; None: the step is within one.
             first_batch: the number of its first batch, or of the step's, and of the checkpoint.
-            optimizer: whose state is saved.
-            taken: batches that this worker has taken.
-            left: in rounds, what the run has left.
+            state: of the loop.
             leads: whether it saves the parameters, too.
             step: the number of the step that begins, from 1 in this process, where workers have parts of one model; else 0.
         """
@@ -159,12 +155,12 @@ class Membership(Protocol):
     def raise_if_terminated(self) -> None:
         """Raises `Terminated` if SIGTERM ends this worker."""
 
-    def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
-        """Saves the worker's part of the run's last checkpoint, if there are any; `left`: the batches left, in rounds."""
+    def save_end(self, state: LoopState) -> None:
+        """Saves the worker's part of the run's last checkpoint, if there are any."""
 
-    def save_after_loss(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+    def save_after_loss(self, state: LoopState) -> None:
         """As `save_end`, when another worker is lost or SIGTERM ends this one."""
-        self.save_end(optimizer, taken, left)
+        self.save_end(state)
 
     def has_updates(self) -> bool:
         """Whether any worker is known to have made an update, given that this one has made none."""

@@ -30,7 +30,7 @@ from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.evaluation_process import begin_evaluations
 from paceline.worker.gathering import SupervisedGatherer
 from paceline.worker.memberships.layout_part import Division, LayoutPart
-from paceline.worker.memberships.membership import BatchShare, Membership
+from paceline.worker.memberships.membership import BatchShare, LoopState, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_in_launch, put_on_device
 from paceline.worker.process import Hello, join_run
 from paceline.worker.storage import WorkerStorage
@@ -263,35 +263,15 @@ class SupervisedMembership(Membership):
 
     # Checkpoints
 
-    def begin_epoch(
-        self,
-        epoch: int | None,
-        first_batch: int,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        left: Left | None,
-        *,
-        leads: bool,
-        step: int = 0,
-    ) -> None:
+    def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         if epoch is not None:
             self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             if self.worker_id == 0:
                 self._put_buffers()  # for workers that replace others
         if epoch != 0 and self._environment.checkpoint is not None:
-            self.save_epoch(epoch, first_batch, optimizer, taken, left, parameters=leads, step=step)
+            self.save_epoch(epoch, first_batch, state, parameters=leads, step=step)
 
-    def save_epoch(
-        self,
-        epoch: int | None,
-        number: int,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        left: Left | None = None,
-        *,
-        parameters: bool,
-        step: int = 0,
-    ) -> None:
+    def save_epoch(self, epoch: int | None, number: int, state: LoopState, *, parameters: bool, step: int = 0) -> None:
         """Saves this worker's part of checkpoint `number`, if the supervisor wants one as this epoch or step begins."""
         is_due = epoch is not None and self.arena.load("checkpoint_epoch") in (-1, epoch)
         is_due |= 0 < step == self.arena.load("checkpoint_step")
@@ -301,16 +281,16 @@ class SupervisedMembership(Membership):
         next_batch = number if kept is None else min(kept, number)
         is_first = self.part is None or self.part.is_recorded
         values = (lambda: self._memory.parameters(next_batch)) if parameters and is_first else None
-        if self._storage.save(number, optimizer, taken, self._own_model, values, left) and parameters:
+        if self._storage.save(number, state, self._own_model, values) and parameters:
             for server in range(self.ports.num_servers):
                 assert self.ports.mailbox is not None
                 with contextlib.suppress(PeerLostError):  # this checkpoint then stays incomplete
                     self.ports.mailbox.send(self.ports.num_workers + server, Message("save", number))
 
-    def save_end(self, optimizer: torch.optim.Optimizer, taken: int, left: Left | None) -> None:
+    def save_end(self, state: LoopState) -> None:
         """As in `Membership`; the supervisor saves the parameters."""
         if self._environment.checkpoint is not None and self._has_entered:
-            self._storage.save(None, optimizer, taken, self._own_model, left=left)
+            self._storage.save(None, state, self._own_model)
 
     @property
     def _own_model(self) -> Any:
