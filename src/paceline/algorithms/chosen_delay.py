@@ -17,16 +17,12 @@ _SHORTEST_S = 1e-9
 
 
 class ChosenDelay:
-    """The smallest delay that hides an average, measured once; the same on all workers.
-
-    Attributes:
-        steps_s: how long each step has taken.
-    """
+    """The smallest delay that hides an average, measured once; the same on all workers."""
 
     def __init__(self, ports: Ports[ReplicatedParameters], most: int) -> None:
         self._ports = ports
         self._most = most
-        self.steps_s: list[float] = []
+        self.steps_s: list[float] = []  # how long each step has taken
         self._last_s = ports.clock.now_s()
 
     def count_step(self) -> None:

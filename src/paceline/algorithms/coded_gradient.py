@@ -63,9 +63,6 @@ class _CodedGradient:
 
     If a worker's loop uses GradScaler, a gradient of its own that is not finite makes the mean NaN on all workers, so that all
     scalers skip the step and lower their scale; the error feedback is then restored to before the step.
-
-    Attributes:
-        coded: the buckets' means.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class _CodedGradient:
         # Samples, and how many workers use GradScaler: of all, once summed.
         self._known = torch.zeros(2, dtype=torch.float64)
         self._weighed: Handle | None = None
-        self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)
+        self.coded = CodedMean(codec, ports, replica.ranges, replica.shapes)  # the buckets' means
         gradient.replacements.parts.append(self)
 
     def begin(self, bucket: torch.Tensor) -> None:

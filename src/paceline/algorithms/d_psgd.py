@@ -146,10 +146,6 @@ class _Neighbours:
 
     Args:
         deadline_s: how long to wait for one neighbour.
-        replacements: of dead workers.
-
-    Attributes:
-        batches: rounds of batches, up to the last step.
     """
 
     def __init__(
@@ -157,10 +153,10 @@ class _Neighbours:
     ) -> None:
         assert ports.mailbox is not None
         self._replica, self._ports, self._mailbox, self._deadline_s = replica, ports, ports.mailbox, deadline_s
-        self._replacements = replacements
+        self._replacements = replacements  # of dead workers
         self._gone: set[int] = set()  # dead neighbours whose last message has come
         self._connected: dict[int, int | None] = {}  # newcomers that it has waited for, with their incarnations
-        self.batches = 0
+        self.batches = 0  # rounds of batches, up to the last step
 
     # For newcomers
 

@@ -196,9 +196,6 @@ class _Accrued:
         x: a vector (P,) like them.
         alone: each gradient is pushed separately, without a sum.
         travels: a sum is still being sent when the next begins.
-
-    Attributes:
-        missing: parameters without a gradient in any of them.
     """
 
     def __init__(self, x: Tensor, *, alone: bool, travels: bool = False) -> None:
@@ -207,7 +204,7 @@ class _Accrued:
         self._selection: Selection | None = None  # the elements of the sum; None: all
         self._type: dtype | None = None  # of the gradients
         self.samples = 0
-        self.missing: Ranges = ()
+        self.missing: Ranges = ()  # parameters without a gradient in any of them
 
     def add(self, g: Tensor, rows: Rows | None, samples: int, missing: Ranges) -> float:
         """Adds a gradient (P,), or the elements that its rows select; returns the number of vectors read and written."""

@@ -19,16 +19,13 @@ class Evaluations:
     end of a step, the workers check that they agree.
 
     Costs: per evaluation, what a gradient of the method costs, and two small all-reduces.
-
-    Args:
-        average: averages the replica's gradient over all workers, unless `backward` has done so.
     """
 
     def __init__(
         self,
         ports: Ports[ReplicatedParameters],
         round: Round,
-        average: Callable[[], None],
+        average: Callable[[], None],  # averages the replica's gradient over all workers, unless `backward` has done so
     ) -> None:
         assert ports.collectives is not None
         self._collectives = ports.collectives

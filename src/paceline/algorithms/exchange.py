@@ -65,17 +65,7 @@ class Request:
 
 
 class Exchanges:
-    """Requests, answers and the two halves of every average of one worker.
-
-    Args:
-        lock: held while a program reads or writes `ports.shared.x`.
-        deadline: how long to wait for an answer; it learns from every answer, including late ones.
-
-    Attributes:
-        own: the exchange whose answer this worker waits for.
-        aside: by partner, its unresolved request that this worker no longer waits for.
-        held: requests from lower ids, to be answered when the own exchange is over.
-    """
+    """Requests, answers and the two halves of every average of one worker."""
 
     def __init__(self, ports: Ports[ReplicatedParameters], lock: Lock, deadline: MeasuredDeadline) -> None:
         assert ports.mailbox is not None
@@ -83,16 +73,17 @@ class Exchanges:
         self._mailbox = ports.mailbox
         self._shared: Any = ports.shared
         self._x: torch.Tensor = ports.shared.x
-        self._lock = lock
-        self._deadline = deadline
+        self._lock = lock  # held while a program reads or writes `ports.shared.x`
+        self._deadline = deadline  # how long to wait for an answer; it learns from every answer, including late ones
         self._counts = ports.counts
         self._moved = ports.moved
         self._now_s = ports.clock.now_s
         self._first_number = self._number = ports.incarnation * _INCARNATION_NUMBERS
         self._decided = ports.decided
-        self.own: Request | None = None
-        self.aside: dict[int, Request] = {}
+        self.own: Request | None = None  # the exchange whose answer this worker waits for
+        self.aside: dict[int, Request] = {}  # by partner, its unresolved request that this worker no longer waits for
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
+        # Requests from lower ids, to be answered when the own exchange is over.
         self.held: list[tuple[int, Message]] = []
         self._answered: dict[int, int] = {}  # by partner: its last request that was answered
         # By partner: its withdrawn request whose outcome could not be sent.

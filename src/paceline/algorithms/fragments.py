@@ -60,17 +60,11 @@ class AveragedModels(Algorithm):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When each fragment departs.
+    """When each fragment departs."""
 
-    Args:
-        period: H, steps between two departures of a fragment.
-        delay: steps from a departure to the merge; "auto": not known yet.
-        num_fragments: they depart one after the other, evenly spread over the period.
-    """
-
-    period: int
-    delay: int | Literal["auto"] = 0
-    num_fragments: int = 1
+    period: int  # H, steps between two departures of a fragment
+    delay: int | Literal["auto"] = 0  # steps from a departure to the merge; "auto": not known yet
+    num_fragments: int = 1  # they depart one after the other, evenly spread over the period
 
     def leaving(self, k: int) -> list[int]:
         """The fragments that depart after step `k`, counted from 1.
@@ -101,9 +95,6 @@ class Averages:
         codec: compresses fragments; the rule should send vectors that shrink.
         of_changes: whether to average changes, for an outer optimizer, which also steps for a lone worker; else models.
         caution: makes the warning for a delay chosen by "auto", from the number of workers and the delay.
-
-    Attributes:
-        gradient: averages gradients, and lets newcomers in.
     """
 
     def __init__(
@@ -124,7 +115,7 @@ class Averages:
         x = ports.shared.x
         self._only_time, self._caution = not x.numel(), caution
         self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
-        self.gradient = GradientRound(replica, ports)
+        self.gradient = GradientRound(replica, ports)  # averages gradients, and lets newcomers in
         replacements = self.gradient.replacements
         replacements.parts.append(self)
         self._rounds = [Round(replica, ports, replacements) for _ in range(schedule.num_fragments)]

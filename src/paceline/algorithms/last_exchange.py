@@ -41,23 +41,17 @@ class Step(Enum):
 
 
 class Ending:
-    """The ending of one worker's averaging.
-
-    Args:
-        deadline: how long to wait for an invited request.
-        requests: whether it begins exchanges; otherwise it invites others to.
-        orderly: whether it averages once more; not after an exception.
-    """
+    """The ending of one worker's averaging."""
 
     def __init__(
         self,
         partners: Partners,
         exchanges: Exchanges,
-        deadline: MeasuredDeadline,
+        deadline: MeasuredDeadline,  # how long to wait for an invited request
         ports: Ports[SharedParameters],
         *,
-        requests: bool,
-        orderly: bool,
+        requests: bool,  # whether it begins exchanges; otherwise it invites others to
+        orderly: bool,  # whether it averages once more; not after an exception
     ) -> None:
         assert ports.mailbox is not None
         self._partners = partners

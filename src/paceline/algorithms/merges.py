@@ -22,17 +22,11 @@ _WHAT = "the last average"
 
 
 class Rule(Protocol):
-    """The method-specific part of the engine.
+    """The method-specific part of the engine."""
 
-    Attributes:
-        sends_a_copy: whether the fragment itself is sent, and so must be copied.
-        moved_out: vectors read and written to make the sent vector, besides that copy.
-        moved_in: vectors read and written by the merge, besides copying its result to the parameters.
-    """
-
-    sends_a_copy: bool
-    moved_out: float
-    moved_in: float
+    sends_a_copy: bool  # whether the fragment itself is sent, and so must be copied
+    moved_out: float  # vectors read and written to make the sent vector, besides that copy
+    moved_in: float  # vectors read and written by the merge, besides copying its result to the parameters
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
         """The vector to average (n,): `x` itself, or a new vector."""
@@ -96,7 +90,6 @@ class OfChanges:
     Costs: the last mean, on every worker.
 
     Args:
-        rule: merges the models.
         anchors: by fragment, the last parameters (n,) that all workers had in common.
     """
 
@@ -104,7 +97,7 @@ class OfChanges:
     moved_out = 1.0
 
     def __init__(self, rule: MeanOfModels, anchors: list[torch.Tensor]) -> None:
-        self._rule = rule
+        self._rule = rule  # merges the models
         self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
         self.moved_in = rule.moved_in + 6.0
 
@@ -134,7 +127,6 @@ class OuterStep:
     Costs: the outer parameters, and their momentum if there is one, equal on every worker.
 
     Args:
-        local_weight: alpha, of the worker's own parameters in the merge.
         anchors: by fragment, the outer parameters (n,) at its last merge, from which changes are counted.
     """
 
@@ -143,7 +135,7 @@ class OuterStep:
 
     def __init__(self, outer: Outer, local_weight: float, anchors: list[torch.Tensor]) -> None:
         self._outer = outer
-        self._local_weight = local_weight
+        self._local_weight = local_weight  # alpha, of the worker's own parameters in the merge
         self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
         self._momenta = [one.new_zeros(one.shape) if outer.has_momentum else None for one in self._anchors]
         self.moved_in = 3.0 + 6.0 * outer.has_momentum + 3.0 * (local_weight > 0)

@@ -48,22 +48,15 @@ _END, _END_AFTER_ONE_MORE = Message("end"), Message("end", 1)
 
 
 class PairwiseAveraging:
-    """The communication program of one worker, and the interface that its compute program calls.
-
-    Args:
-        topology: which workers may average with each other.
-        peers: draw partners at `random`, or take turns (`rotate`).
-        lock: held while a program reads or writes `ports.shared.x`.
-        deadline: how long to wait for a partner; None: measured from the start.
-    """
+    """The communication program of one worker, and the interface that its compute program calls."""
 
     def __init__(
         self,
-        topology: Topology,
-        peers: Literal["random", "rotate"],
+        topology: Topology,  # which workers may average with each other
+        peers: Literal["random", "rotate"],  # draw partners at `random`, or take turns (`rotate`)
         ports: Ports[ReplicatedParameters],
-        lock: Lock,
-        deadline: MeasuredDeadline | None = None,
+        lock: Lock,  # held while a program reads or writes `ports.shared.x`
+        deadline: MeasuredDeadline | None = None,  # how long to wait for a partner; None: measured from the start
     ) -> None:
         assert ports.mailbox is not None
         self._ports = ports

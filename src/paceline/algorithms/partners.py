@@ -16,10 +16,7 @@ class Partners:
     """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging.
 
     Attributes:
-        turn: number of averages that the worker has requested: the step of a time-varying graph.
         ever: all neighbours at any step, ascending.
-        done: partners that begin no more exchanges.
-        gone: partners whose averaging has ended, though they may still be reachable.
     """
 
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
@@ -32,9 +29,9 @@ class Partners:
         self.ever = (
             self._at_steps[0] if period == 1 else tuple(sorted({one for step in self._at_steps for one in step}))
         )
-        self.turn = 0
-        self.done: set[int] = set()
-        self.gone: set[int] = set()
+        self.turn = 0  # number of averages that the worker has requested: the step of a time-varying graph
+        self.done: set[int] = set()  # partners that begin no more exchanges
+        self.gone: set[int] = set()  # partners whose averaging has ended, though they may still be reachable
         self._is_late = ports.incarnation > 0
         self._heard: set[int] = set()  # partners that have sent a message since they last connected
         self._returned: set[int] = set()  # partners that were unreachable at some time

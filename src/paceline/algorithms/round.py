@@ -41,9 +41,6 @@ class Round:
 
     Costs: an exchange of reports is an all-reduce of six numbers per worker.
 
-    Args:
-        replacements: whom the first worker accepts.
-
     Attributes:
         replicas: compares what should be equal on all workers.
         has_closure: whether loops pass one, by the last exchange.
@@ -55,7 +52,7 @@ class Round:
         self._replica = replica
         self._ports = ports
         self._collectives = ports.collectives
-        self._replacements = replacements
+        self._replacements = replacements  # whom the first worker accepts
         self.replicas = EqualReplicas(replica, ports)
         self._round = self._step = 0  # of the last round
         self._earlier = 0  # step of the round before

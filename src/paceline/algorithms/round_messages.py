@@ -66,14 +66,10 @@ class Report(NamedTuple):
 
 
 class Reports:
-    """One report per worker. Each worker fills its own column of zeros, so that a sum over workers gathers all.
-
-    Args:
-        numbers: (number of fields * num_workers,), float64: a row for each field.
-    """
+    """One report per worker. Each worker fills its own column of zeros, so that a sum over workers gathers all."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
-        self.numbers = numbers
+        self.numbers = numbers  # (number of fields * num_workers,), float64: a row for each field
         self._rows = numbers.view(len(Report._fields), -1)
 
     @classmethod

@@ -237,14 +237,13 @@ class Quorum(Admission):
     workers make an update; if fewer are left, all of them do: a worker that ends early or dies never blocks the others.
 
     Args:
-        target: N, gradients per update.
         workers: all members, N + b of them.
 
     Reference: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, arXiv:1604.00981, Algorithms 3 and 4.
     """
 
     def __init__(self, target: int, workers: Iterable[int]) -> None:
-        self._target = target
+        self._target = target  # N, gradients per update
         self._members = set(workers)
         self._arrived: list[int] = []  # workers whose gradients of this step have arrived, in order
 

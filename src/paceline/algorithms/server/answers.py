@@ -69,7 +69,6 @@ class Answers:
 
     Args:
         ports: the server's, whose shared vector is sent.
-        announced: the rows that workers look up.
     """
 
     def __init__(self, ports: ServerPorts, shard_id: int, announced: Announced) -> None:
@@ -78,7 +77,7 @@ class Answers:
         self._x: Tensor = ports.shared.x
         self._range = ports.shared.ranges[shard_id]
         self._changed = ChangedRows(*self._range)
-        self._announced = announced
+        self._announced = announced  # the rows that workers look up
         self._tables: dict[int, Rows] = {}  # worker -> the tables that it looks up, without rows
         self._sent: dict[int, int] = {}  # worker -> version of the parameters that it was last sent
         self._has: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it has

@@ -17,20 +17,15 @@ class BackupController:
     Report dropped gradients too: late ones count. A worker that is late for one step also misses the next ones without a
     report; therefore a step's times are drawn from each worker's own round trips instead of taken as they arrived. So a worker
     that is always slow stays visible.
-
-    Args:
-        num_workers: M, including backups.
-        window: round trips remembered per worker.
-        max_backups: maximum b; None: M / 4, or 1.
     """
 
     def __init__(
         self,
-        num_workers: int,
+        num_workers: int,  # M, including backups
         *,
         every_steps: int = 50,
-        window: int = 200,
-        max_backups: int | None = None,
+        window: int = 200,  # round trips remembered per worker
+        max_backups: int | None = None,  # maximum b; None: M / 4, or 1
     ) -> None:
         if num_workers < 1 or every_steps < 1 or window < 1:
             raise ValueError("num_workers, every_steps and window must be 1 or more")

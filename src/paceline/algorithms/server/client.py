@@ -54,25 +54,18 @@ class Client:
     successor whether it has applied that already. If its predecessor had answered, the client sends it the number of this
     worker's last update while it waits for the other shards.
 
-    Args:
-        ports: the worker's; `ports.shared.x` (P,) becomes what the servers send.
-        codec: of gradients; None: they are not coded.
-        aligned: whether all shards' parameters must have one version, as when shard 0 chooses for all.
-        by_workers_optimizer: whether the worker's own optimizer makes steps, at the servers or here.
-        fetched: called with `x` whenever all of it has come.
-
     Attributes:
         sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
     def __init__(
         self,
-        ports: Ports[ServedParameters],
-        codec: Codec | None = None,
+        ports: Ports[ServedParameters],  # the worker's; `ports.shared.x` (P,) becomes what the servers send
+        codec: Codec | None = None,  # of gradients; None: they are not coded
         *,
-        aligned: bool = False,
-        by_workers_optimizer: bool = False,
-        fetched: Callable[[torch.Tensor], None] = lambda x: None,
+        aligned: bool = False,  # whether all shards' parameters must have one version, as when shard 0 chooses for all
+        by_workers_optimizer: bool = False,  # whether the worker's own optimizer makes steps, at the servers or here
+        fetched: Callable[[torch.Tensor], None] = lambda x: None,  # called with `x` whenever all of it has come
     ) -> None:
         assert ports.mailbox is not None
         self.x = ports.shared.x  # the parameters (P,)

@@ -22,14 +22,10 @@ _ABOUT = ("incarnation", "worker_id", "sequence", "step")  # of `_numbers`
 
 
 class Gathering:
-    """The gradients that a shard has accepted but not yet applied. In this base class every gradient is its own update.
-
-    Args:
-        noise: measures the gradients' noise, if the number of gradients follows it.
-    """
+    """The gradients that a shard has accepted but not yet applied. In this base class every gradient is its own update."""
 
     def __init__(self, noise: NoiseMeter | None = None) -> None:
-        self._noise = noise
+        self._noise = noise  # measures the gradients' noise, if the number of gradients follows it
         self.moves = noise.moves if noise is not None else 0.0  # vectors that the last `take` has read and written
 
     @property

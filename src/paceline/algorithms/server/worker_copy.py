@@ -35,25 +35,20 @@ class WorkerCopy:
 
     Args:
         ports: the worker's; `ports.shared.x` (P,) is the copy.
-
-    Attributes:
-        x: the copy (P,).
-        versions: of each shard's parameters in it.
-        echoes: what came with each shard's parameters, to be sent back with the gradient; None: nothing.
-        follows: whether rows of some tables come, or have come, when they are looked up.
     """
 
     def __init__(self, ports: Ports[Any]) -> None:
-        self.x: torch.Tensor = ports.shared.x
+        self.x: torch.Tensor = ports.shared.x  # the copy (P,)
         self._ranges, self._moved = ports.shared.ranges, ports.moved
-        self.versions = [0] * len(self._ranges)
+        self.versions = [0] * len(self._ranges)  # of each shard's parameters in it
+        # What came with each shard's parameters, to be sent back with the gradient; None: nothing.
         self.echoes: list[torch.Tensor | None] = [None] * len(self._ranges)
         self._arriving: dict[int, _Arriving] = {}  # by shard
         # What own steps have changed: elements, and their values before.
         self._rows_before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._has_changed_all = False  # whether own steps have changed all of it since it came
         # Tables whose rows are looked up have no other rows here.
-        self.follows = False
+        self.follows = False  # whether rows of some tables come, or have come, when they are looked up
         self._lookups: Lookups | None = None
         self._looked_up: Rows = {}  # these tables, without rows
         self._came_whole = False  # whether a shard has sent its part of them all the same
