@@ -16,19 +16,14 @@ from paceline.ports.started import CarriedOutTogether
 
 
 class Axis:
-    """The workers that differ only in one coordinate.
-
-    Args:
-        collectives: None: there is one worker, or the workers are not connected yet.
-        index: this worker's position among them.
-        most_bytes: of one operation; longer ones are split, as shared memory has areas of a fixed size.
-    """
+    """The workers that differ only in one coordinate."""
 
     def __init__(
         self,
-        collectives: RootedCollectives | None = None,
+        collectives: RootedCollectives | None = None,  # None: there is one worker, or the workers are not connected yet
         size: int = 1,
-        index: int = 0,
+        index: int = 0,  # this worker's position among them
+        # Of one operation; longer ones are split, as shared memory has areas of a fixed size.
         most_bytes: int = sys.maxsize,
     ) -> None:
         self._collectives = collectives or LoneCollectives()

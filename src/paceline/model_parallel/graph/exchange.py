@@ -62,11 +62,6 @@ def described(name: str, x: torch.Tensor) -> TensorInfo:
 class Exchange:
     """One worker's messages with the others.
 
-    Args:
-        first: the number of worker 0 of these in the run, for error messages.
-        wire: the type that floats are cast to.
-        slowness: artificial factor on this worker's compute time: it sleeps before it sends or waits.
-
     Attributes:
         sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.
     """
@@ -76,10 +71,10 @@ class Exchange:
         mailbox: Mailbox,
         worker: int,
         *,
-        first: int = 0,
-        wire: str = "",
+        first: int = 0,  # the number of worker 0 of these in the run, for error messages
+        wire: str = "",  # the type that floats are cast to
         deadline_s: float = 60.0,
-        slowness: float = 1.0,
+        slowness: float = 1.0,  # artificial factor on this worker's compute time: it sleeps before it sends or waits
         sleep: Callable[[float], object] = time.sleep,
         recorder: Recorder | None = None,
     ) -> None:

@@ -71,26 +71,18 @@ def _may_see(change: fx.Node, reader: fx.Node, read: fx.Node, at: dict[fx.Node, 
 
 
 def run_needed(
-    needed: Sequence[fx.Node],
-    fetched: Sequence[fx.Node],
-    plan: PlanData,
-    worker: int,
-    exchange: Exchange,
+    needed: Sequence[fx.Node],  # from `needed_for`
+    fetched: Sequence[fx.Node],  # operations among them
+    plan: PlanData,  # the placement
+    worker: int,  # this one
+    exchange: Exchange,  # with the others
+    # An operation's value, whose inputs are in the values so far.
     compute: Callable[[fx.Node, dict[fx.Node, Any]], Any],
-    env: dict[fx.Node, Any],
+    env: dict[fx.Node, Any],  # the values so far: the model's inputs
 ) -> list[torch.Tensor]:
     """The fetched values. Each operation runs on its own worker, tensors go to the workers that read them, results to all.
 
     All workers follow the model's order, so that none waits for a later operation.
-
-    Args:
-        needed: from `needed_for`.
-        fetched: operations among them.
-        plan: the placement.
-        worker: this one.
-        exchange: with the others.
-        compute: an operation's value, whose inputs are in the values so far.
-        env: the values so far: the model's inputs.
 
     Raises:
         UsageError: a fetched value is not a tensor.

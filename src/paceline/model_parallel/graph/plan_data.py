@@ -119,16 +119,12 @@ class PlanData:
     def again(
         self,
         *,
+        # Replace this plan's devices; pins are dropped. If their number differs, all links are the usual one.
         devices: Sequence[Device] | None = None,
-        placer: str | None = None,
-        device_of: Mapping[str, int] | None = None,
+        placer: str | None = None,  # the placer to use; None: the best
+        device_of: Mapping[str, int] | None = None,  # an explicit placement instead: by group, its device
     ) -> Self:
         """Places the model again in milliseconds, from the same measurements: for other devices, or as the caller chooses.
-
-        Args:
-            devices: replace this plan's devices; pins are dropped. If their number differs, all links are the usual one.
-            placer: the placer to use; None: the best.
-            device_of: an explicit placement instead: by group, its device.
 
         Raises:
             UsageError: no such placement exists.

@@ -75,18 +75,13 @@ class Link:
 
     Measured with the mailbox (`benchmarks/results/mailbox.md`): 54 us in `send`, 52 us in `receive`, 22 us on the way, and
     4 MB in some 3 ms.
-
-    Args:
-        latency_s: from the end of sending to arrival of an empty message.
-        bytes_per_s: of a link, which carries one transfer after the other.
-        busy_s: time per transfer in which the sender, and the receiver, cannot compute.
-        is_shared: one queue carries the transfers of all devices, as in one machine's memory; otherwise each pair has its own
-            in each direction.
     """
 
-    latency_s: float = 2.2e-5
-    bytes_per_s: float = 1.4e9
-    busy_s: float = 5e-5
+    latency_s: float = 2.2e-5  # from the end of sending to arrival of an empty message
+    bytes_per_s: float = 1.4e9  # of a link, which carries one transfer after the other
+    busy_s: float = 5e-5  # time per transfer in which the sender, and the receiver, cannot compute
+    #: One queue carries the transfers of all devices, as in one machine's memory; otherwise each pair has its own in
+    #: each direction.
     is_shared: bool = False
 
     def move_s(self, num_bytes: int) -> float:

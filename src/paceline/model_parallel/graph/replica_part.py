@@ -24,9 +24,6 @@ class ReplicaPart:
     """Implements `LayoutPart` for one worker of a replica: as many consecutive workers as the plan has devices.
 
     Each parameter belongs to one part, whose servers hold it: the plan keeps operations that share it on one device.
-
-    Attributes:
-        exchange: with the other parts of the replica, once connected.
     """
 
     keeps_random_alike = is_placed = True
@@ -41,7 +38,7 @@ class ReplicaPart:
         self.axes: Mapping[str, AxisShape] = {}
         self.whole: Tensor | None = None
         self.repeats: Callable[[], bool] = bool
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange | None = None  # with the other parts of the replica, once connected
         self.binding = FlatBinding(part.parameters(), on_any_device=True)
         self._whole_binding = FlatBinding(part.whole.parameters(), on_any_device=True)
         self.sharding = _sharding(part, self._whole_binding) if num_parts > 1 else None
