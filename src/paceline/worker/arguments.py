@@ -17,19 +17,13 @@ from paceline.optim.several_optimizers import SeveralOptimizers
 
 
 def as_one_optimizer(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    algorithm: Algorithm | None,
-    environment: WorkerEnvironment | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],  # one or several
+    algorithm: Algorithm | None,  # must support them; None: nothing to check
+    environment: WorkerEnvironment | None,  # of the worker
     *,
-    in_turn: bool,
+    in_turn: bool,  # whether several step in turn
 ) -> torch.optim.Optimizer:
     """The given optimizers as one.
-
-    Args:
-        optimizer: one or several.
-        algorithm: must support them; None: nothing to check.
-        environment: of the worker.
-        in_turn: whether several step in turn.
 
     Raises:
         UsageError: it is neither an optimizer nor a list of optimizers, or the algorithm takes only one, or another kind.

@@ -40,14 +40,6 @@ _TWO_AT_ONCE = (
 class WorkerBatches:
     """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
 
-    Args:
-        replica: the worker's; each batch begins one of its steps.
-        optimizer: the user's, whose state is saved.
-        taken: batches that this worker took before (a resumed run, or an earlier incarnation).
-        progress: counts what is handed out.
-        bind_newest: binds the model to a copy of the newest parameters.
-        randomness: makes an epoch's random states, equal on all workers.
-
     Attributes:
         deferred: for a loop that fetches ahead: for each batch handed out, its number of samples, and a function that begins
             its step. None: a step begins when its batch is handed out.
@@ -58,12 +50,12 @@ class WorkerBatches:
         *,
         membership: Membership,
         algorithm: Algorithm,
-        replica: Any,
-        optimizer: torch.optim.Optimizer,
-        taken: int,
-        progress: RunProgress,
-        bind_newest: Callable[[], None],
-        randomness: Callable[[int], SeparateRandomness],
+        replica: Any,  # the worker's; each batch begins one of its steps
+        optimizer: torch.optim.Optimizer,  # the user's, whose state is saved
+        taken: int,  # batches that this worker took before (a resumed run, or an earlier incarnation)
+        progress: RunProgress,  # counts what is handed out
+        bind_newest: Callable[[], None],  # binds the model to a copy of the newest parameters
+        randomness: Callable[[int], SeparateRandomness],  # makes an epoch's random states, equal on all workers
     ) -> None:
         # With the same batches, each worker takes all, as if it were alone.
         self.worker_id, self.num_workers = (0, 1) if algorithm.same_batches else membership.dealt

@@ -32,23 +32,15 @@ THREAD, ENDED_THREAD = -1, -2
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """One evaluation, as the evaluator reports it to the supervisor.
+    """One evaluation, as the evaluator reports it to the supervisor."""
 
-    Args:
-        figures: as in `RunData.evaluations`; None: it failed, or the run ended while it waited for the parameters.
-        at_s: on the machine's monotonic clock: when the parameters had been copied.
-        finite: whether the parameters were finite.
-        failure: "usage" or "error" if the evaluating function failed.
-        reason: the error, or what is wrong with the returned value.
-        trace: the error's traceback.
-    """
-
+    #: As in `RunData.evaluations`; None: it failed, or the run ended while it waited for the parameters.
     figures: dict[str, Any] | None
-    at_s: float = 0.0
-    finite: bool = True
-    failure: str = ""
-    reason: str = ""
-    trace: str = ""
+    at_s: float = 0.0  # on the machine's monotonic clock: when the parameters had been copied
+    finite: bool = True  # whether the parameters were finite
+    failure: str = ""  # "usage" or "error" if the evaluating function failed
+    reason: str = ""  # the error, or what is wrong with the returned value
+    trace: str = ""  # the error's traceback
 
 
 class EvaluationChannel:

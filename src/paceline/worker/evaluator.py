@@ -49,24 +49,16 @@ class Evaluated(Protocol):
 
 
 class Evaluator:
-    """Evaluates with its own model, on a copy of the shared vector.
-
-    Args:
-        model: with the parameters and buffers of the trained model; used only here.
-        figures: maps it to `{"loss": ..., "accuracy": ...}`; each may be None.
-
-    Attributes:
-        live: buffers that are read in place of the run's, by name.
-    """
+    """Evaluates with its own model, on a copy of the shared vector."""
 
     def __init__(self, model: nn.Module, figures: Callable[[nn.Module], Mapping[str, float | None]]) -> None:
         self.finite = True  # whether the last evaluated parameters were finite
         self.loaded_s = 0.0  # when these had been copied, on the monotonic clock
-        self.model = model
-        self._figures = figures
+        self.model = model  # with the parameters and buffers of the trained model; used only here
+        self._figures = figures  # maps the model to `{"loss": ..., "accuracy": ...}`; each may be None
         self._buffers = dense_buffers(model)
         self._binding = FlatBinding(model.parameters(), on_any_device=True)
-        self.live: dict[str, torch.Tensor] = {}
+        self.live: dict[str, torch.Tensor] = {}  # buffers that are read in place of the run's, by name
         self.num_parameters = self._binding.num_parameters
         self._x = torch.empty(self._binding.num_elements, dtype=self._binding.dtype)
         self._bound = self._x if self._binding.device.type == "cpu" else self._binding.zeros()

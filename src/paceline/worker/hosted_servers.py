@@ -19,25 +19,17 @@ from paceline.transport.keys import Keys
 
 
 class HostedServers:
-    """The servers of a run, in this process. They end with it and have no successors.
-
-    Args:
-        algorithm: that needs the servers.
-        arena: this worker's; its vector is the run's.
-        store: where the members of the run meet.
-        host: address of this machine by which the workers reach it; None: they are on this machine.
-        key: the run's key file, or its contents; needed with `host`.
-    """
+    """The servers of a run, in this process. They end with it and have no successors."""
 
     def __init__(
         self, algorithm: Algorithm, arena: Arena, store: Any, seed: int, *, host: str | None, key: Path | Keys | None
     ) -> None:
-        self._algorithm = algorithm
-        self._arena = arena
-        self._store = store
+        self._algorithm = algorithm  # that needs the servers
+        self._arena = arena  # this worker's; its vector is the run's
+        self._store = store  # where the members of the run meet
         self._seed = seed
-        self._host = host
-        self._key = key
+        self._host = host  # address of this machine by which the workers reach it; None: they are on this machine
+        self._key = key  # the run's key file, or its contents; needed with `host`
         self._ending = threading.Event()
         self._errors: list[BaseException] = []
         self._threads = [

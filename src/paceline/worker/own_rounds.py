@@ -17,22 +17,16 @@ _EPOCH = Call(
 
 
 def in_own_rounds(
-    batches: Iterator[Any],
-    loader: Any,
+    batches: Iterator[Any],  # the epoch's
+    loader: Any,  # from which they come
+    # The worker's, which gets the number of each round, so that workers compare the numbers when they step.
     replica: Any,
-    gather: Callable[[Any, Call], list[Any]],
-    stopped: Callable[[], bool],
+    gather: Callable[[Any, Call], list[Any]],  # brings values of all workers together
+    stopped: Callable[[], bool],  # whether the run is being stopped
 ) -> Iterator[Any]:
     """A worker's batches, and the last one again until the worker with the most has had its own; begins for all together.
 
     Costs: workers exchange their numbers of batches once an epoch, or in each round if a loader has no length.
-
-    Args:
-        batches: the epoch's.
-        loader: from which they come.
-        replica: the worker's, which gets the number of each round, so that workers compare the numbers when they step.
-        gather: brings values of all workers together.
-        stopped: whether the run is being stopped.
 
     Raises:
         UsageError: this worker has no batch, but others have.

@@ -87,17 +87,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class NotSaved:
-    """A part of a checkpoint cannot be written (the worker, or server, continues), or a server's snapshot.
+    """A part of a checkpoint cannot be written (the worker, or server, continues), or a server's snapshot."""
 
-    Args:
-        why: a sentence.
-        number: of the checkpoint; None: the last one.
-        is_snapshot: of a server's own.
-    """
-
-    why: str
-    number: int | None = None
-    is_snapshot: bool = False
+    why: str  # a sentence
+    number: int | None = None  # of the checkpoint; None: the last one
+    is_snapshot: bool = False  # of a server's own
 
 
 @dataclass(frozen=True)
@@ -106,19 +100,13 @@ class Done:
 
 
 def join_run(
-    environment: SupervisedEnvironment,
-    hello: Hello,
+    environment: SupervisedEnvironment,  # this worker
+    hello: Hello,  # what it wants to train
+    # Writes the initial parameters into a flat vector, and other tensors into the arena; called in worker 0.
     initial: Callable[[Arena, torch.Tensor], None],
-    tell: Callable[[Arena], None],
+    tell: Callable[[Arena], None],  # writes what the workers tell each other at the start; called in every worker
 ) -> Arena:
     """Meets the supervisor: says what to train, maps the memory, waits until everyone is ready.
-
-    Args:
-        environment: this worker.
-        hello: what it wants to train.
-        initial: writes the initial parameters into a flat vector, and the model's other tensors into the arena; called in
-            worker 0.
-        tell: writes what the workers tell each other at the start; called in every worker.
 
     Raises:
         UsageError: the workers disagree, or the supervisor cannot run this.

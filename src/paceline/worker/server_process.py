@@ -32,16 +32,11 @@ from paceline.worker.process import NotSaved, Ready, Welcome
 
 @dataclass(frozen=True)
 class Restored:
-    """A server has taken a dead one's place.
-
-    Args:
-        first_lost: version of the first lost update.
-        last_lost: version of the last lost update; below `first_lost` if none is lost.
-    """
+    """A server has taken a dead one's place."""
 
     shard_id: int
-    first_lost: int
-    last_lost: int
+    first_lost: int  # version of the first lost update
+    last_lost: int  # version of the last lost update; below `first_lost` if none is lost
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,10 @@ class TookOver:
 
 @dataclass(frozen=True)
 class ServerMain:
-    """The main function of a server, or of its second copy, as data that can be sent to a process.
+    """The main function of a server, or of its second copy, as data that can be sent to a process."""
 
-    Args:
-        algorithm: its spec.
-        snapshots: folder for snapshots, from which a successor resumes; None: there will be none.
-    """
-
-    algorithm: str
-    snapshots: Path | None
+    algorithm: str  # its spec
+    snapshots: Path | None  # folder for snapshots, from which a successor resumes; None: there will be none
 
     def __call__(self) -> None:
         """Serves until all workers have ended."""
@@ -155,24 +145,17 @@ class ServerStorage:
     A snapshot is copied at once; a thread writes it under another name and renames it, so that a kill at any instant leaves
     the last snapshot whole. Only one is written at a time. A failure to write is reported to the supervisor, and the write is
     tried again when the next snapshot is due.
-
-    Args:
-        server: this one, among those of all parts of the model.
-        snapshots: folder; None: none are kept.
-        every_s: at most one snapshot in this time.
-        folder: the run's `checkpoint` folder, or None.
-        resume: the checkpoint from which the run resumes, or None.
-        tell: takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
     """
 
     def __init__(
         self,
-        server: int,
+        server: int,  # this one, among those of all parts of the model
         arena: Arena,
-        snapshots: Path | None,
-        every_s: float,
-        folder: Path | None,
-        resume: Path | None,
+        snapshots: Path | None,  # folder; None: none are kept
+        every_s: float,  # at most one snapshot in this time
+        folder: Path | None,  # the run's `checkpoint` folder, or None
+        resume: Path | None,  # the checkpoint from which the run resumes, or None
+        # Takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
         tell: Callable[[NotSaved], object] = lambda news: None,
     ) -> None:
         self._server = server

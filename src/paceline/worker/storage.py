@@ -29,21 +29,15 @@ def _warn(news: NotSaved) -> None:
 
 
 class WorkerStorage:
-    """Implements `Storage` for a worker: writes only when its membership saves a checkpoint.
-
-    Args:
-        resume: the checkpoint from which the run resumes, or None.
-        folder: of the run's checkpoints, or None.
-        tell: reports what cannot be written; training continues.
-    """
+    """Implements `Storage` for a worker: writes only when its membership saves a checkpoint."""
 
     def __init__(
         self, worker_id: int, resume: Path | None, folder: Path | None, tell: Callable[[NotSaved], object] = _warn
     ) -> None:
-        self._resume = resume
+        self._resume = resume  # the checkpoint from which the run resumes, or None
         self._worker_id = worker_id
-        self._folder = folder
-        self._tell = tell
+        self._folder = folder  # of the run's checkpoints, or None
+        self._tell = tell  # reports what cannot be written; training continues
         self._state: Callable[[], dict[str, Any]] | None = None
         self._updates_before = 0  # of its own model, up to the checkpoint
 
@@ -97,21 +91,15 @@ class WorkerStorage:
 
     def load_worker(
         self,
-        optimizer: torch.optim.Optimizer,
-        own_model: Any,
+        optimizer: torch.optim.Optimizer,  # to restore
+        own_model: Any,  # the vector; None: the worker replaces a dead one and keeps its vector, which is newer
+        # Called first, with the number of parameters that the optimizer's first group had.
         expect: Callable[[int], None] = lambda _: None,
         *,
-        sizes: bool = True,
-        makes_same_updates: bool = False,
+        sizes: bool = True,  # whether workers keep the optimizer's state for whole parameters
+        makes_same_updates: bool = False,  # whether all workers have the same state
     ) -> int:
         """Restores the optimizer's state, and the worker's vector, if every worker had one.
-
-        Args:
-            optimizer: to restore.
-            own_model: the vector; None: the worker replaces a dead one and keeps its vector, which is newer.
-            expect: called first, with the number of parameters that the optimizer's first group had.
-            sizes: whether workers keep the optimizer's state for whole parameters.
-            makes_same_updates: whether all workers have the same state.
 
         Returns:
             the batches that the worker had taken.

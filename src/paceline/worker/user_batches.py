@@ -18,22 +18,16 @@ class Batches:
     In lockstep every worker gets as many batches as the one with the most: a worker that has none left gets its last batch
     again, with gradient weight 0. In asynchronous runs the length is the whole epoch's, although one worker may get most of
     it. Other attributes, such as `dataset`, are the loader's.
-
-    Args:
-        shared: hands out its batches.
-        on_epoch: called as an epoch begins.
-        own: whether the loader's data belong to this worker alone.
-        device: to which batches are moved; None: they stay where they are.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
-        shared: Any,
-        on_epoch: Callable[[], None],
+        shared: Any,  # hands out its batches
+        on_epoch: Callable[[], None],  # called as an epoch begins
         *,
-        own: bool = False,
-        device: torch.device | str | None = None,
+        own: bool = False,  # whether the loader's data belong to this worker alone
+        device: torch.device | str | None = None,  # to which batches are moved; None: they stay where they are
     ) -> None:
         self._loader = loader
         self._own = own

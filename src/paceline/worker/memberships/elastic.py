@@ -51,9 +51,6 @@ class ElasticMembership(Membership):
 
     A worker that joins late begins with a neighbour's model or, in rounds, with what the others have when they let it in.
 
-    Args:
-        folder: for its records and model; None: nothing is written.
-
     Raises:
         WorkerLostError: the others did not arrive within the deadline.
     """
@@ -61,7 +58,7 @@ class ElasticMembership(Membership):
     def __init__(
         self,
         run: JoinedRun,
-        folder: Path | None,
+        folder: Path | None,  # for its records and model; None: nothing is written
         model: nn.Module,
         algorithm: Algorithm,
         random_states: tuple[int, ...] = (),

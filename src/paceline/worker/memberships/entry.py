@@ -40,13 +40,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedEnvironment(WorkerEnvironment):
-    """A worker of `simulate`.
+    """A worker of `simulate`."""
 
-    Args:
-        join: joins the simulated run.
-    """
-
-    join: Join
+    join: Join  # joins the simulated run
 
 
 def is_plain(environment: WorkerEnvironment | None, algorithm: Algorithm) -> bool:

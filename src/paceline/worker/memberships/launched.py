@@ -41,10 +41,6 @@ class LaunchedMembership(Membership):
     Each worker keeps its own buffers, and worker 0's are the run's. A parameter server's shards are threads of worker 0, or,
     if each part of a divided model has servers, of the first worker with that part.
 
-    Args:
-        layout: how the model is divided among workers; None: it is not.
-        plan: a placed model's, as text that differs from other plans'.
-
     Raises:
         UsageError: these workers cannot run the algorithm, or they disagree.
         WorkerLostError: a worker did not arrive within the deadline.
@@ -57,8 +53,8 @@ class LaunchedMembership(Membership):
         algorithm: Algorithm,
         random_states: tuple[int, ...] = (),
         *_: Any,
-        layout: Division | None = None,
-        plan: str = "none",
+        layout: Division | None = None,  # how the model is divided among workers; None: it is not
+        plan: str = "none",  # a placed model's, as text that differs from other plans'
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm

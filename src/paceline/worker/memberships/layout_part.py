@@ -20,30 +20,21 @@ class LayoutPart(Protocol):
     """A layout's state in a worker's membership.
 
     Attributes:
-        binding: of the worker's own vector.
-        sharding: how that vector is part of the whole model's; None: it is all of it.
-        whole: the whole model's initial flat vector (W,); released by `begin`.
-        axes: along which workers are related, by name.
-        dealt: this worker's index among those that share the batches, and their number.
         pending: gradients to be summed over several workers once these have sent theirs; None: there are none.
         without_batch: takes part in the others' passes, in a round without a batch; None: they do not need it.
-        repeats: tells whether the loop repeats its last batch, which gets no weight; set by `attach`.
-        is_recorded: whether its records have samples and batches; otherwise another worker's records have the same.
-        keeps_random_alike: whether workers with the same batches draw the same random numbers.
-        is_placed: whether operations, and not tensors, are divided, so that each parameter and buffer is whole on one worker.
-        mates: the workers with the other parts, if these exchange messages; set by the membership.
     """
 
-    binding: FlatBinding
-    repeats: Callable[[], bool]
-    sharding: Sharding | None
-    whole: torch.Tensor | None
-    axes: Mapping[str, AxisShape]
-    dealt: tuple[int, int]
-    is_recorded: bool
-    keeps_random_alike: bool
+    binding: FlatBinding  # of the worker's own vector
+    repeats: Callable[[], bool]  # tells whether the loop repeats its last batch, which gets no weight; set by `attach`
+    sharding: Sharding | None  # how that vector is part of the whole model's; None: it is all of it
+    whole: torch.Tensor | None  # the whole model's initial flat vector (W,); released by `begin`
+    axes: Mapping[str, AxisShape]  # along which workers are related, by name
+    dealt: tuple[int, int]  # this worker's index among those that share the batches, and their number
+    is_recorded: bool  # whether its records have samples and batches; otherwise another worker's records have the same
+    keeps_random_alike: bool  # whether workers with the same batches draw the same random numbers
+    #: Whether operations, and not tensors, are divided, so that each parameter and buffer is whole on one worker.
     is_placed: bool
-    mates: Mailbox | None
+    mates: Mailbox | None  # the workers with the other parts, if these exchange messages; set by the membership
 
     @property
     def pending(self) -> PendingGradients | None: ...

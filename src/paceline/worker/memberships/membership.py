@@ -41,49 +41,34 @@ class LoopState(NamedTuple):
 
 
 class Membership(Protocol):
-    """One worker's part in a run, from joining to leaving; implementations inherit defaults for what does not concern them.
+    """One worker's part in a run, from joining to leaving; implementations inherit defaults for what does not concern them."""
 
-    Attributes:
-        worker_id: 0 to num_workers - 1.
-        incarnation: how many processes of this worker have taken part before this one.
-        binding: the model's parameters as one vector.
-        tables: what the workers tell each other besides their gradients.
-        gatherer: brings values of all workers together.
-        random_states: digests of the generators' states as the workers compare them; empty if they do not.
-        resumed_from: name of the checkpoint from which the run resumes; empty: none.
-        done_before: steps and samples of the run's earlier part.
-        deals_batches: whether the run deals out the loader's batches; else the loader is the loop's own.
-        has_own_process: whether the worker has a process to itself: a fork of a process with other threads may inherit locks
-            that are never released.
-        streams: iterators that workers in threads of one process share, by epoch; None: each has its own.
-        fetches_ahead: whether batches may be fetched before the loop asks for them.
-        stopped: tells whether the run is being stopped.
-        snapshot: copies the run's newest parameters into a vector (P,); where servers hold them, without ranges that are given
-            as a second argument.
-        saves_after_loss: whether workers save the last step when another one is lost, as each has all that it had.
-        part: of the model that this worker has, under a layout; None: all of it.
-        replica: makes the loop's replica, given its optimizer.
-    """
-
-    worker_id: int = 0
+    worker_id: int = 0  # 0 to num_workers - 1
     num_workers: int = 1
-    incarnation: int = 0
+    incarnation: int = 0  # how many processes of this worker have taken part before this one
     seed: int = 0
     ports: Ports[Any]
-    binding: FlatBinding
-    tables: Tables
-    gatherer: Gatherer
+    binding: FlatBinding  # the model's parameters as one vector
+    tables: Tables  # what the workers tell each other besides their gradients
+    gatherer: Gatherer  # brings values of all workers together
+    #: Digests of the generators' states as the workers compare them; empty if they do not.
     random_states: tuple[int, ...] = ()
-    resumed_from: str = ""
-    done_before: tuple[int, int] = (0, 0)
-    deals_batches: bool = True
+    resumed_from: str = ""  # name of the checkpoint from which the run resumes; empty: none
+    done_before: tuple[int, int] = (0, 0)  # steps and samples of the run's earlier part
+    deals_batches: bool = True  # whether the run deals out the loader's batches; else the loader is the loop's own
+    #: Whether the worker has a process to itself: a fork of a process with other threads may inherit locks that are
+    #: never released.
     has_own_process: bool = True
+    #: Iterators that workers in threads of one process share, by epoch; None: each has its own.
     streams: dict[int, object] | None = None
-    fetches_ahead: bool = True
-    stopped: Callable[[], bool]
+    fetches_ahead: bool = True  # whether batches may be fetched before the loop asks for them
+    stopped: Callable[[], bool]  # tells whether the run is being stopped
+    #: Copies the run's newest parameters into a vector (P,); where servers hold them, without ranges that are given as
+    #: a second argument.
     snapshot: Callable[..., object]
-    replica: Callable[[torch.optim.Optimizer], AttachedReplica]
-    part: LayoutPart | None = None
+    replica: Callable[[torch.optim.Optimizer], AttachedReplica]  # makes the loop's replica, given its optimizer
+    part: LayoutPart | None = None  # of the model that this worker has, under a layout; None: all of it
+    #: Whether workers save the last step when another one is lost, as each has all that it had.
     saves_after_loss: bool = False
 
     @property

@@ -33,40 +33,28 @@ _ON_HOST = ("racing", "locked", "slots")  # kinds of parameters that workers sha
 
 
 class WorkerMemory:
-    """The memory in which a worker trains: the run's, or its own.
-
-    Args:
-        buffers: the model's dense buffers, by name.
-        storage: of the program; None: it saves nothing.
-        recorder: takes the records; None: they are not kept.
-        slow: how many times as long gradients take.
-        copies: to and from the GPU that the model is on; None: it is on the CPU.
-
-    Attributes:
-        peers: the other workers, once connected.
-        mates: those with the other parts of this replica, if they exchange messages.
-    """
+    """The memory in which a worker trains: the run's, or its own."""
 
     def __init__(
         self,
         binding: FlatBinding,
-        buffers: dict[str, torch.Tensor],
+        buffers: dict[str, torch.Tensor],  # the model's dense buffers, by name
         algorithm: Algorithm,
         arena: Arena,
         seed: int = 0,
         incarnation: int = 0,
-        storage: Storage | None = None,
-        recorder: Recorder | None = None,
-        slow: float = 1.0,
-        copies: DeviceCopies | None = None,
+        storage: Storage | None = None,  # of the program; None: it saves nothing
+        recorder: Recorder | None = None,  # takes the records; None: they are not kept
+        slow: float = 1.0,  # how many times as long gradients take
+        copies: DeviceCopies | None = None,  # to and from the GPU that the model is on; None: it is on the CPU
     ) -> None:
         self.binding = binding
         self.buffers = buffers
         self.algorithm = algorithm
         self.arena = arena
         self.copies = copies
-        self.peers: Peers | None = None
-        self.mates: Peers | None = None
+        self.peers: Peers | None = None  # the other workers, once connected
+        self.mates: Peers | None = None  # those with the other parts of this replica, if they exchange messages
         self._clock = RealClock()
         self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
         self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
@@ -242,25 +230,17 @@ def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> N
 
 
 def own_arena(
-    binding: FlatBinding,
-    algorithm: Algorithm,
+    binding: FlatBinding,  # the model's parameters
+    algorithm: Algorithm,  # how the workers agree
     *,
+    # Whether the parameters are a plain vector on the model's device, without atomic operations: on a GPU, or without
+    # other workers. Servers have theirs on the CPU, and this worker a copy on the model's device.
     is_private: bool = False,
-    num_workers: int = 1,
-    worker_id: int = 0,
-    version: int = 0,
+    num_workers: int = 1,  # that have places in it: all, if servers hold the vector
+    worker_id: int = 0,  # this worker's place
+    version: int = 0,  # of the parameters
 ) -> Arena:
-    """This worker's own memory, with the model's parameters; other workers get only messages.
-
-    Args:
-        binding: the model's parameters.
-        algorithm: how the workers agree.
-        is_private: whether the parameters are a plain vector on the model's device, without atomic operations: on a GPU, or
-            without other workers. Servers have theirs on the CPU, and this worker a copy on the model's device.
-        num_workers: that have places in it: all, if servers hold the vector.
-        worker_id: this worker's place.
-        version: of the parameters.
-    """
+    """This worker's own memory, with the model's parameters; other workers get only messages."""
     needs = algorithm.needs._replace(views=False, order=False)  # no supervisor says who has died, or records
     plan = plan_arena(needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={})
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)

@@ -46,14 +46,6 @@ class SupervisedMembership(Membership):
     Buffers (running statistics) are one shared copy that all workers write, the last writer winning; in lockstep and on GPUs
     every worker keeps its own, and worker 0's are the run's.
 
-    Args:
-        model: its trainable parameters become views of the shared vector.
-        random_states: of the generators; not compared between threads, which share them.
-        evaluate: the loop's; worker 0 starts the evaluator that calls it, if the launcher wants evaluations.
-        shared_state: shapes of optimizer state that all workers share, by name; empty: each keeps its own.
-        is_evaluated_elsewhere: the supervisor's side evaluates, and needs no `evaluate`.
-        layout: how the model is divided among workers; None: it is not.
-
     Attributes:
         part: of the model, under a layout.
 
@@ -65,13 +57,15 @@ class SupervisedMembership(Membership):
     def __init__(
         self,
         environment: SupervisedEnvironment,
-        model: nn.Module,
+        model: nn.Module,  # its trainable parameters become views of the shared vector
         algorithm: Algorithm,
-        random_states: tuple[int, ...] = (),
+        random_states: tuple[int, ...] = (),  # of the generators; not compared between threads, which share them
+        # The loop's; worker 0 starts the evaluator that calls it, if the launcher wants evaluations.
         evaluate: Evaluate | None = None,
+        # Shapes of optimizer state that all workers share, by name; empty: each keeps its own.
         shared_state: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
-        is_evaluated_elsewhere: bool = False,
-        layout: Division | None = None,
+        is_evaluated_elsewhere: bool = False,  # the supervisor's side evaluates, and needs no `evaluate`
+        layout: Division | None = None,  # how the model is divided among workers; None: it is not
     ) -> None:
         self._environment = environment
         self._algorithm = algorithm
