@@ -15,13 +15,6 @@ from paceline.simulator.scheduler import Scheduler
 class Lives:
     """The lives of a machine's workers.
 
-    Args:
-        rounds: what waits for all workers that are left; has `lose`.
-        min_workers: if fewer than this many workers are left, they wait for replacements; None: rounds let no worker in.
-        restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
-        own_vectors: shared parameters with a vector per worker, or None.
-        has_servers: whether servers must learn of a death.
-
     Attributes:
         lost: workers that were killed, in that order.
         restarts: how many of them were replaced.
@@ -36,12 +29,14 @@ class Lives:
         cluster: Cluster,
         scheduler: Scheduler,
         network: Network,
-        rounds: Sequence[Any],
+        rounds: Sequence[Any],  # what waits for all workers that are left; has `lose`
         *,
+        # If fewer than this many workers are left, they wait for replacements; None: rounds let no worker in.
         min_workers: int | None,
+        # How many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death.
         restarts: int,
-        own_vectors: Any | None,
-        has_servers: bool,
+        own_vectors: Any | None,  # shared parameters with a vector per worker, or None
+        has_servers: bool,  # whether servers must learn of a death
     ) -> None:
         self._cluster, self._scheduler, self._network, self._rounds = cluster, scheduler, network, rounds
         self._own_vectors, self._has_servers = own_vectors, has_servers

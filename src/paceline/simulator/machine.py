@@ -38,18 +38,6 @@ from paceline.specs.bounds import check_simulation
 class SimulatedMachine:
     """State that the workers of one run share.
 
-    Args:
-        needs: the kind of shared parameters that the algorithm runs on.
-        x: initial parameters (P,), copied; empty for timing only.
-        vector_bytes: size of one parameter vector, even if `x` is empty.
-        is_gossip: whether every worker has its own model.
-        survivors_continue: whether collectives in shared memory go on without killed workers.
-        scheduler: of the programs; None: a new one.
-        placing: of vectors and workers, if the cluster has sockets; None: the kernel's default.
-        restarts: as of `Lives`.
-        min_workers: as of `Lives`, where rounds let workers in.
-        update_vectors: vectors that an update at a server moves; None: as many as one of the workers' optimizer.
-
     Attributes:
         shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
@@ -59,19 +47,21 @@ class SimulatedMachine:
     def __init__(
         self,
         cluster: Cluster,
-        needs: Needs,
+        needs: Needs,  # the kind of shared parameters that the algorithm runs on
         *,
-        x: torch.Tensor,
-        vector_bytes: int,
+        x: torch.Tensor,  # initial parameters (P,), copied; empty for timing only
+        vector_bytes: int,  # size of one parameter vector, even if `x` is empty
         batch_size: int,
         seed: int,
-        is_gossip: bool = False,
-        survivors_continue: bool = False,
+        is_gossip: bool = False,  # whether every worker has its own model
+        survivors_continue: bool = False,  # whether collectives in shared memory go on without killed workers
         faults: Faults | None = None,
-        scheduler: Scheduler | None = None,
+        scheduler: Scheduler | None = None,  # of the programs; None: a new one
+        # Of vectors and workers, if the cluster has sockets; None: the kernel's default.
         placing: Placing | None = None,
-        restarts: int = 0,
-        min_workers: int = 1,
+        restarts: int = 0,  # as of `Lives`
+        min_workers: int = 1,  # as of `Lives`, where rounds let workers in
+        # Vectors that an update at a server moves; None: as many as one of the workers' optimizer.
         update_vectors: float | None = None,
     ) -> None:
         programs = cluster.workers + (needs.server_programs if cluster.workers > 1 else 0)

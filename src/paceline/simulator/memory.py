@@ -156,11 +156,10 @@ class NoVector(torch.Tensor):
 
     Attributes:
         num_bytes: size of the vector that it stands for; None: a whole parameter vector or, if it is sent, a server's shard.
-        share: of that size, if it is a part, or encoded.
     """
 
     num_bytes: int | None = None  # also for those that PyTorch makes, such as sums
-    share: float = 1.0
+    share: float = 1.0  # of that size, if it is a part, or encoded
     # PyTorch's lookup of each on a subclass takes ten times as long as all the arithmetic below.
     shape, dtype, nbytes = torch.Size([0]), torch.float32, 0  # type: ignore[assignment]
 

@@ -26,16 +26,12 @@ class Network:
 
     When a worker ends, its peers, the workers that it has exchanged messages with, receive a last message. When it dies,
     they learn of it after `detection_s`. Messages to a worker that is gone are lost, and their sender is told.
-
-    Attributes:
-        boxes: by worker; the caller fills it in.
-        is_calm: no worker is gone, asleep or cut off.
-        contacts: for each worker, the workers that it has exchanged messages with or waited for.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int) -> None:
         num_members = cluster.workers + num_servers
-        self.boxes: dict[int, Box] = {}
+        self.boxes: dict[int, Box] = {}  # by worker; the caller fills it in
+        # For each worker, the workers that it has exchanged messages with or waited for.
         self.contacts: list[set[int]] = [set() for _ in range(num_members)]
         for server in range(
             cluster.workers, num_members
@@ -43,7 +39,7 @@ class Network:
             self.contacts[server].update(range(cluster.workers))
         for worker in range(cluster.workers):
             self.contacts[worker].update(range(cluster.workers, num_members))
-        self.is_calm = True
+        self.is_calm = True  # no worker is gone, asleep or cut off
         self._scheduler = scheduler
         self._latency_s = cluster.latency_s
         self._detection_s = cluster.detection_s

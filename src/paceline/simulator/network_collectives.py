@@ -47,12 +47,6 @@ class CollectiveCosts:
             and doubling, ceil(log2 n) rounds of (n - 1) / n * B bytes in all
 
     A switch with limited bandwidth is shared by all messages of a round: n in a ring, n / 2 in a tree.
-
-    Attributes:
-        links: pairs of workers, ascending, that exchange messages.
-        all_reduce: maps a number of bytes to the cost of an all-reduce.
-        half: maps it to the cost of a reduce-scatter, an all-gather or an all-to-all.
-        behind_slowest: the two workers at the slowest link, each with the other; empty if all are alike.
     """
 
     def __init__(self, cluster: Cluster, kind: Literal["ring", "tree"]) -> None:
@@ -66,15 +60,16 @@ class CollectiveCosts:
         factor, *slowest = max(
             ((factor, a, b) for a, b, factor in cluster.link_factors if (a, b) in pairs and factor > 1), default=(1.0,)
         )
+        # The two workers at the slowest link, each with the other; empty if all are alike.
         self.behind_slowest = {slowest[0]: slowest[1], slowest[1]: slowest[0]} if slowest else {}
         self._latency_s = cluster.latency_s * factor
         rate = cluster.bandwidth_bytes_per_s / factor
         if cluster.switch_bytes_per_s is not None:
             rate = min(rate, cluster.switch_bytes_per_s / (n if kind == "ring" else max(1, n // 2)))
         self._s_per_byte = 1.0 / rate
-        self.links = pairs
-        self.all_reduce = cache(self._all_reduce)  # a gradient's buckets have few sizes
-        self.half = cache(self._half)
+        self.links = pairs  # pairs of workers, ascending, that exchange messages
+        self.all_reduce = cache(self._all_reduce)  # maps bytes to the cost; a gradient's buckets have few sizes
+        self.half = cache(self._half)  # likewise, of a reduce-scatter, an all-gather or an all-to-all
 
     def _all_reduce(self, num_bytes: float) -> Cost:
         if self._kind == "ring":

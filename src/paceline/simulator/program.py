@@ -12,11 +12,7 @@ _NAMED_IN_DEADLOCK = 8
 
 
 class DeadlockError(PacelineError):
-    """Every program waits for another one: no event can happen any more.
-
-    Attributes:
-        waits: for what each waits, as a part of a sentence.
-    """
+    """Every program waits for another one: no event can happen any more."""
 
     def __init__(self, programs: Sequence[Program], at_s: float) -> None:
         left = [one for one in programs if not one.over]
@@ -26,7 +22,7 @@ class DeadlockError(PacelineError):
             said.append(f"so do {len(left) - _NAMED_IN_DEADLOCK} more {more}")
         ended = [one.server or str(one.worker_id) for one in programs if one.over][:_NAMED_IN_DEADLOCK]
         ends = f" (ended already: {', '.join(ended)})" if ended else ""
-        self.waits = f"{'; '.join(said)}{ends}"
+        self.waits = f"{'; '.join(said)}{ends}"  # for what each waits, as a part of a sentence
         super().__init__(f"Deadlock at {at_s:.6g} s of virtual time: {self.waits}.")
 
 
@@ -41,16 +37,7 @@ class ProgramError(PacelineError):
 
 
 class Program:
-    """One program of a worker, as the scheduler keeps it.
-
-    Attributes:
-        server: its name if it is not a worker's.
-        is_main: whether it is the worker's `work`, and not a further program.
-        here: the greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun
-            and after its end, and while a serving one is idle.
-        serve: of a serving program: called each time it is woken; None: it has its own greenlet.
-        ahead_s: how far it is ahead of the clock since it resumed.
-    """
+    """One program of a worker, as the scheduler keeps it."""
 
     __slots__ = (
         "ahead_s", "greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id",
@@ -58,14 +45,17 @@ class Program:
 
     def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
         self.worker_id = worker_id
-        self.server = server
-        self.is_main = is_main
+        self.server = server  # its name if it is not a worker's
+        self.is_main = is_main  # whether it is the worker's `work`, and not a further program
         self.waits_for = ""  # an untimed wait: a lock, a barrier
         self.joining: list[Program] = []
         self.over = False
+        # Of a serving program: called each time it is woken; None: it has its own greenlet.
         self.serve: Callable[[], None] | None = None
-        self.ahead_s = 0.0
+        self.ahead_s = 0.0  # how far it is ahead of the clock since it resumed
         self.greenlet: greenlet
+        # The greenlet that waits: the program's own, or one that it runs inside itself; None before the program has
+        # begun and after its end, and while a serving one is idle.
         self.here: greenlet | None = None
 
     @property

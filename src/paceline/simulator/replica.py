@@ -204,9 +204,6 @@ class TimedReplica(_Overlapping):
     """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
 
     Args:
-        batches: yields `(batch_number, samples)`.
-        bucket_sizes: in bytes, of the gradient's buckets, in the order in which they leave.
-        is_plain_sgd: whether an update is `x -= lr * g` and nothing else: one that copies then does so as it goes.
         base: as for `BaseReplica`; `binding` may be anything.
     """
 
@@ -214,9 +211,10 @@ class TimedReplica(_Overlapping):
         self,
         *,
         core: Core,
-        batches: BatchSource,
+        batches: BatchSource,  # yields `(batch_number, samples)`
         num_blocks: int,
-        bucket_sizes: Sequence[int],
+        bucket_sizes: Sequence[int],  # in bytes, of the gradient's buckets, in the order in which they leave
+        # Whether an update is `x -= lr * g` and nothing else: one that copies then does so as it goes.
         is_plain_sgd: bool,
         **base: Any,
     ) -> None:

@@ -47,8 +47,6 @@ class Scheduler:
         outside: wraps a hand-over so that it leaves the PyTorch contexts of the waiting program, which runs user code.
 
     Attributes:
-        now_s: virtual time in seconds; the programs begin at 0.
-        num_events: number of events so far, including those of this instant.
         current: the program that is running, or ran last.
     """
 
@@ -58,8 +56,8 @@ class Scheduler:
         runs_torch: bool = True,
         outside: Callable[[Callable[[], None]], Callable[[], None]] = lambda hand_over: hand_over,
     ) -> None:
-        self.now_s = 0.0
-        self.num_events = 0
+        self.now_s = 0.0  # virtual time in seconds; the programs begin at 0
+        self.num_events = 0  # number of events so far, including those of this instant
         self.current: Program = Program(-1, is_main=False)  # none yet
         self._instants: list[float] = []  # a heap of the keys of `_planned`
         self._planned: dict[float, list[Event]] = {}  # the events of each instant, in order
