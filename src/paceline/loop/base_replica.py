@@ -32,20 +32,7 @@ _NO_GRADIENT = 0  # as a record's applied version
 
 
 class BaseReplica:
-    """The base of all replicas: flat vectors, times, and the record of the step.
-
-    Args:
-        recorder: takes one record per step; None: no records.
-        waits: objects whose `waited_s` counts time that the worker waited (clock, lock, barrier).
-        staleness: counts of all workers, updated at every update; None: not counted.
-        stopped: whether the run is being stopped.
-        incarnation: 0 for the worker's first process.
-        counts: of the worker's communication; None: it does not communicate.
-        now_s: the clock of the records; virtual in a simulation.
-        slow: injected slowdown: the factor on the time of gradients.
-        rounds: its `num_ended` counts the steps that are over; None: not counted.
-        bucket_bytes: least size of the buckets that `gradient` hands out during backward.
-    """
+    """The base of all replicas: flat vectors, times, and the record of the step."""
 
     optimizer: torch.optim.Optimizer
 
@@ -53,16 +40,16 @@ class BaseReplica:
         self,
         *,
         binding: FlatBinding,
-        recorder: Recorder | None,
-        waits: list[Any],
-        staleness: Any,
-        stopped: Callable[[], bool],
-        incarnation: int = 0,
-        counts: Counts | None = None,
-        now_s: Callable[[], float] = time.monotonic,
-        slow: float = 1.0,
-        rounds: Any = None,
-        bucket_bytes: int = BUCKET_BYTES,
+        recorder: Recorder | None,  # takes one record per step; None: no records
+        waits: list[Any],  # objects whose `waited_s` counts time that the worker waited (clock, lock, barrier)
+        staleness: Any,  # counts of all workers, updated at every update; None: not counted
+        stopped: Callable[[], bool],  # whether the run is being stopped
+        incarnation: int = 0,  # 0 for the worker's first process
+        counts: Counts | None = None,  # of the worker's communication; None: it does not communicate
+        now_s: Callable[[], float] = time.monotonic,  # the clock of the records; virtual in a simulation
+        slow: float = 1.0,  # injected slowdown: the factor on the time of gradients
+        rounds: Any = None,  # its `num_ended` counts the steps that are over; None: not counted
+        bucket_bytes: int = BUCKET_BYTES,  # least size of the buckets that `gradient` hands out during backward
     ) -> None:
         self.binding = binding
         self.ranges: Ranges = binding.ranges if binding is not None else ()

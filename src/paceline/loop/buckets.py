@@ -23,13 +23,9 @@ _GROWS_FROM = 16
 
 
 class PendingGradients(Protocol):
-    """Gradients that other workers' contributions complete after backward has added to them.
+    """Gradients that other workers' contributions complete after backward has added to them."""
 
-    Attributes:
-        completed: called with a parameter once its gradient is.
-    """
-
-    completed: list[Callable[[nn.Parameter], None]]
+    completed: list[Callable[[nn.Parameter], None]]  # called with a parameter once its gradient is complete
 
     def is_pending(self, parameter: nn.Parameter) -> bool:
         """Whether this parameter's gradient is one of them."""

@@ -57,16 +57,12 @@ class StepHooks:
     - *On a copy*: the optimizer steps on a private copy of the parameters, outside any lock. The program then applies the
       difference.
     - *Once*: a second evaluation raises an error, and so does one after the optimizer has moved the parameters.
-
-    Attributes:
-        evaluates: one of these.
-        guards: called before a step, once its gradient is computed, and after it.
     """
 
     def __init__(self, replica: Stepped) -> None:
         self._replica = replica
-        self.guards = Guards()
-        self.evaluates: Closures = "once"
+        self.guards = Guards()  # called before a step, once its gradient is computed, and after it
+        self.evaluates: Closures = "once"  # one of the kinds listed above
         self._closure: _Closure | None = None  # of the step under way
         # A class may call its base's `step`, which has hooks of its own.
         self._stepping: torch.optim.Optimizer | None = None
@@ -135,18 +131,13 @@ class StepHooks:
 
 
 class _Closure:
-    """What an optimizer gets in place of the loop's closure, for one step.
-
-    Args:
-        hooks: that made it.
-        optimizer: evaluates it.
-    """
+    """What an optimizer gets in place of the loop's closure, for one step."""
 
     def __init__(
         self,
         replica: Stepped,
-        hooks: StepHooks,
-        optimizer: torch.optim.Optimizer,
+        hooks: StepHooks,  # that made it
+        optimizer: torch.optim.Optimizer,  # evaluates it
         closure: Callable[[], Any],
     ) -> None:
         self._replica, self._hooks, self._optimizer, self._closure = replica, hooks, optimizer, closure

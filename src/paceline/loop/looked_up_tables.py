@@ -81,9 +81,6 @@ class LookedUpTables:
     (4 KB) for each row of the present step. Functions of `torch.func` that get the parameter itself, and not a detached
     tensor, go unseen.
 
-    Args:
-        parameters: by table, in ascending order.
-
     Attributes:
         tables: empty once they are whole.
         is_stepping: whether the loop's optimizer is in its step, which has the rows that it needs.
@@ -93,7 +90,7 @@ class LookedUpTables:
 
     def __init__(self, parameters: dict[Table, nn.Parameter], binding: FlatBinding) -> None:
         self.tables: tuple[Table, ...] = tuple(parameters)
-        self._parameters = parameters
+        self._parameters = parameters  # by table, in ascending order
         self._binding = binding
         self._held: dict[int, HeldRows] = {}  # by a vector's address
         self._source: _Source | None = None

@@ -8,14 +8,10 @@ NO_COUNTS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # of a worker that communicates not
 
 
 class NewCounts:
-    """Differences of counts that grow, and the longest wait.
-
-    Args:
-        counts: the worker's, of its whole life.
-    """
+    """Differences of counts that grow, and the longest wait."""
 
     def __init__(self, counts: Counts) -> None:
-        self._counts = counts
+        self._counts = counts  # the worker's, of its whole life
         self._before = NO_COUNTS
 
     def take(self) -> tuple[int, int, int, int, int, int, int, float, float]:

@@ -19,13 +19,11 @@ class DealtBatches:
 
     Attributes:
         are_dealt: whether `worker.batches` begins the steps.
-        touched: whether a loop with its own batches has begun to compute in this step.
-        num_passes: backward passes that are over, as far as the loop has gone on since.
     """
 
     are_dealt = True
-    touched: bool = False
-    num_passes: int = 0
+    touched: bool = False  # whether a loop with its own batches has begun to compute in this step
+    num_passes: int = 0  # backward passes that are over, as far as the loop has gone on since
 
     def begin_step(self) -> None:
         """The next step begins."""
@@ -51,10 +49,6 @@ class OwnBatches(DealtBatches):
     only parts are called, as in `model.decode(model.encode(x))`, to the first such call. Passes add up.
 
     Costs about 2 us per call of a module and, from the first step without a batch on, 5 us per parameter in a pass.
-
-    Args:
-        on_call: called before a call that begins a step, or a pass; its exceptions propagate.
-        inputs: inspects the inputs of those calls; None: they are not inspected.
     """
 
     are_dealt = False
@@ -63,8 +57,8 @@ class OwnBatches(DealtBatches):
         self,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
-        on_call: Callable[[], None],
-        inputs: SameInputs | None = None,
+        on_call: Callable[[], None],  # called before a call that begins a step, or a pass; its exceptions propagate
+        inputs: SameInputs | None = None,  # inspects the inputs of those calls; None: they are not inspected
     ) -> None:
         self._on_call = on_call
         self._inputs = inputs

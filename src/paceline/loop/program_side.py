@@ -54,27 +54,23 @@ class ProgramSide(BaseReplica):
         base: as for `BaseReplica`.
 
     Attributes:
-        awaited: watches the loop until its first step; None: it has made one.
-        outside: what the loop does to its parameters by itself; set before the program starts.
-        rest: gives the loop a copy of the newest parameters between two steps; None: it keeps those it has.
         repeats: the loop has an earlier batch again, whose gradient weighs nothing.
         accumulates: backward passes only add up; a later one hands out the sum.
-        claims: of the batches from `worker.batches`, for replays; None: it has handed out none.
-        on_progress: called before a step and after it.
         rates_may_differ: learning rates follow this worker's own view of the progress.
     """
 
-    outside: OutsideChanges
+    outside: OutsideChanges  # what the loop does to its parameters by itself; set before the program starts
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool, **base: Any) -> None:
         super().__init__(**base)
         self.round: int | None = 0  # None: the loop's steps are never left out; 0 until `worker.batches` deals rounds
         self.repeats = self.accumulates = self.rates_may_differ = False
+        # Gives the loop a copy of the newest parameters between two steps; None: it keeps those it has.
         self.rest: Callable[[], None] | None = None
-        self.awaited: StepsAwaited | None = None
-        self.claims: Any = None
+        self.awaited: StepsAwaited | None = None  # watches the loop until its first step; None: it has made one
+        self.claims: Any = None  # of the batches from `worker.batches`, for replays; None: it has handed out none
         self.optimizer = optimizer
-        self.on_progress: list[Callable[[], None]] = []
+        self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
         self._carried = CarriedState(optimizer, self.on_progress)
         self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
         self._phase = Phase.IDLE

@@ -36,18 +36,14 @@ class AttachedReplica(ProgramSide):
         alone: this is the run's only worker.
         lockstep: whether workers go through rounds together, so that none may leave one out.
         base: as for `BaseReplica`.
-
-    Attributes:
-        step_hooks: to register with the loop's optimizers.
-        batches_of_step: numbers of the batches that the loop has had in this step.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
     ) -> None:
         super().__init__(optimizer, alone=alone, **base)
-        self.step_hooks = StepHooks(self)
-        self.batches_of_step: list[int] = []
+        self.step_hooks = StepHooks(self)  # to register with the loop's optimizers
+        self.batches_of_step: list[int] = []  # numbers of the batches that the loop has had in this step
         self._in_rounds = lockstep and not alone
         self._hidden = HiddenGradients()
         self._batch_samples = 0  # of the last batch, with which a loop may step once or again

@@ -20,11 +20,6 @@ class RunProgress:
     | not in lockstep, else | by the number of its last batch; with own batches, workers times its own |
 
     Gradients that were dropped count as well: a loop alone would have applied them.
-
-    Args:
-        lockstep: whether they go through rounds together.
-        table: (workers, 2) in memory that all share: steps and samples; None: they share none.
-        before: steps and samples of the run's earlier part.
     """
 
     def __init__(
@@ -32,9 +27,10 @@ class RunProgress:
         *,
         worker_id: int,
         num_workers: int,
-        lockstep: bool,
+        lockstep: bool,  # whether they go through rounds together
+        # (workers, 2) in memory that all share: steps and samples; None: they share none.
         table: np.ndarray[Any, np.dtype[np.int64]] | None,
-        before: tuple[int, int] = (0, 0),
+        before: tuple[int, int] = (0, 0),  # steps and samples of the run's earlier part
     ) -> None:
         self._num_workers = num_workers
         self._sums = table if not lockstep else None

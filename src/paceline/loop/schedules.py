@@ -17,12 +17,7 @@ _ROUNDING = 1e-6
 
 
 class FollowedScheduler:
-    """A scheduler stepped by the run: `step` does nothing; all else is the scheduler's.
-
-    Args:
-        scheduler: any PyTorch scheduler that is stepped once per step of the optimizer.
-        position: the run's present step, as a lone loop would count its steps.
-    """
+    """A scheduler stepped by the run: `step` does nothing; all else is the scheduler's."""
 
     def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -30,8 +25,8 @@ class FollowedScheduler:
                 "ReduceLROnPlateau goes by a measure, not by steps: leave it as it is, and step it with the same measure on"
                 " all workers, such as worker.mean(loss)."
             )
-        self.scheduler = scheduler
-        self._position = position
+        self.scheduler = scheduler  # any PyTorch scheduler that is stepped once per step of the optimizer
+        self._position = position  # the run's present step, as a lone loop would count its steps
         self._begun_at = 0.0
         self._num_steps = 0  # made here
         self._seen = self._count

@@ -12,16 +12,11 @@ _SLICE_S = 0.05
 
 
 class Slowness:
-    """Makes one worker's gradients take `factor` times as long by sleeping, so that others can use the core.
-
-    Args:
-        factor: 1 or more.
-        stopped: whether the run is being stopped, which ends a sleep.
-    """
+    """Makes one worker's gradients take `factor` times as long by sleeping, so that others can use the core."""
 
     def __init__(self, factor: float, stopped: Callable[[], bool]) -> None:
-        self._factor = factor
-        self._stopped = stopped
+        self._factor = factor  # 1 or more
+        self._stopped = stopped  # whether the run is being stopped, which ends a sleep
         self._ended_s = 0.0  # when the last sleep did
 
     def sleep(self, since_s: float) -> None:

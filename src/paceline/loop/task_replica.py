@@ -31,22 +31,18 @@ class TaskReplica(BaseReplica):
     are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
 
     Args:
-        model: called on the inputs of a batch.
-        loss: maps the model's output and the targets to a scalar mean loss.
-        make_optimizer: builds the optimizer for the parameters it is given.
-        batches: yields `(batch_number, inputs, targets)`.
-        shares_state: whether the optimizer's state is that of all workers.
         base: as for `BaseReplica`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Callable[[Any, Any], torch.Tensor],
+        model: nn.Module,  # called on the inputs of a batch
+        loss: Callable[[Any, Any], torch.Tensor],  # maps the model's output and the targets to a scalar mean loss
+        # Builds the optimizer for the parameters it is given.
         make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        batches: BatchSource,
+        batches: BatchSource,  # yields `(batch_number, inputs, targets)`
         *,
-        shares_state: bool = False,
+        shares_state: bool = False,  # whether the optimizer's state is that of all workers
         **base: Any,
     ) -> None:
         super().__init__(**base)

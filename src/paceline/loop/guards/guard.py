@@ -21,16 +21,11 @@ class Guard:
 
 
 class Guards:
-    """The guards of one worker.
-
-    Attributes:
-        before_step: of those guards that have one.
-        after_step: likewise.
-    """
+    """The guards of one worker."""
 
     def __init__(self) -> None:
-        self.before_step: list[Callable[[torch.optim.Optimizer], None]] = []
-        self.after_step: list[Callable[[torch.optim.Optimizer], None]] = []
+        self.before_step: list[Callable[[torch.optim.Optimizer], None]] = []  # of those guards that have one
+        self.after_step: list[Callable[[torch.optim.Optimizer], None]] = []  # likewise
         self._guards: list[Guard] = []
 
     def add(self, guard: Guard) -> None:

@@ -20,9 +20,6 @@ class Places(Guard):
 
     `load_state_dict(assign=True)` does so, and for buffers `self.mean = 0.9 * self.mean + x`. After every step the original
     buffer gets the new value and its place back, because shared memory, checkpoints and evaluations refer to it.
-
-    Attributes:
-        buffers: the original ones.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -40,7 +37,7 @@ class Places(Guard):
             for name, buffer in module._buffers.items()
             if buffer is not None and id(buffer) in known
         ]
-        self.buffers = list(known.values())
+        self.buffers = list(known.values())  # the original ones
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.put_back()
@@ -76,15 +73,11 @@ class Loads(Guard):
     """Values that `load_state_dict` has put into a model's parameters and buffers since the last step.
 
     Keeps copies, as other workers may overwrite the same memory right after a load.
-
-    Attributes:
-        before: called before each module loads.
-        were_any: whether anything was loaded since the beginning.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.were_any = False
-        self.before: Callable[[], None] | None = None
+        self.were_any = False  # whether anything was loaded since the beginning
+        self.before: Callable[[], None] | None = None  # called before each module loads
         self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         hook = _OnLoad(self._on_load)
         self._handles = [module.register_load_state_dict_pre_hook(hook) for module in hookable(model)]

@@ -29,20 +29,14 @@ class StepsAwaited:
     `worker.batches` at ten passes in a row: an inner loop, or a sharpness-aware step, may restore the parameters.
 
     Costs: a sum of each parameter for every batch, until the first step.
-
-    Args:
-        parameters: the trained ones; gradients that they already have are ignored.
-
-    Attributes:
-        came_to_end: whether the loop has had all batches of an epoch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+        self._parameters = parameters  # the trained ones; gradients that they already have are ignored
         self._before = [None if p.grad is None else (p.grad, p.grad._version) for p in parameters]
         self._made: list[torch.Tensor | None] = [None] * len(parameters)
         self._threw_away = False
-        self.came_to_end = False
+        self.came_to_end = False  # whether the loop has had all batches of an epoch
         self.begin()
 
     def begin(self, *, is_shared: bool = False) -> None:

@@ -60,17 +60,6 @@ class OutsideChanges:
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
     memory for each sum, of which there are two a step where the loop has batches of the worker's.
 
-    Args:
-        loads: what is loaded into them.
-        spec: the algorithm, for messages.
-        fate: what becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.
-        put: gives the trained vector the values of a copy (P,).
-        is_published: whether a gradient is computed on a vector that others read, too.
-        written_by_others: a vector that other workers or programs write, too; None: there is none.
-        is_alone: whether there are no others.
-        is_racing: whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
-        lasts_after_steps: whether a change right after a step takes effect.
-
     Attributes:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
             need not be taken again, and `settle` is needed only before a step is applied, as no worker reads it before. None:
@@ -83,16 +72,19 @@ class OutsideChanges:
     def __init__(
         self,
         binding: FlatBinding,
-        loads: Loads,
+        loads: Loads,  # what is loaded into them
         *,
-        spec: str,
+        spec: str,  # the algorithm, for messages
+        # What becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.
         fate: Callable[[torch.Tensor, bool], Effect],
-        put: Callable[[torch.Tensor], None],
-        is_published: bool = False,
+        put: Callable[[torch.Tensor], None],  # gives the trained vector the values of a copy (P,)
+        is_published: bool = False,  # whether a gradient is computed on a vector that others read, too
+        # A vector that other workers or programs write, too; None: there is none.
         written_by_others: torch.Tensor | None = None,
-        is_alone: bool = False,
+        is_alone: bool = False,  # whether there are no others
+        # Whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
         is_racing: bool = False,
-        lasts_after_steps: bool = True,
+        lasts_after_steps: bool = True,  # whether a change right after a step takes effect
     ) -> None:
         self._binding = binding
         self._loads = loads

@@ -22,13 +22,10 @@ class SameInputs:
     Compares the first tensor of each call, and all integer tensors; for sparse tensors, the indices.
 
     Costs one pass over the inputs of the first three steps, and a comparison after 4, 8, 16 and so on.
-
-    Args:
-        board: where the workers exchange digests.
     """
 
     def __init__(self, board: Board, worker_id: int, num_workers: int) -> None:
-        self._board = board
+        self._board = board  # where the workers exchange digests
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._told: list[int] = []

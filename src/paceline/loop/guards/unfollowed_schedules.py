@@ -18,13 +18,10 @@ class UnfollowedSchedules(Guard):
     """Warns of a scheduler that counts only this worker's steps, although several workers train.
 
     Costs: one scan of all objects known to Python's garbage collector, if the optimizer has had a scheduler.
-
-    Args:
-        optimizer: whose schedulers to find.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, num_workers: int) -> None:
-        self._optimizer = optimizer
+        self._optimizer = optimizer  # whose schedulers to find
         self._num_workers = num_workers
         self._num_steps = 0
         self._found: list[tuple[Any, int]] = []
