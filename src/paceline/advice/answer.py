@@ -14,17 +14,12 @@ _LEAST_GAP = 1e-4  # of an accuracy to 1: some test sets are learnt to the last 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A target: exactly one of a loss and an accuracy; or, with a deadline, the best value by then.
+    """A target: exactly one of a loss and an accuracy; or, with a deadline, the best value by then."""
 
-    Args:
-        loss: mean training loss of the last 100 gradients, as `paceline train --target-loss` means it.
-        accuracy: test accuracy, from 0 to 1.
-        deadline_s: seconds; None: as soon as possible.
-    """
-
+    #: Mean training loss of the last 100 gradients, as `paceline train --target-loss` means it.
     loss: float | None = None
-    accuracy: float | None = None
-    deadline_s: float | None = None
+    accuracy: float | None = None  # test accuracy, from 0 to 1
+    deadline_s: float | None = None  # seconds; None: as soon as possible
 
     def gap(self, value: float) -> float:
         """The quantity that Hemingway's model fits: the loss, or the error rate."""
@@ -53,60 +48,39 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """The conditions that the user expects.
+    """The conditions that the user expects."""
 
-    Args:
-        slow: by worker, the factor on its compute time.
-        kills_per_s: of each worker; 0: none.
-        cluster: path of the cluster file that describes the machines; None: this machine, measured.
-    """
-
-    slow: dict[int, float] = field(default_factory=dict)
-    kills_per_s: float = 0.0
-    cluster: str | None = None
+    slow: dict[int, float] = field(default_factory=dict)  # by worker, the factor on its compute time
+    kills_per_s: float = 0.0  # of each worker; 0: none
+    cluster: str | None = None  # path of the cluster file that describes the machines; None: this machine, measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A short real run on this machine.
-
-    Args:
-        samples_per_s: of all workers together, after the warm-up, with its interval.
-        curve: pairs of seconds and loss or accuracy, in order of time.
-    """
+    """A short real run on this machine."""
 
     candidate: Candidate
-    samples_per_s: Estimate
-    curve: tuple[tuple[float, float], ...]
+    samples_per_s: Estimate  # of all workers together, after the warm-up, with its interval
+    curve: tuple[tuple[float, float], ...]  # pairs of seconds and loss or accuracy, in order of time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The prediction for one candidate.
-
-    Args:
-        time_s: seconds to the target, with its interval; None: it is not reached.
-        why_not: why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
-        at_deadline: loss or accuracy at the deadline; None: no deadline, or unknown.
-        samples_to_target: samples trained on until then; None: never.
-        simulated_s: seconds to the target in each simulation; inf if it was not reached.
-        modelled_s: seconds to the target by Hemingway's convergence model, with Ernest's system model if it has not run.
-        staleness: mean, of the simulations; None: the algorithm has none.
-        curve: predicted pairs of seconds and loss or accuracy, in order of time.
-        extrapolation: how the prediction extrapolates from the runs, in words; "" if it does not.
-    """
+    """The prediction for one candidate."""
 
     candidate: Candidate
-    time_s: Estimate | None
+    time_s: Estimate | None  # seconds to the target, with its interval; None: it is not reached
+    #: Why there is no `time_s`, as the end of a sentence ("diverged in 2 of 2 simulations"); "" if there is.
     why_not: str = ""
-    at_deadline: Estimate | None = None
+    at_deadline: Estimate | None = None  # loss or accuracy at the deadline; None: no deadline, or unknown
     samples_per_s: Estimate
-    samples_to_target: Estimate | None
-    simulated_s: tuple[float, ...] = ()
+    samples_to_target: Estimate | None  # samples trained on until then; None: never
+    simulated_s: tuple[float, ...] = ()  # seconds to the target in each simulation; inf if it was not reached
+    #: Seconds to the target by Hemingway's convergence model, with Ernest's system model if it has not run.
     modelled_s: Estimate | None = None
-    staleness: float | None = None
-    curve: tuple[tuple[float, float], ...] = ()
-    extrapolation: str = ""
+    staleness: float | None = None  # mean, of the simulations; None: the algorithm has none
+    curve: tuple[tuple[float, float], ...] = ()  # predicted pairs of seconds and loss or accuracy, in order of time
+    extrapolation: str = ""  # how the prediction extrapolates from the runs, in words; "" if it does not
 
     @property
     def arrives(self) -> bool:
@@ -130,31 +104,21 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The answer.
+    """The answer."""
 
-    Args:
-        program: as the user named it.
-        ranked: the best first; those that never reach the target last.
-        measured: short runs on this machine.
-        reasons: how certain the first rank is; if no candidate reaches the target, the best value.
-        not_tried: sentences: what was left out, and why.
-        warnings: sentences on extrapolation, close calls, disturbed measurements, no gain from asynchronous SGD.
-        command: starts the first; "" if no candidate reaches the target.
-        machine: the measured machine, from `paceline.system.machine.machine`.
-    """
-
-    program: str
+    program: str  # as the user named it
     target: Target
     circumstances: Circumstances
-    ranked: tuple[Prediction, ...]
-    measured: tuple[Measured, ...]
+    ranked: tuple[Prediction, ...]  # the best first; those that never reach the target last
+    measured: tuple[Measured, ...]  # short runs on this machine
     fits: tuple[Fit, ...]
-    reasons: tuple[str, ...]
-    not_tried: tuple[str, ...]
+    reasons: tuple[str, ...]  # how certain the first rank is; if no candidate reaches the target, the best value
+    not_tried: tuple[str, ...]  # sentences: what was left out, and why
+    #: Sentences on extrapolation, close calls, disturbed measurements, no gain from asynchronous SGD.
     warnings: tuple[str, ...]
-    command: str
+    command: str  # starts the first; "" if no candidate reaches the target
     took_s: float
-    machine: dict[str, Any]
+    machine: dict[str, Any]  # the measured machine, from `paceline.system.machine.machine`
 
     @property
     def best(self) -> Prediction | None:

@@ -46,24 +46,17 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Campaign:
-    """The simulations of all candidates.
-
-    Args:
-        cluster: the machines; without compute time if there are `trials`.
-        slow: workers' factors.
-        trials: short runs, for the candidates' speeds; None: speeds follow from the cluster.
-        seed: of the first simulation of each.
-    """
+    """The simulations of all candidates."""
 
     program: Program
     target: Target
-    cluster: Cluster
+    cluster: Cluster  # the machines; without compute time if there are `trials`
     shape: Shape
-    slow: Mapping[int, float]
-    trials: ShortRuns | None
+    slow: Mapping[int, float]  # workers' factors
+    trials: ShortRuns | None  # short runs, for the candidates' speeds; None: speeds follow from the cluster
     pool: Pool
     budget: Budget
-    seed: int
+    seed: int  # of the first simulation of each
     on_progress: Callable[[str, float], None]
     found: dict[Candidate, list[Simulated]] = field(default_factory=dict)
     skipped: list[Candidate] = field(default_factory=list)

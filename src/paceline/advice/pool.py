@@ -34,21 +34,14 @@ class Pool:
 
     def map(
         self,
-        call: Callable[[Any], Any],
-        jobs: Sequence[Any],
+        call: Callable[[Any], Any],  # a function at the top level of a module
+        jobs: Sequence[Any],  # its arguments, one for each call
         *,
-        begin_until_s: float,
-        end_until_s: float,
-        on_done: Callable[[int], None] = lambda _: None,
+        begin_until_s: float,  # on `time.monotonic`'s clock: no job begins later
+        end_until_s: float,  # jobs that still run then are abandoned, and their processes killed
+        on_done: Callable[[int], None] = lambda _: None,  # called with the number of finished jobs
     ) -> list[Any]:
         """The results of `call` for each job, in the jobs' order; None for jobs that ran out of time.
-
-        Args:
-            call: a function at the top level of a module.
-            jobs: its arguments, one for each call.
-            begin_until_s: on `time.monotonic`'s clock: no job begins later.
-            end_until_s: jobs that still run then are abandoned, and their processes killed.
-            on_done: called with the number of finished jobs.
 
         Raises:
             PacelineError: a job raised an exception, or its process ended.

@@ -31,32 +31,20 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """The measurements of one run, real or simulated.
+    """The measurements of one run, real or simulated."""
 
-    Args:
-        rates: samples per second of all workers, in consecutive equal parts of the steady state; one entry if it is exact.
-        curve: seconds, samples and loss or accuracy, in order of time.
-        samples: of all applied gradients.
-        wall_s: of training; virtual seconds in a simulation.
-        reached_s: when the target was reached; None: it was not.
-        reached_samples: samples until then.
-        reason: of the outcome, if it needs one.
-        ended_itself: whether the program ended by itself, as it would in a longer run.
-        staleness: mean; None: the algorithm has none.
-        compute_deviation: standard deviation of a gradient's time over its mean, without outliers.
-    """
-
+    #: Samples per second of all workers, in consecutive equal parts of the steady state; one entry if it is exact.
     rates: tuple[float, ...] = ()
-    curve: tuple[tuple[float, float, float], ...] = ()
-    samples: int = 0
-    wall_s: float = 0.0
-    reached_s: float | None = None
-    reached_samples: float | None = None
+    curve: tuple[tuple[float, float, float], ...] = ()  # seconds, samples and loss or accuracy, in order of time
+    samples: int = 0  # of all applied gradients
+    wall_s: float = 0.0  # of training; virtual seconds in a simulation
+    reached_s: float | None = None  # when the target was reached; None: it was not
+    reached_samples: float | None = None  # samples until then
     outcome: str
-    reason: str = ""
-    ended_itself: bool = False
-    staleness: float | None = None
-    compute_deviation: float = 0.0
+    reason: str = ""  # of the outcome, if it needs one
+    ended_itself: bool = False  # whether the program ended by itself, as it would in a longer run
+    staleness: float | None = None  # mean; None: the algorithm has none
+    compute_deviation: float = 0.0  # standard deviation of a gradient's time over its mean, without outliers
     setup_s: float = 0.0
 
     def stretched(self, factor: float) -> Observed:

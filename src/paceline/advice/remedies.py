@@ -24,13 +24,9 @@ _WORTH = 0.95  # of the time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """A change, and the time per sample that it would take relative to the run's; None: it is not simulated.
+    """A change, and the time per sample that it would take relative to the run's; None: it is not simulated."""
 
-    Args:
-        spec: another algorithm; "": batches fetched in the background.
-    """
-
-    spec: str
+    spec: str  # another algorithm; "": batches fetched in the background
     relative_time: float | None
 
     def __str__(self) -> str:

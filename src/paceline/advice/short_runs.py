@@ -22,16 +22,11 @@ _RIDGE = 1e-4  # for columns of norm 1: the variance stays finite with fewer run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """A candidate's speed in samples per second, and its uncertainty.
-
-    Args:
-        spread: of another run's rate.
-        extrapolation: how it was inferred, in words; "" if it was measured.
-    """
+    """A candidate's speed in samples per second, and its uncertainty."""
 
     value: float
-    spread: LogSpread = field(default_factory=LogSpread)
-    extrapolation: str = ""
+    spread: LogSpread = field(default_factory=LogSpread)  # of another run's rate
+    extrapolation: str = ""  # how it was inferred, in words; "" if it was measured
 
 
 def designed(counts: Sequence[int], number: int) -> list[int]:

@@ -93,37 +93,26 @@ _FEWEST = 4  # points of a curve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One simulation, which ends at the target or at one of the limits.
-
-    Args:
-        cluster: with its compute time, if `samples_per_s` is None.
-        samples_per_s: measured speed of all workers together, which the compute time is matched to.
-        deviation: relative standard deviation of a gradient's time.
-    """
+    """One simulation, which ends at the target or at one of the limits."""
 
     program: Program
     candidate: Candidate
-    cluster: Cluster
+    cluster: Cluster  # with its compute time, if `samples_per_s` is None
     shape: Shape
     target: Target
     limit_s: float
     limit_samples: int
     seed: int
-    samples_per_s: float | None = None
-    deviation: float = 0.0
+    samples_per_s: float | None = None  # measured speed of all workers together, which the compute time is matched to
+    deviation: float = 0.0  # relative standard deviation of a gradient's time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """The result of a job.
+    """The result of a job."""
 
-    Args:
-        cluster: with its matched compute time, for further seeds.
-        run: its measurements, in virtual seconds.
-    """
-
-    cluster: Cluster
-    run: Observed
+    cluster: Cluster  # with its matched compute time, for further seeds
+    run: Observed  # its measurements, in virtual seconds
     took_s: float
 
 

@@ -144,23 +144,15 @@ class Calibration:
 
 
 def measure(
-    task_reference: str = "digits-mlp",
+    task_reference: str = "digits-mlp",  # built-in name, or `path/to/file.py:function`
     *,
-    batch_size: int | None = None,
-    data: Path | None = None,
-    quick: bool = False,
-    vector_bytes: int | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
+    batch_size: int | None = None,  # None: the task's; also measures steps with a quarter of it and four times as much
+    data: Path | None = None,  # folder with data sets; None: the folder in PACELINE_DATA
+    quick: bool = False,  # takes a few seconds and is less exact
+    vector_bytes: int | None = None,  # of the vector whose copies are measured; None: that of the task's parameters
+    on_progress: Callable[[str], None] = lambda _: None,  # called with the name of each measurement
 ) -> Calibration:
     """Measures this machine with one task's steps; takes about half a minute on an idle machine.
-
-    Args:
-        task_reference: built-in name, or `path/to/file.py:function`.
-        batch_size: None: the task's; also measures steps with a quarter of it and four times as much.
-        data: folder with data sets; None: the folder in PACELINE_DATA.
-        quick: takes a few seconds and is less exact.
-        vector_bytes: of the vector whose copies are measured; None: that of the task's parameters.
-        on_progress: called with the name of each measurement.
 
     Raises:
         UsageError: no such task or data, or a batch is larger than the data set.
