@@ -58,7 +58,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
     is nothing to overlap with, and a round has two barriers however many operations it contains.
 
     Args:
-        timeout_s: how long to wait for a worker that has not been declared lost.
         names: the participants' ids in the run, if they are only some of its workers.
 
     Attributes:
@@ -82,7 +81,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._arrivals = self._word("arrivals")
         self._losses = self._word("losses")
         self._worker_id = self._participant
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s  # how long to wait for a worker that has not been declared lost
         self._names = names if names is not None else range(num_workers)
         self._num_barriers = self._num_rounds = 0
         self._capacity_bytes = _size_bytes(plan)

@@ -27,9 +27,6 @@ class ServedParts:
 
     Parameters that several parts hold are those of the first of these parts.
 
-    Args:
-        participant_id: among all participants; methods that do not name the whole model concern its part.
-
     Attributes:
         begin: its part's first element in a checkpoint, which has the parts' vectors in a row.
     """
@@ -40,7 +37,7 @@ class ServedParts:
         self,
         segment: Segment,
         plan: ServedPartsPlan,
-        participant_id: int,
+        participant_id: int,  # among all participants; methods that do not name the whole model concern its part
         incarnation: int = 0,
         abort_address: int = 0,
     ) -> None:

@@ -37,13 +37,6 @@ class DistributedCollectives:
     worker is given up after `timeout_s`, like one that hangs. A worker that fails says so in the store; the others check the
     store while they wait, report that they are present, and stop as well. A worker that reports nothing is missing.
 
-    Args:
-        group: a process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
-        store: where workers announce that they give up; has its own prefix.
-        worker_id: this worker's rank in the group.
-        timeout_s: how long one operation may take.
-        counts: sent messages and bytes are added here, counted as for ring algorithms (both backends' for large vectors).
-
     Attributes:
         waited_s: seconds spent in `wait`; the caller reads it and sets it back to 0.
         on_wait: called before and during each wait, every half second; an error that it raises ends the wait.
@@ -56,12 +49,14 @@ class DistributedCollectives:
 
     def __init__(
         self,
+        # A process group of all workers whose own deadline is longer than `timeout_s`; None: the default one.
         group: Any,
-        store: Any,
-        worker_id: int,
+        store: Any,  # where workers announce that they give up; has its own prefix
+        worker_id: int,  # this worker's rank in the group
         num_workers: int,
         *,
-        timeout_s: float = 600.0,
+        timeout_s: float = 600.0,  # how long one operation may take
+        # Sent messages and bytes are added here, counted as for ring algorithms (both backends' for large vectors).
         counts: Counts | None = None,
     ) -> None:
         self._group = group

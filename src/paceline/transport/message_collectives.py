@@ -79,11 +79,7 @@ class MessageCollectives(CarriedOutTogether):
 
     Attributes:
         purpose: of the next rounds, which must be the same on all members.
-        members: the workers whose vectors the last result contains; also those that `let_in` has named since.
-        requests: of newcomers that wait for the members.
-        has_left: whether this worker takes part in no further round.
         waited_s: seconds spent in rounds; the caller reads it and sets it back to 0.
-        counts: are told whose message ended the wait; None: nothing is counted.
     """
 
     def __init__(
@@ -102,8 +98,9 @@ class MessageCollectives(CarriedOutTogether):
         self._mailbox, self._worker_id, self._num_workers = mailbox, worker_id, num_workers
         self._deadline_s, self._stopped, self._now_s = deadline_s, stopped, now_s
         self._next = RoundMembers(worker_id, num_workers, ends, incarnations, deadline_s, now_s)
+        # The workers whose vectors the last result contains; also those that `let_in` has named since.
         self.members = self._next.ids
-        self.requests: dict[int, JoinRequest] = {}
+        self.requests: dict[int, JoinRequest] = {}  # of newcomers that wait for the members
         self._round, self._prepared = 0, -1  # the view in which this worker has the round's result; -1: none
         self._voted_in = 0  # the view in which the last round has ended by votes; -1: it has ended otherwise
         self._parts: list[Part] = []
@@ -116,9 +113,9 @@ class MessageCollectives(CarriedOutTogether):
         self._first_early = 1  # the first operation that may become part of an early exchange
         self._usual_bytes = 0  # of the operations of a round
         self._stopped_s = math.inf
-        self.has_left = False
+        self.has_left = False  # whether this worker takes part in no further round
         self.waited_s, self.purpose = 0.0, Purpose.STEP
-        self.counts: Counts | None = None
+        self.counts: Counts | None = None  # are told whose message ended the wait; None: nothing is counted
         self._last_heard = worker_id
 
     # Operations

@@ -17,18 +17,14 @@ class RollCall:
 
     A waiting worker checks regularly whether another one has given up, and then gives up, too; a worker that does not answer
     is missing. A worker that is still computing cannot answer yet, so the wait allows for the longest recent computation.
-
-    Args:
-        store: a torch.distributed store with its own prefix, where workers announce themselves.
-        num_workers: of the group, this worker included.
-        answer_s: how long a worker that gives up waits for the others' answers; twice the longest time between the ends of
-            two of its last operations, if that is longer, up to a minute.
     """
 
     def __init__(self, store: Any, worker_id: int, num_workers: int, *, answer_s: float = 2.0) -> None:
-        self._store = store
+        self._store = store  # a torch.distributed store with its own prefix, where workers announce themselves
         self._worker_id = worker_id
-        self._num_workers = num_workers
+        self._num_workers = num_workers  # of the group, this worker included
+        # How long a worker that gives up waits for the others' answers; twice the longest time between the ends of two
+        # of its last operations, if that is longer, up to a minute.
         self._answer_s = answer_s
         self._ended_s: float | None = None
         self._gaps_s: deque[float] = deque(maxlen=_GAPS)
