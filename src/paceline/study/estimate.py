@@ -29,20 +29,14 @@ _GRADIENTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The trials that a study would run.
+    """The trials that a study would run."""
 
-    Args:
-        trials: in order; empty for a search, whose trials are not known in advance.
-        done: hashes of trials that have been run.
-        notes: sentences on settings that were changed so that trials can run.
-    """
-
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # in order; empty for a search, whose trials are not known in advance
     total: int
-    done: frozenset[str]
+    done: frozenset[str]  # hashes of trials that have been run
     remaining_s: float
     reason: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences on settings that were changed so that trials can run
 
 
 def estimate(study: Study, folder: Path) -> Forecast:

@@ -20,37 +20,25 @@ _DOT = " \N{MIDDLE DOT} "
 
 
 class FacetCell(NamedTuple):
-    """A method at one level of each axis.
-
-    Args:
-        rows: row numbers of its trials.
-        names: the cells that name it in a table.
-        row: its name as a row of a method's panel.
-    """
+    """A method at one level of each axis."""
 
     method: str
     across: Any
     down: Any
-    rows: np.ndarray
-    names: list[str]
-    row: str
+    rows: np.ndarray  # row numbers of its trials
+    names: list[str]  # the cells that name it in a table
+    row: str  # its name as a row of a method's panel
 
 
 @dataclass(frozen=True)
 class Facets:
-    """The layout of a study's figures.
-
-    Args:
-        across: the factor along the x axis; None if only the method varies.
-        down: the factor with one panel per level; None if there is none with few enough levels.
-        pooled: other factors, whose levels are shown together.
-    """
+    """The layout of a study's figures."""
 
     trials: Trials
     measure: Measure
-    across: str | None
-    down: str | None
-    pooled: tuple[str, ...]
+    across: str | None  # the factor along the x axis; None if only the method varies
+    down: str | None  # the factor with one panel per level; None if there is none with few enough levels
+    pooled: tuple[str, ...]  # other factors, whose levels are shown together
 
     @property
     def across_levels(self) -> list[Any]:

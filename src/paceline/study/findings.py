@@ -19,23 +19,15 @@ _MOST_CELLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two levels of a factor, compared by pairs of trials that differ in it alone.
+    """Two levels of a factor, compared by pairs of trials that differ in it alone."""
 
-    Args:
-        factor: `METHOD` for methods.
-        base: the level that the other is compared with.
-        other: the other level; a ratio above 1 means that this one was sooner.
-        where: levels of other factors that the pairs have; empty: all pairs.
-        adjusted_p: its p-value, adjusted for all comparisons made together.
-    """
-
-    factor: str
-    base: Any
-    other: Any
-    where: tuple[tuple[str, Any], ...]
+    factor: str  # `METHOD` for methods
+    base: Any  # the level that the other is compared with
+    other: Any  # the other level; a ratio above 1 means that this one was sooner
+    where: tuple[tuple[str, Any], ...]  # levels of other factors that the pairs have; empty: all pairs
     measure: Measure
     ratio: Ratio
-    adjusted_p: float = 1.0
+    adjusted_p: float = 1.0  # its p-value, adjusted for all comparisons made together
 
     @property
     def found(self) -> bool:

@@ -35,40 +35,27 @@ _ELSEWHERE = "{} ran on another machine or with other versions: see the table's 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """A study's progress after a trial.
+    """A study's progress after a trial."""
 
-    Args:
-        done: trials that have been run, now or earlier.
-        remaining_s: estimate from the trials so far; None before the first.
-        trial: the last trial, which had `outcome` and took `took_s` on this machine.
-    """
-
-    done: int
+    done: int  # trials that have been run, now or earlier
     total: int
-    remaining_s: float | None
-    trial: Trial
+    remaining_s: float | None  # estimate from the trials so far; None before the first
+    trial: Trial  # the last trial, which had `outcome` and took `took_s` on this machine
     outcome: str
     took_s: float
 
 
 @dataclass(kw_only=True)
 class StudyEnd:
-    """The state of a study after it has run.
-
-    Args:
-        ran: trials run now.
-        found: trials that had been run before.
-        left_out: hashes of trials in the folder that no longer belong to the study; they are kept, but not in the table.
-        outcomes: of all trials.
-        notes: sentences for the user.
-    """
+    """The state of a study after it has run."""
 
     folder: Path
-    ran: int = 0
-    found: int = 0
+    ran: int = 0  # trials run now
+    found: int = 0  # trials that had been run before
+    #: Hashes of trials in the folder that no longer belong to the study; they are kept, but not in the table.
     left_out: list[str] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    notes: tuple[str, ...] = ()
+    outcomes: Counter[str] = field(default_factory=Counter)  # of all trials
+    notes: tuple[str, ...] = ()  # sentences for the user
 
 
 def run_study(

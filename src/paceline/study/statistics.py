@@ -102,20 +102,13 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalCurve:
-    """The share of runs that reached the target over time: one minus the Kaplan-Meier estimate of survival.
+    """The share of runs that reached the target over time: one minus the Kaplan-Meier estimate of survival."""
 
-    Args:
-        at: the times at which runs reached the target.
-        share: share of runs that had reached it by then.
-        low: its lower limit, by the log-log formula.
-        median: when half of the runs had reached it; infinite if fewer than half did.
-    """
-
-    at: np.ndarray
-    share: np.ndarray
-    low: np.ndarray
+    at: np.ndarray  # the times at which runs reached the target
+    share: np.ndarray  # share of runs that had reached it by then
+    low: np.ndarray  # its lower limit, by the log-log formula
     high: np.ndarray
-    median: SampleEstimate
+    median: SampleEstimate  # when half of the runs had reached it; infinite if fewer than half did
     count: int
     arrived: int
 
@@ -168,25 +161,17 @@ def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times sooner the other of each pair was, in the median pair.
+    """How many times sooner the other of each pair was, in the median pair."""
 
-    Args:
-        at_least: lower bound of the median ratio; equal to `at_most` unless runs that did not arrive leave it unknown.
-        low: lower limit of the 95 % interval; 0 if there is none.
-        high: upper limit; infinite if there is none.
-        p_value: of the hypothesis that both are equally soon.
-        complete: number of pairs in which both reached the target.
-        method: of the interval: `order statistics`, `t` or `none`.
-    """
-
+    #: Lower bound of the median ratio; equal to `at_most` unless runs that did not arrive leave it unknown.
     at_least: float
     at_most: float
-    low: float
-    high: float
-    p_value: float
+    low: float  # lower limit of the 95 % interval; 0 if there is none
+    high: float  # upper limit; infinite if there is none
+    p_value: float  # of the hypothesis that both are equally soon
     pairs: int
-    complete: int
-    method: Literal["order statistics", "t", "none"]
+    complete: int  # number of pairs in which both reached the target
+    method: Literal["order statistics", "t", "none"]  # of the interval: `order statistics`, `t` or `none`
 
     @property
     def middle(self) -> float:

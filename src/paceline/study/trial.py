@@ -31,22 +31,14 @@ _REGISTRIES = {"algorithm": registry, "partition": partition_registry, "placemen
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run of a study.
+    """One run of a study."""
 
-    Args:
-        factors: name -> level, `seed` last; None if the algorithm has no such field.
-        config: with all defaults filled in.
-        cluster: None: real workers.
-        parameters: for timing only: length of the vectors.
-        task_digest: of the task's file; empty for a built-in task.
-    """
-
-    factors: Mapping[str, Level | None]
-    config: TrainConfig
-    cluster: Cluster | None = None
+    factors: Mapping[str, Level | None]  # name -> level, `seed` last; None if the algorithm has no such field
+    config: TrainConfig  # with all defaults filled in
+    cluster: Cluster | None = None  # None: real workers
     timing_only: bool = False
-    parameters: int | None = None
-    task_digest: str = ""
+    parameters: int | None = None  # for timing only: length of the vectors
+    task_digest: str = ""  # of the task's file; empty for a built-in task
 
     @functools.cached_property
     def hash(self) -> str:
@@ -80,16 +72,11 @@ class Trial:
 
 
 class TrialMaker:
-    """Makes a study's trials, and rejects combinations that cannot run.
-
-    Attributes:
-        applied: names of factors that at least one combination uses.
-        notes: sentences on settings that were changed so that trials can run.
-    """
+    """Makes a study's trials, and rejects combinations that cannot run."""
 
     def __init__(self, study: Study) -> None:
-        self.applied: set[str] = set()
-        self.notes: dict[str, None] = {}
+        self.applied: set[str] = set()  # names of factors that at least one combination uses
+        self.notes: dict[str, None] = {}  # sentences on settings that were changed so that trials can run
         self._study = study
         self._task = load_task(study.task)
         self._task_digest = ""

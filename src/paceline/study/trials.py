@@ -29,17 +29,12 @@ _MOST_LEVELS = 24  # a factor with more levels, as in random designs, is not com
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The measure that compares trials; lower is better, except for throughput.
+    """The measure that compares trials; lower is better, except for throughput."""
 
-    Args:
-        kind: time or updates until a fraction of the initial loss, or samples per second.
-        percent: that fraction in percent; empty for throughput.
-        column: of the table.
-    """
-
+    #: Time or updates until a fraction of the initial loss, or samples per second.
     kind: Literal["time", "steps", "throughput"]
-    percent: str
-    column: str
+    percent: str  # that fraction in percent; empty for throughput
+    column: str  # of the table
 
     @property
     def goal(self) -> str:
