@@ -49,24 +49,16 @@ class CodedMean(Coding):
 
     def start(
         self,
-        number: int,
-        vector: Tensor,
-        weight: float,
-        numbers: Sequence[float] = NO_NUMBERS,
-        first: int = 0,
+        number: int,  # the vector's
+        vector: Tensor,  # what this worker has
+        weight: float,  # 0: nothing
+        numbers: Sequence[float] = NO_NUMBERS,  # (4), to add up over all workers; whole ones exactly, up to 2^24
+        first: int = 0,  # where in the flat vector (P,) this one begins
+        # Of all workers' weights, if known: the error feedback is then rescaled to count as much as in the mean that it
+        # is left over from, even if weights have changed. None: no rescaling.
         total: float | None = None,
     ) -> Mean:
-        """Begins replacing `vector` (n,) by the mean, weighted by `weight`; it is not touched before `wait`.
-
-        Args:
-            number: the vector's.
-            vector: what this worker has.
-            weight: 0: nothing.
-            numbers: (4), to add up over all workers; whole ones exactly, up to 2^24.
-            first: where in the flat vector (P,) this one begins.
-            total: of all workers' weights, if known: the error feedback is then rescaled to count as much as in the mean that
-                it is left over from, even if weights have changed. None: no rescaling.
-        """
+        """Begins replacing `vector` (n,) by the mean, weighted by `weight`; it is not touched before `wait`."""
         if number in self.sizes:
             self.tuner.tell(sum(self.sizes.values()))
             self.sizes.clear()

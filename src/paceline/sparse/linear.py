@@ -70,33 +70,22 @@ class LinearModel:
 
     def learn(
         self,
-        rows: Rows,
+        rows: Rows,  # the matrix; not copied
+        # One number per row in the weights' type; -1 and +1 for classes, their number with several outputs.
         targets: np.ndarray,
-        plan: PassPlan,
-        team: Team,
+        plan: PassPlan,  # losses, penalties and steps
+        team: Team,  # the threads
         *,
-        loss: Loss | None = None,
-        weights: np.ndarray | None = None,
-        balance: np.ndarray | None = None,
-        subset: np.ndarray | None = None,
-        seed: int | None = 0,
+        loss: Loss | None = None,  # a user-defined loss, in place of the plan's
+        weights: np.ndarray | None = None,  # one per row, or None
+        balance: np.ndarray | None = None,  # (outputs, 2), weights of examples outside, and inside, an output's class
+        subset: np.ndarray | None = None,  # numbers of the rows to train on; all by default
+        seed: int | None = 0,  # of the order of examples; None visits them in their order
+        # "copies" gives each thread a copy of the weights, merged periodically (`hot.py`); with "shared" all write to
+        # one vector.
         discipline: str = "copies",
     ) -> Learning:
-        """Begins training on a matrix; `Learning.make_pass` makes the passes.
-
-        Args:
-            rows: the matrix; not copied.
-            targets: one number per row in the weights' type; -1 and +1 for classes, their number with several outputs.
-            plan: losses, penalties and steps.
-            team: the threads.
-            loss: a user-defined loss, in place of the plan's.
-            weights: one per row, or None.
-            balance: (outputs, 2), weights of examples outside, and inside, an output's class.
-            subset: numbers of the rows to train on; all by default.
-            seed: of the order of examples; None visits them in their order.
-            discipline: "copies" gives each thread a copy of the weights, merged periodically (`hot.py`); with "shared" all
-                write to one vector.
-        """
+        """Begins training on a matrix; `Learning.make_pass` makes the passes."""
         kind = np.int32 if rows.begins.size < 2**31 else np.int64
         order = np.arange(len(targets), dtype=kind) if subset is None else subset.astype(kind)
         examples = Examples(
