@@ -17,22 +17,16 @@ class LoaderBatches(Protocol):
     """The batches of a loader, epoch after epoch, the same on every worker.
 
     Attributes:
-        key: equal for loaders that have the same batches.
-        length: batches in an epoch; None: not known before it ends.
-        epoch_numbers: from an epoch's first batch number to the next one's.
-        device: to which batches are moved; None: they are not moved.
-        can_repeat: whether a batch can be fetched after its turn.
-        shares: sizes of the batches, if rounds are divided by speed; None: the loader's sizes.
         earlier: batches of earlier epochs that are still available, by place, which is negative.
     """
 
     loader: Any
-    key: object = "drawn"
-    length: int | None = None
-    epoch_numbers: int = DRAWN_EPOCH
-    device: torch.device | None = None
-    can_repeat: bool = True
-    shares: RoundShares | None = None
+    key: object = "drawn"  # equal for loaders that have the same batches
+    length: int | None = None  # batches in an epoch; None: not known before it ends
+    epoch_numbers: int = DRAWN_EPOCH  # from an epoch's first batch number to the next one's
+    device: torch.device | None = None  # to which batches are moved; None: they are not moved
+    can_repeat: bool = True  # whether a batch can be fetched after its turn
+    shares: RoundShares | None = None  # sizes of the batches, if rounds are divided by speed; None: the loader's sizes
     earlier: dict[int, Any] = {}  # noqa: RUF012  (never changed)
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:

@@ -23,11 +23,6 @@ class WorkerClaims:
         tracks, survivors: as for `RoundDeal`.
         is_late: whether the others may be in a later epoch, where this worker then begins.
         agreed: finds a number on one of the workers that train on the same batches, and sends it to all of them.
-
-    Attributes:
-        deal: assigns the rounds' batches, in lockstep.
-        num_claimed: batches claimed from the shared counts.
-        reached: the number below which each batch belongs to some worker; None: unknown, because an epoch was left early.
     """
 
     def __init__(
@@ -48,7 +43,7 @@ class WorkerClaims:
     ) -> None:
         self.batches = batches
         self.taken = taken
-        self.deal = None
+        self.deal = None  # assigns the rounds' batches, in lockstep
         if lockstep:
             self.deal = RoundDeal(
                 worker_id, num_workers, left, tracks=tracks, survivors=survivors, shares=batches.shares
@@ -62,7 +57,8 @@ class WorkerClaims:
         self._epoch: int | None = None
         self._round = taken
         self._ahead: set[int] = set()
-        self.num_claimed = 0
+        self.num_claimed = 0  # batches claimed from the shared counts
+        # The number below which each batch belongs to some worker; None: unknown, because an epoch was left early.
         self.reached: int | None = 0
 
     @property

@@ -34,14 +34,6 @@ class RoundDeal:
     dies, the others first deal again the batches whose gradients are in no mean, including those of earlier epochs, whose
     places are negative.
 
-    Args:
-        num_workers: number of members at first.
-        left: the batches that remain in the run; a resumed run begins in the middle of an epoch.
-        tracks: whether `meet` is called for every mean, as it is if workers continue without others.
-        survivors: tells which workers are alive at the end of an epoch, and what the others completed; None: every step of
-            an epoch gets its mean within the epoch.
-        shares: sizes of the batches, if they follow the workers' speeds.
-
     Attributes:
         members: workers that get batches, in order of id.
         begun: number of rounds whose steps have begun; a loop that prefetches gets a batch before its step begins.
@@ -52,12 +44,14 @@ class RoundDeal:
     def __init__(
         self,
         worker_id: int,
-        num_workers: int,
-        left: Left = ALL_LEFT,
+        num_workers: int,  # number of members at first
+        left: Left = ALL_LEFT,  # the batches that remain in the run; a resumed run begins in the middle of an epoch
         *,
-        tracks: bool = True,
+        tracks: bool = True,  # whether `meet` is called for every mean, as it is if workers continue without others
+        # Tells which workers are alive at the end of an epoch, and what the others completed; None: every step of an
+        # epoch gets its mean within the epoch.
         survivors: Survivors | None = None,
-        shares: RoundShares | None = None,
+        shares: RoundShares | None = None,  # sizes of the batches, if they follow the workers' speeds
     ) -> None:
         self.members: Sequence[int] = range(num_workers)
         self.begun = self.met = self.epoch = 0

@@ -23,23 +23,18 @@ class StreamBatches(LoaderBatches):
     loop's. Workers in threads share the generators, and read through one iterator.
 
     Each process reads all batches. Swapping the states takes 0.15 ms for each batch that a worker takes.
-
-    Args:
-        open_iterator: begins an iteration.
-        randomness: makes an epoch's random states; None: the stream draws from the loop's generators.
-        round_size: number of batches to read at once; in lockstep, one for each worker.
-        num_compared: number of an epoch's first batches that the fingerprint digests.
-        readers: the iterators that threads share, by epoch; None: this worker reads alone.
     """
 
     def __init__(
         self,
         loader: Any,
-        open_iterator: Callable[[], Iterator[Any]],
+        open_iterator: Callable[[], Iterator[Any]],  # begins an iteration
         *,
+        # Makes an epoch's random states; None: the stream draws from the loop's generators.
         randomness: Callable[[int], SeparateRandomness] | None,
-        round_size: int,
-        num_compared: int,
+        round_size: int,  # number of batches to read at once; in lockstep, one for each worker
+        num_compared: int,  # number of an epoch's first batches that the fingerprint digests
+        # The iterators that threads share, by epoch; None: this worker reads alone.
         readers: MutableMapping[int, Any] | None,
     ) -> None:
         self.loader = loader
@@ -102,7 +97,6 @@ class _Reader:
 
     Attributes:
         num_read: number of batches read.
-        sizes: number of samples of the last batches, by place.
     """
 
     def __init__(
@@ -113,7 +107,7 @@ class _Reader:
         batch_size: int | None,
     ) -> None:
         self.num_read = self.digest = 0
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}  # number of samples of the last batches, by place
         self._open = open_iterator
         self._randomness = randomness or contextlib.nullcontext()
         self._num_compared, self._batch_size = num_compared, batch_size

@@ -21,22 +21,17 @@ class JoinedClaims(EpochClaims):
     batches are lost; around a later death, workers may also skip a few batches that each left to another.
 
     Args:
-        mailbox: knows which workers can be reached.
         num_workers: N.
-        notes: gets a sentence when the join point is gone.
-
-    Attributes:
-        by_ids: whether batches are dealt out by worker ids, without the join point.
     """
 
     def __init__(
         self, join_point: JoinPoint, mailbox: Mailbox, worker_id: int, num_workers: int, notes: list[str]
     ) -> None:
         self._join_point = join_point
-        self._mailbox = mailbox
+        self._mailbox = mailbox  # knows which workers can be reached
         self._worker_id, self._num_workers = worker_id, num_workers
-        self._notes = notes
-        self.by_ids = False
+        self._notes = notes  # gets a sentence when the join point is gone
+        self.by_ids = False  # whether batches are dealt out by worker ids, without the join point
         self._epoch = 0
         self._places: list[int] = []
         self._next = 0  # the first batch of the epoch that this worker has not seen claimed

@@ -83,12 +83,6 @@ def num_places(join_point: JoinPoint, of: int | None, own: int) -> int:
 class JoinedRun:
     """One worker's side of a run that it joined.
 
-    Args:
-        invitation: where to go, and how long to wait for the others.
-        model_words: the model's size and shapes, which all must agree on.
-        plan: likewise, a placed model's plan, as text that differs from other plans'.
-        place: the only one that this worker takes; None: the first free one.
-
     Attributes:
         silence_s: how long a worker that cannot be reached is waited for in rounds; `deadline_s`, but 40 s at most.
         worker_id: its place in the run.
@@ -109,11 +103,11 @@ class JoinedRun:
 
     def __init__(
         self,
-        invitation: Invitation,
+        invitation: Invitation,  # where to go, and how long to wait for the others
         algorithm: Algorithm,
-        model_words: str,
-        plan: str = "none",
-        place: int | None = None,
+        model_words: str,  # the model's size and shapes, which all must agree on
+        plan: str = "none",  # likewise, a placed model's plan, as text that differs from other plans'
+        place: int | None = None,  # the only one that this worker takes; None: the first free one
     ) -> None:
         global _joined
         if _joined:

@@ -27,23 +27,15 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
-    """One worker of a run, as its launcher describes it; the subclass for each kind of launcher adds to it.
+    """One worker of a run, as its launcher describes it; the subclass for each kind of launcher adds to it."""
 
-    Args:
-        worker_id: 0 to num_workers - 1, kept over restarts.
-        num_workers: as the run was started.
-        incarnation: 0 for the worker's first process, one more after each restart.
-        algorithm: the launcher's canonical spec, or None where the user's code names the algorithm.
-        min_workers: if fewer than this many workers are left, they wait for replacements.
-        own_data: whether each worker's loaders have samples of their own, so that their batches are not shared out.
-    """
-
-    worker_id: int = 0
-    num_workers: int = 1
-    incarnation: int = 0
-    algorithm: str | None = None
+    worker_id: int = 0  # 0 to num_workers - 1, kept over restarts
+    num_workers: int = 1  # as the run was started
+    incarnation: int = 0  # 0 for the worker's first process, one more after each restart
+    algorithm: str | None = None  # the launcher's canonical spec, or None where the user's code names the algorithm
     seed: int = 0
-    min_workers: int = 1
+    min_workers: int = 1  # if fewer than this many workers are left, they wait for replacements
+    #: Whether each worker's loaders have samples of their own, so that their batches are not shared out.
     own_data: bool = False
 
     @property
@@ -55,43 +47,27 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedEnvironment(WorkerEnvironment):
-    """A worker, or a server, that a supervisor of ours started and watches.
+    """A worker, or a server, that a supervisor of ours started and watches."""
 
-    Args:
-        connection: to the supervisor; None as long as this is on its way to the worker.
-        own_process: whether the worker has a process to itself, whose signals, allocator and affinity it may set.
-        handles: file descriptors that the worker may use.
-        taken: batches that its earlier processes in this run have trained on.
-        checkpoint: folder to save checkpoints in, or None.
-        resume: a complete checkpoint to start from, or None.
-        placement: spec of where the parameters' memory lies.
-        pin: whether processes are pinned to cores.
-        intra_op_threads: threads inside one PyTorch operation.
-        goal: what a loop's evaluations are for; None: it does not evaluate.
-        slow: by worker, how many times as long its gradients take.
-        batches_done: batches that a resumed run leaves out.
-        done_before: steps and samples of a resumed run's earlier part.
-        plan: of a placed model, the same for all workers.
-        streams: iterators that workers in threads share, by epoch.
-        step_deadline_s: how long its workers wait for each other in a step.
-    """
-
-    connection: Connection | None = None
+    connection: Connection | None = None  # to the supervisor; None as long as this is on its way to the worker
+    #: Whether the worker has a process to itself, whose signals, allocator and affinity it may set.
     own_process: bool = True
-    handles: tuple[int, ...] = ()
-    taken: int = 0
-    checkpoint: Path | None = None
-    resume: Path | None = None
-    placement: str = "first-touch"
-    pin: bool = False
-    intra_op_threads: int = 1
-    goal: Goal | None = None
+    handles: tuple[int, ...] = ()  # file descriptors that the worker may use
+    taken: int = 0  # batches that its earlier processes in this run have trained on
+    checkpoint: Path | None = None  # folder to save checkpoints in, or None
+    resume: Path | None = None  # a complete checkpoint to start from, or None
+    placement: str = "first-touch"  # spec of where the parameters' memory lies
+    pin: bool = False  # whether processes are pinned to cores
+    intra_op_threads: int = 1  # threads inside one PyTorch operation
+    goal: Goal | None = None  # what a loop's evaluations are for; None: it does not evaluate
+    #: By worker, how many times as long its gradients take.
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
-    batches_done: Collection[int] = ()
-    done_before: tuple[int, int] = (0, 0)
-    plan: object = None
+    batches_done: Collection[int] = ()  # batches that a resumed run leaves out
+    done_before: tuple[int, int] = (0, 0)  # steps and samples of a resumed run's earlier part
+    plan: object = None  # of a placed model, the same for all workers
+    #: Iterators that workers in threads share, by epoch.
     streams: dict[int, object] = field(default_factory=dict[int, object])
-    step_deadline_s: float = 60.0
+    step_deadline_s: float = 60.0  # how long its workers wait for each other in a step
 
     @property
     def supervisor(self) -> Connection:
@@ -101,38 +77,24 @@ class SupervisedEnvironment(WorkerEnvironment):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedEnvironment(WorkerEnvironment):
-    """A worker that torchrun or another launcher started, which has no supervisor.
+    """A worker that torchrun or another launcher started, which has no supervisor."""
 
-    Args:
-        deadline_s: how long it waits for the others.
-        checkpoint: folder to save checkpoints in, or None.
-        resume: a complete checkpoint to start from, or None.
-        out: folder for this worker's records and model; None: nothing is written.
-    """
-
-    deadline_s: float = 600.0
-    checkpoint: Path | None = None
-    resume: Path | None = None
-    out: Path | None = None
+    deadline_s: float = 600.0  # how long it waits for the others
+    checkpoint: Path | None = None  # folder to save checkpoints in, or None
+    resume: Path | None = None  # a complete checkpoint to start from, or None
+    out: Path | None = None  # folder for this worker's records and model; None: nothing is written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation(WorkerEnvironment):
-    """Where a worker joins a run; its number is not known before.
+    """Where a worker joins a run; its number is not known before."""
 
-    Args:
-        address: HOST:PORT of the join point.
-        key: key file that all workers of the run share, or its contents; needed if other machines can reach the address.
-        of: how many workers the run has; None: as the first to come decides.
-        out: folder for this worker's records and model; None: nothing is written.
-        deadline_s: how long it waits for the others.
-    """
-
-    address: str
+    address: str  # HOST:PORT of the join point
+    #: Key file that all workers of the run share, or its contents; needed if other machines can reach the address.
     key: Path | Keys | None = None
-    of: int | None = None
-    out: Path | None = None
-    deadline_s: float = 600.0
+    of: int | None = None  # how many workers the run has; None: as the first to come decides
+    out: Path | None = None  # folder for this worker's records and model; None: nothing is written
+    deadline_s: float = 600.0  # how long it waits for the others
 
 
 @dataclass

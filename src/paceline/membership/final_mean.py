@@ -91,14 +91,14 @@ def _not_given(given: list[BatchesTaken]) -> int:
 
 
 def mean_of_all(
-    mailbox: Mailbox,
-    worker_id: int,
-    num_workers: int,
-    x: torch.Tensor,
-    deadline_s: float,
-    given: BatchesTaken = _NOTHING,
-    buffers: Sequence[torch.Tensor] = (),
-    left: LeftWeights | None = None,
+    mailbox: Mailbox,  # messages of other kinds are left in it
+    worker_id: int,  # this worker
+    num_workers: int,  # of the run
+    x: torch.Tensor,  # its model (P,), not changed
+    deadline_s: float,  # how long to wait for one worker
+    given: BatchesTaken = _NOTHING,  # the batches that its loop received
+    buffers: Sequence[torch.Tensor] = (),  # of its model; changed if worker 0 has left weights
+    left: LeftWeights | None = None,  # the weights that worker 0 has left, if this is worker 0; or None
 ) -> FinalMean:
     """The mean of the models of all remaining workers; every worker calls it and gets the same bits.
 
@@ -106,16 +106,6 @@ def mean_of_all(
     one replaces a collector that leaves. If no worker answers in time, returns the worker's own model. Worker 0 collects as
     long as it is there; its `left` weights, if any, replace the mean, and its buffers replace every worker's.
     Costs: two messages of the model's size per worker, one after the other at the collecting worker.
-
-    Args:
-        mailbox: messages of other kinds are left in it.
-        worker_id: this worker.
-        num_workers: of the run.
-        x: its model (P,), not changed.
-        deadline_s: how long to wait for one worker.
-        given: the batches that its loop received.
-        buffers: of its model; changed if worker 0 has left weights.
-        left: the weights that worker 0 has left, if this is worker 0; or None.
     """
     for collector in range(worker_id):
         if collector not in mailbox.peers():  # a late worker may never have met it, and does not wait for it

@@ -57,9 +57,6 @@ class JoinPoint:
             (`holder`); or another process holds it (`guest`).
 
     Attributes:
-        address: HOST:PORT, where the others find it; `where`: as Python's sockets take it.
-        host: the address of this machine by which the others reach it; None: all are on this machine.
-        key: encrypts the workers' messages; needed with `host`.
         holds: whether this process holds the store.
         lost: whether the join point is gone.
 
@@ -76,7 +73,7 @@ class JoinPoint:
         *,
         role: Literal["either", "holder", "guest"] = "either",
     ) -> None:
-        self.address = address
+        self.address = address  # HOST:PORT, where the others find it; `where`: as Python's sockets take it
         self.where = _resolve(address, any_port=role == "holder")
         is_local = ipaddress.ip_address(self.where[0]).is_loopback
         if key is None and not is_local:
@@ -85,8 +82,9 @@ class JoinPoint:
                 "`paceline key FILE`, copy it to every machine, and give --key FILE (or PACELINE_KEY=FILE)."
             )
         self._keys = keys = own_keys() if key is None else load_keys(key)
+        # The address of this machine by which the others reach it; None: all are on this machine.
         self.host: str | None = self.where[0]
-        self.key = key
+        self.key = key  # encrypts the workers' messages; needed with `host`
         self._pid, self._lock = os.getpid(), threading.Lock()
         self._dial(keys, deadline_s, role)
         try:

@@ -52,15 +52,7 @@ class LaunchedRun:
     Uses the user's default process group, if it exists, only to make another group; otherwise makes the default group, and
     ends it.
 
-    Args:
-        environment: this worker, and the deadline.
-        hello: what all must agree on, as text: the algorithm, and the model's shapes.
-        gpu: the unique name of this worker's GPU, if collectives run on it, over NCCL.
-        state: all tensors of the model, which become worker 0's.
-
     Attributes:
-        store: where the workers of the run meet.
-        tables: what they tell each other there.
         collectives: over all of them.
 
     Raises:
@@ -70,19 +62,19 @@ class LaunchedRun:
 
     def __init__(
         self,
-        environment: LaunchedEnvironment,
-        hello: dict[str, str],
-        gpu: str | None = None,
+        environment: LaunchedEnvironment,  # this worker, and the deadline
+        hello: dict[str, str],  # what all must agree on, as text: the algorithm, and the model's shapes
+        gpu: str | None = None,  # the unique name of this worker's GPU, if collectives run on it, over NCCL
         random_states: tuple[int, ...] = (),
-        state: Sequence[torch.Tensor] = (),
+        state: Sequence[torch.Tensor] = (),  # all tensors of the model, which become worker 0's
     ) -> None:
         global _num_joined
         _num_joined += 1
         self._worker_id, self._num_workers = environment.worker_id, environment.num_workers
         self.deadline_s = environment.deadline_s
         self._owns_default = not dist.is_initialized()
-        self.store: Any = own_part(common_store(environment), str(_num_joined))
-        self.tables = StoredTables(self.store, self._worker_id, self._num_workers)
+        self.store: Any = own_part(common_store(environment), str(_num_joined))  # where the workers of the run meet
+        self.tables = StoredTables(self.store, self._worker_id, self._num_workers)  # what they tell each other there
         self.tables.tell_random_states(random_states)
         differing = self._agree(hello, gpu, state)
         if gpu is not None and not dist.is_nccl_available():

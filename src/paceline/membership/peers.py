@@ -36,18 +36,6 @@ def mailbox_part(store: Any, part: int = 0) -> Any:
 class Peers:
     """The mailbox and background programs of one worker.
 
-    Args:
-        store: where the mailboxes of this run find each other; it holds nothing else.
-        counts: messages and bytes are added there.
-        stopped: whether the run is being stopped.
-        incarnation: how many processes this worker has had before.
-        host: address of this machine by which the others reach it; None: all are on this machine.
-        key: the run's key file, or its contents; needed with `host`.
-        connect: waits for all others at once; otherwise the caller does.
-        num_servers: members after the workers. With servers, a worker talks only to them and does not wait for others at
-            the start; servers still answer while the run is being stopped.
-        patience_s: how long a peer may be silent before it counts as lost.
-
     Raises:
         WorkerLostError: a peer did not connect within a minute.
         RunStopped: the run was stopped before all had connected.
@@ -55,18 +43,20 @@ class Peers:
 
     def __init__(
         self,
-        store: Any,
+        store: Any,  # where the mailboxes of this run find each other; it holds nothing else
         worker_id: int,
         num_workers: int,
-        counts: Counts,
-        stopped: Callable[[], bool],
+        counts: Counts,  # messages and bytes are added there
+        stopped: Callable[[], bool],  # whether the run is being stopped
         *,
-        incarnation: int = 0,
+        incarnation: int = 0,  # how many processes this worker has had before
+        # Members after the workers. With servers, a worker talks only to them and does not wait for others at the
+        # start; servers still answer while the run is being stopped.
         num_servers: int = 0,
-        host: str | None = None,
-        key: Path | Keys | None = None,
-        connect: bool = True,
-        patience_s: float = 5.0,
+        host: str | None = None,  # address of this machine by which the others reach it; None: all are on this machine
+        key: Path | Keys | None = None,  # the run's key file, or its contents; needed with `host`
+        connect: bool = True,  # waits for all others at once; otherwise the caller does
+        patience_s: float = 5.0,  # how long a peer may be silent before it counts as lost
     ) -> None:
         self._zmq = ZmqMailbox(
             store,

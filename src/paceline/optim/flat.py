@@ -37,15 +37,6 @@ class FlatBinding:
         on_any_device: whether they may be on a GPU.
         num_cut: how many of the parameters, the last ones, are this worker's shards of larger ones; padding lies before them.
 
-    Attributes:
-        offsets: where each parameter begins in a flat vector.
-        cut_from: where the first shard begins; P without any.
-        ranges: each parameter's elements there.
-        tables: those of the parameters that `find_tables` has found.
-        device: where the parameters are.
-        bound_to: the vector that they are views of, if any.
-        rests_on: `bound_to` if `bind` to it would do nothing; None on a GPU, where `bind` checks whether they were moved.
-
     Raises:
         UsageError: no parameters, or they differ in type or device.
     """
@@ -67,7 +58,7 @@ class FlatBinding:
             raise UsageError(
                 f"Shared parameters must have one floating-point type on one device, but the model has {found}; {remedy}."
             )
-        self.device = self.parameters[0].device
+        self.device = self.parameters[0].device  # where the parameters are
         if self.device.type != "cpu" and not on_any_device:
             raise UsageError(
                 "Simulations and methods on shared memory train on the CPU; move the model there with model.cpu()."
@@ -76,7 +67,7 @@ class FlatBinding:
         self._numels = [p.numel() for p in self.parameters]
         self._strides = [p.stride() if _is_dense(p) else None for p in self.parameters]
         alignment = _ALIGNMENT_BYTES // self.dtype.itemsize
-        self.offsets: list[int] = []
+        self.offsets: list[int] = []  # where each parameter begins in a flat vector
         offset = alignment
         first_cut = len(self._numels) - num_cut if num_cut else -1
         for index, numel in enumerate(self._numels):
@@ -86,17 +77,19 @@ class FlatBinding:
             offset += math.ceil(numel / alignment) * alignment
         if self.offsets[-1] + self._numels[-1] == offset:
             offset += alignment
+        # Each parameter's elements there.
         self.ranges: Ranges = tuple((o, o + n) for o, n in zip(self.offsets, self._numels, strict=True))
         self.num_elements = offset  # P
-        self.cut_from = self.offsets[first_cut] if num_cut else offset
+        self.cut_from = self.offsets[first_cut] if num_cut else offset  # where the first shard begins; P without any
         self.num_parameters = sum(self._numels)
-        self.tables: tuple[Table, ...] = ()
+        self.tables: tuple[Table, ...] = ()  # those of the parameters that `find_tables` has found
         self._of_tables: list[int] = []  # their parameters' numbers
         self._range_of: dict[torch.Tensor, tuple[int, int]] = {}  # once asked for
         self._views: dict[int, list[torch.Tensor]] = {}
         self._bindable: dict[int, list[torch.Tensor]] = {}
         self._bound: int | None = None
-        self.bound_to: torch.Tensor | None = None
+        self.bound_to: torch.Tensor | None = None  # the vector that they are views of, if any
+        # `bound_to` if `bind` to it would do nothing; None on a GPU, where `bind` checks whether they were moved.
         self.rests_on: torch.Tensor | None = None
 
     def range_of(self, parameter: torch.Tensor) -> tuple[int, int] | None:

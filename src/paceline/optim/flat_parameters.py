@@ -28,23 +28,15 @@ class FlatParameters:
 
     A single parameter for all saves PyTorch's loop over parameters. From the first step in which some have no gradient, each
     of the model's parameters becomes its own: skipped parameters need their own state, such as Adam's number of steps.
-
-    Args:
-        make_optimizer: builds the optimizer, of one group.
-        like: a vector (P,) of the same type.
-        num_blocks: pieces of equal length that are stepped on one after the other.
-        shares_state: whether all workers share its state, which then stays whole, with one count of steps.
-
-    Attributes:
-        optimizer: the built optimizer.
     """
 
     def __init__(
         self,
-        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        like: torch.Tensor,
-        num_blocks: int = 1,
+        make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],  # builds the optimizer, of one group
+        like: torch.Tensor,  # a vector (P,) of the same type
+        num_blocks: int = 1,  # pieces of equal length that are stepped on one after the other
         *,
+        # Whether all workers share its state, which then stays whole, with one count of steps.
         shares_state: bool = False,
     ) -> None:
         size = len(like)
@@ -53,7 +45,7 @@ class FlatParameters:
         self._stretches: list[_Stretch] = []
         self._loaded: list[nn.Parameter] = []  # stretches of which only the state is known
         self._make = make_optimizer
-        self.optimizer = make_optimizer(self._whole)
+        self.optimizer = make_optimizer(self._whole)  # the built optimizer
         self._step = raw_step(self.optimizer)
         self._apart = self.optimizer  # steps on the stretches
         self._shares_state = shares_state

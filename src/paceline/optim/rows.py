@@ -36,15 +36,11 @@ class Selection:
         begin: where the part begins in the flat vector.
         end: the element after its last.
         device: of the vectors.
-
-    Attributes:
-        rows: those with elements here.
-        count: how many elements are selected.
     """
 
     def __init__(self, rows: Rows, begin: int, end: int, device: torch.device | str = "cpu") -> None:
         self.begin, self.end, self.device = begin, end, device
-        self.rows: Rows = {}
+        self.rows: Rows = {}  # those with elements here
         self._places: list[tuple[int, slice | torch.Tensor]] = []  # where each stretch or table begins; its elements
         at = begin
         for table, numbers in rows.items():
@@ -65,7 +61,7 @@ class Selection:
         if at < end:
             self._places.append((at, slice(at - begin, end - begin)))
         self._lengths = [one.stop - one.start if isinstance(one, slice) else one.numel() for _, one in self._places]
-        self.count = sum(self._lengths)
+        self.count = sum(self._lengths)  # how many elements are selected
 
     def _elements(self, table: Table, numbers: torch.Tensor) -> torch.Tensor:
         own = torch.arange(table.width, device=numbers.device)

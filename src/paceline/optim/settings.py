@@ -287,17 +287,12 @@ def settings_of(
 
 
 def state_of(
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer],  # the user's
+    # Where a parameter lies in the flat vector; None: it is not trained.
     ranges: Callable[[nn.Parameter], tuple[int, int] | None],
-    num_elements: int,
+    num_elements: int,  # of that vector
 ) -> dict[str, torch.Tensor]:
-    """Optimizers' state, such as momentum, in the form of `as_vectors`, for the whole flat vector; empty: none.
-
-    Args:
-        optimizers: the user's.
-        ranges: where a parameter lies in the flat vector; None: it is not trained.
-        num_elements: of that vector.
-    """
+    """Optimizers' state, such as momentum, in the form of `as_vectors`, for the whole flat vector; empty: none."""
     found: dict[str, list[tuple[slice, dict[str, Any]]]] = {}
     for optimizer in optimizers:
         own = found.setdefault(_name_of(type(optimizer)), [])

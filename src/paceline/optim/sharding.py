@@ -40,21 +40,14 @@ class AxisShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """One parameter: its place in the whole vector (W,), and the place of a worker's part, or of all of it.
+    """One parameter: its place in the whole vector (W,), and the place of a worker's part, or of all of it."""
 
-    Args:
-        whole_at: its first element in the whole vector.
-        at: the first element in a worker's vector.
-        shape: of the whole parameter.
-        cuts: (dimension, axis): the dimension is cut into equal parts along that axis. Empty: every worker has all of it.
-        owner: the only part that has it, as a placed model's; None: all have it, or a piece of it.
-    """
-
-    whole_at: int
-    at: int
-    shape: tuple[int, ...]
+    whole_at: int  # its first element in the whole vector
+    at: int  # the first element in a worker's vector
+    shape: tuple[int, ...]  # of the whole parameter
+    #: (dimension, axis): the dimension is cut into equal parts along that axis. Empty: every worker has all of it.
     cuts: tuple[tuple[int, AxisShape], ...] = ()
-    owner: int | None = None
+    owner: int | None = None  # the only part that has it, as a placed model's; None: all have it, or a piece of it
 
     def part(self, whole: torch.Tensor, place: int) -> torch.Tensor:
         """A view of the part of the whole parameter that the worker at `place`, among those with one model, holds."""
@@ -65,25 +58,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The mapping between a vector (W,) of all parameters and `parts` vectors (P,) of one part each.
+    """The mapping between a vector (W,) of all parameters and `parts` vectors (P,) of one part each."""
 
-    Args:
-        parts: workers that together hold one whole model.
-        num_whole: W, of the whole vector, padding included.
-        num_local: P, of a worker's; the longest one's if their lengths differ.
-        first_cut: the first element of a worker's vector that belongs to a shard; earlier elements are equal on all workers.
-        shards: of each parameter.
-        axes: along which the workers of one model exchange activations, by name.
-        lengths: P of each part, if they differ; the workers of one model then exchange messages.
-    """
-
-    parts: int
-    num_whole: int
-    num_local: int
+    parts: int  # workers that together hold one whole model
+    num_whole: int  # W, of the whole vector, padding included
+    num_local: int  # P, of a worker's; the longest one's if their lengths differ
+    #: The first element of a worker's vector that belongs to a shard; earlier elements are equal on all workers.
     first_cut: int
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...]  # of each parameter
+    #: Along which the workers of one model exchange activations, by name.
     axes: Mapping[str, AxisShape] = field(default_factory=dict[str, AxisShape])
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()  # P of each part, if they differ; the workers of one model then exchange messages
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -25,45 +25,28 @@ from paceline.planner.order_statistics import Law, RecordedTimes, step_times
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupOption:
-    """Predictions for b backups.
+    """Predictions for b backups."""
 
-    Args:
-        backups: b.
-        machines: n, backups included.
-        gradients_per_step: k, which a step averages.
-        step_s: expected time of a step; without an interval if times are a formula.
-        steps_5_percent_s: 5 % of the steps are shorter.
-        throughput_relative: gradients used per second, relative to b = 0, as are the following.
-        steps_relative: to the target.
-        time_relative: to the target.
-        machine_time_relative: time times machines.
-    """
-
-    backups: int
-    machines: int
-    gradients_per_step: int
-    step_s: Estimate
-    steps_5_percent_s: float
+    backups: int  # b
+    machines: int  # n, backups included
+    gradients_per_step: int  # k, which a step averages
+    step_s: Estimate  # expected time of a step; without an interval if times are a formula
+    steps_5_percent_s: float  # 5 % of the steps are shorter
     steps_95_percent_s: float
-    throughput_relative: float
-    steps_relative: float
-    time_relative: Estimate
-    machine_time_relative: float
+    throughput_relative: float  # gradients used per second, relative to b = 0, as are the following
+    steps_relative: float  # to the target
+    time_relative: Estimate  # to the target
+    machine_time_relative: float  # time times machines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackupPlan:
-    """Every b considered, and the best.
+    """Every b considered, and the best."""
 
-    Args:
-        rows: from b = 0 on.
-        best: with the least time to the target; if backups are spare machines, the least time times machines.
-        sure: share of recorded times' subsets that give the same best b; None: the times are a formula.
-    """
-
-    rows: tuple[BackupOption, ...]
+    rows: tuple[BackupOption, ...]  # from b = 0 on
+    #: With the least time to the target; if backups are spare machines, the least time times machines.
     best: BackupOption
-    sure: float | None
+    sure: float | None  # share of recorded times' subsets that give the same best b; None: the times are a formula
 
     def within(self, share: float) -> list[int]:
         """The b whose time is at most `share` above the best's."""
@@ -73,24 +56,18 @@ class BackupPlan:
 
 
 def plan_backups(
-    law: Law,
-    factors: Sequence[float],
+    law: Law,  # of the time of a worker
+    factors: Sequence[float],  # of each worker, on that time
     *,
+    # Number of gradients at which one is worth half of what it is worth alone; inf: steps fall as 1 / k.
     half_efficient: float = PUBLISHED_HALF_EFFICIENT,
-    max_backups: int | None = None,
-    rest_s: float = 0.0,
+    max_backups: int | None = None,  # maximum to consider; None: a quarter of the workers, at least 1
+    rest_s: float = 0.0,  # the remaining time of every step: messages and update
+    # Backups are additional machines, as fast as a worker of factor 1, so that k stays; the best b then has the least
+    # time times machines.
     spare: bool = False,
 ) -> BackupPlan:
     """Which b has the least expected time to the target.
-
-    Args:
-        law: of the time of a worker.
-        factors: of each worker, on that time.
-        half_efficient: number of gradients at which one is worth half of what it is worth alone; inf: steps fall as 1 / k.
-        max_backups: maximum to consider; None: a quarter of the workers, at least 1.
-        rest_s: the remaining time of every step: messages and update.
-        spare: backups are additional machines, as fast as a worker of factor 1, so that k stays; the best b then has the
-            least time times machines.
 
     Raises:
         UsageError: no workers, or invalid numbers.

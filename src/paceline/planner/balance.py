@@ -24,22 +24,14 @@ _OPERATIONS = 6  # forward, backward and weight gradient, each a multiplication 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A convolution, or a fully connected layer, which is one with images of 1 x 1.
-
-    Args:
-        ifm: input feature maps, per group of a grouped convolution.
-        ofm: output feature maps.
-        kernel: width times height of a kernel.
-        in_size: width times height of an input map.
-        out_size: width times height of an output map.
-    """
+    """A convolution, or a fully connected layer, which is one with images of 1 x 1."""
 
     name: str
-    ifm: int
-    ofm: int
-    kernel: int = 1
-    in_size: int = 1
-    out_size: int = 1
+    ifm: int  # input feature maps, per group of a grouped convolution
+    ofm: int  # output feature maps
+    kernel: int = 1  # width times height of a kernel
+    in_size: int = 1  # width times height of an input map
+    out_size: int = 1  # width times height of an output map
 
     @property
     def weights(self) -> int:
@@ -61,36 +53,24 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The best split of one layer; bytes are those of one node and step.
-
-    Args:
-        groups: G: N is data parallelism, 1 model parallelism, in between hybrid.
-        data_bytes: with data parallelism.
-        exposed_s: communication that computation does not hide under data parallelism.
-    """
+    """The best split of one layer; bytes are those of one node and step."""
 
     layer: Layer
-    groups: int
+    groups: int  # G: N is data parallelism, 1 model parallelism, in between hybrid
     kind: str
     sent_bytes: float
-    data_bytes: float
-    exposed_s: float
+    data_bytes: float  # with data parallelism
+    exposed_s: float  # communication that computation does not hide under data parallelism
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """The splits of all layers, and the limits of data parallelism.
-
-    Args:
-        machine_operations_per_byte: a node's speed over its bandwidth.
-        min_points: least points per node at which data parallelism is balanced.
-        max_nodes: most nodes at which it is balanced with this batch.
-    """
+    """The splits of all layers, and the limits of data parallelism."""
 
     splits: tuple[Split, ...]
-    machine_operations_per_byte: float
-    min_points: int
-    max_nodes: int
+    machine_operations_per_byte: float  # a node's speed over its bandwidth
+    min_points: int  # least points per node at which data parallelism is balanced
+    max_nodes: int  # most nodes at which it is balanced with this batch
 
 
 def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: float) -> float:
@@ -138,12 +118,13 @@ def exposed_s(
 
 
 def balance(
-    layers: Sequence[Layer],
+    layers: Sequence[Layer],  # in order of the forward pass
     *,
-    nodes: int,
-    batch: int,
-    operations_per_s: float,
-    bytes_per_s: float,
+    nodes: int,  # N
+    batch: int,  # points of all nodes together in one step
+    operations_per_s: float,  # floating-point operations per second of a node
+    bytes_per_s: float,  # that a node sends
+    # From 0 to 1, the share of sending gradients and receiving weights that is concurrent; 1 is a full-duplex link.
     overlap: float = 1.0,
 ) -> Balance:
     """Each layer's split with the fewest bytes, and the limits of data parallelism.
@@ -152,15 +133,6 @@ def balance(
     >>> found = balance([layer], nodes=64, batch=256, operations_per_s=1e12, bytes_per_s=1e9, overlap=0.0)
     >>> found.splits[0].kind, found.splits[0].groups
     ('hybrid', 2)
-
-    Args:
-        layers: in order of the forward pass.
-        nodes: N.
-        batch: points of all nodes together in one step.
-        operations_per_s: floating-point operations per second of a node.
-        bytes_per_s: that a node sends.
-        overlap: from 0 to 1, the share of sending gradients and receiving weights that is concurrent; 1 is a full-duplex
-            link.
 
     Raises:
         UsageError: no layers, or an argument out of its range.

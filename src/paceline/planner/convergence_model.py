@@ -59,17 +59,11 @@ def thinned(size: int, most: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The losses of one run.
+    """The losses of one run."""
 
-    Args:
-        workers: m, from 1.
-        iterations: (points,) ascending, from 1: updates, rounds or steps, the same for all curves of a model.
-        losses: (points,) after these.
-    """
-
-    workers: int
-    iterations: np.ndarray
-    losses: np.ndarray
+    workers: int  # m, from 1
+    iterations: np.ndarray  # (points,) ascending, from 1: updates, rounds or steps, the same for all curves of a model
+    losses: np.ndarray  # (points,) after these
 
     def __post_init__(self) -> None:
         i, losses = np.asarray(self.iterations, float), np.asarray(self.losses, float)
@@ -99,24 +93,16 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceModel:
-    """The fitted g, and its error on data that it has not seen; `ConvergenceModel.fit` makes one.
+    """The fitted g, and its error on data that it has not seen; `ConvergenceModel.fit` makes one."""
 
-    Attributes:
-        optimum: P*.
-        regressor: of scikit-learn, from the features to log suboptimality.
-        residual: root mean square error of log suboptimality over the fitted data.
-        leave_one_out: the same for each number of workers, predicted from all others; {} where there was only one.
-        forward: the same over the last 40 % of the iterations of all curves, predicted from the first 60 %.
-        seen: for each number of workers its last iteration and lowest loss.
-        first: iteration of the earliest loss. Before it nothing is predicted: features such as log i would go anywhere.
-    """
-
-    optimum: float
-    regressor: Any
-    residual: float
+    optimum: float  # P*
+    regressor: Any  # of scikit-learn, from the features to log suboptimality
+    residual: float  # root mean square error of log suboptimality over the fitted data
+    #: The same for each number of workers, predicted from all others; {} where there was only one.
     leave_one_out: Mapping[int, float]
-    forward: float
-    seen: Mapping[int, tuple[float, float]]
+    forward: float  # the same over the last 40 % of the iterations of all curves, predicted from the first 60 %
+    seen: Mapping[int, tuple[float, float]]  # for each number of workers its last iteration and lowest loss
+    #: Iteration of the earliest loss. Before it nothing is predicted: features such as log i would go anywhere.
     first: float = 1.0
 
     @classmethod

@@ -13,17 +13,12 @@ CONFIDENCE = 0.9  # of every interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A predicted value with its 90 % interval.
-
-    Args:
-        high: infinite if the measurements do not bound it.
-        extrapolated: whether the point lies outside the measurements.
-    """
+    """A predicted value with its 90 % interval."""
 
     value: float
     low: float
-    high: float
-    extrapolated: bool = False
+    high: float  # infinite if the measurements do not bound it
+    extrapolated: bool = False  # whether the point lies outside the measurements
 
 
 def deviations(freedom: float = math.inf) -> float:
@@ -34,15 +29,10 @@ def deviations(freedom: float = math.inf) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSpread:
-    """A standard deviation of logarithms, and from how many independent values it is.
+    """A standard deviation of logarithms, and from how many independent values it is."""
 
-    Args:
-        deviation: of one value about what is predicted for it.
-        freedom: degrees of freedom; infinite: it is known.
-    """
-
-    deviation: float = 0.0
-    freedom: float = math.inf
+    deviation: float = 0.0  # of one value about what is predicted for it
+    freedom: float = math.inf  # degrees of freedom; infinite: it is known
 
 
 def half_width(parts: Sequence[LogSpread]) -> float:

@@ -37,19 +37,13 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class CutChoice:
-    """How one layer is trained.
-
-    Args:
-        how: "whole", "by outputs" or "by inputs".
-        exposed_s: communication time that no computation hides.
-        compute_s: forward, backward and weight gradient at the local shape.
-    """
+    """How one layer is trained."""
 
     name: str
-    how: str
+    how: str  # "whole", "by outputs" or "by inputs"
     sent_bytes: float
-    exposed_s: float
-    compute_s: float
+    exposed_s: float  # communication time that no computation hides
+    compute_s: float  # forward, backward and weight gradient at the local shape
 
     @property
     def time_s(self) -> float:
@@ -58,15 +52,10 @@ class CutChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
-    """One way to train the chain.
+    """One way to train the chain."""
 
-    Args:
-        groups: G; if it equals the number of workers, nothing is cut.
-        pairing: between two cut layers.
-    """
-
-    groups: int
-    pairing: str
+    groups: int  # G; if it equals the number of workers, nothing is cut
+    pairing: str  # between two cut layers
     layers: tuple[CutChoice, ...]
 
     @property
@@ -87,14 +76,15 @@ class LayoutChoice:
 
 
 def choose_layouts(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Candidate],  # the layers, in the order of the forward pass
     *,
-    nodes: int,
-    batch: int,
-    latency_s: float,
-    bytes_per_s: float,
+    nodes: int,  # N workers
+    batch: int,  # points of all of them together in one step
+    latency_s: float,  # of a message
+    bytes_per_s: float,  # that a worker sends
+    # Seconds of a layer, or of a part of one, for a number of points: forward, backward, weight gradient.
     compute_s: Callable[[Layer, float], float],
-    pairings: Sequence[str] = _PAIRINGS,
+    pairings: Sequence[str] = _PAIRINGS,  # to choose from
 ) -> list[LayoutChoice]:
     """The fastest ways to train, the best first; each has the best cut layers for its groups and pairing.
 
@@ -102,15 +92,6 @@ def choose_layouts(
     >>> best, second = choose_layouts(chain, nodes=2, batch=8, latency_s=0.0, bytes_per_s=1e9, compute_s=lambda *_: 0.0)[:2]
     >>> best.groups, best.cut, second.groups
     (1, ('a',), 2)
-
-    Args:
-        candidates: the layers, in the order of the forward pass.
-        nodes: N workers.
-        batch: points of all of them together in one step.
-        latency_s: of a message.
-        bytes_per_s: that a worker sends.
-        compute_s: seconds of a layer, or of a part of one, for a number of points: forward, backward, weight gradient.
-        pairings: to choose from.
     """
     found: dict[tuple[int, tuple[str, ...]], LayoutChoice] = {}
     for groups in (one for one in range(1, nodes + 1) if nodes % one == 0):

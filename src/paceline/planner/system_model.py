@@ -43,36 +43,26 @@ def _scaled(
 
 @dataclass(frozen=True, kw_only=True)
 class SystemModel:
-    """Ernest's fitted model of times; `SystemModel.fit` makes one.
+    """Ernest's fitted model of times; `SystemModel.fit` makes one."""
 
-    Attributes:
-        theta: (4,) coefficients of `FEATURES`, in seconds, none below zero.
-        relative: whether errors are relative to the times.
-    """
-
-    theta: np.ndarray
+    theta: np.ndarray  # (4,) coefficients of `FEATURES`, in seconds, none below zero
     workers: np.ndarray
     sizes: np.ndarray
     times_s: np.ndarray
-    relative: bool = False
+    relative: bool = False  # whether errors are relative to the times
 
     @classmethod
     def fit(
         cls,
-        workers: Sequence[int] | np.ndarray,
-        times_s: Sequence[float] | np.ndarray,
-        sizes: Sequence[float] | np.ndarray | None = None,
+        workers: Sequence[int] | np.ndarray,  # (points,) numbers of workers, each 1 or more; repeats are useful
+        times_s: Sequence[float] | np.ndarray,  # (points,) seconds, above 0
+        sizes: Sequence[float] | np.ndarray | None = None,  # (points,) sizes, above 0; None: all 1
         *,
+        # Minimise relative errors, not seconds as in the paper. Right if a long step varies by more seconds than a
+        # short one, as steps do.
         relative: bool = False,
     ) -> SystemModel:
         """Fits by non-negative least squares.
-
-        Args:
-            workers: (points,) numbers of workers, each 1 or more; repeats are useful.
-            times_s: (points,) seconds, above 0.
-            sizes: (points,) sizes, above 0; None: all 1.
-            relative: minimise relative errors, not seconds as in the paper. Right if a long step varies by more seconds than a
-                short one, as steps do.
 
         Raises:
             UsageError: the measurements are missing, or cannot be times of workers.

@@ -16,13 +16,9 @@ from paceline.planner.estimate import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:
-    """h of one algorithm.
+    """h of one algorithm."""
 
-    Args:
-        step_s: f(m), such as `SystemModel.predict`.
-    """
-
-    step_s: Callable[[int], Estimate]
+    step_s: Callable[[int], Estimate]  # f(m), such as `SystemModel.predict`
     convergence: ConvergenceModel
 
     def loss(self, time_s: float, workers: int) -> Estimate:
