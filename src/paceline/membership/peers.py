@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -110,6 +111,7 @@ class Peers:
             threading.Thread(target=self._zmq.close, name="mailbox-close", daemon=True).start()
 
 
+@dataclass(eq=False)
 class RunMailbox:
     """A mailbox in which a wait for one peer ends with the run; a message to oneself ends a wait for any sender.
 
@@ -117,22 +119,16 @@ class RunMailbox:
         waited_s: seconds spent waiting for one peer, or for any server; the caller reads it and sets it back to 0.
     """
 
-    def __init__(
-        self,
-        inner: ZmqMailbox,
-        stopped: Callable[[], bool],
-        counts: Counts,
-        *,
-        grace_s: float = 0.0,
-        has_servers: bool = False,  # which are then the only peers
-    ) -> None:
-        self._inner = inner
-        self._stopped = stopped
-        self._counts = counts
-        self._grace_s = grace_s
-        self._has_servers = has_servers
-        self.send = inner.send
-        self.peers = inner.peers
+    inner: ZmqMailbox
+    stopped: Callable[[], bool]
+    counts: Counts
+    _: KW_ONLY
+    grace_s: float = 0.0
+    has_servers: bool = False  # which are then the only peers
+
+    def __post_init__(self) -> None:
+        self.send = self.inner.send
+        self.peers = self.inner.peers
         self.waited_s = 0.0
 
     def receive(self, timeout_s: float | None = None, **wanted: Unpack[Filter]) -> Event | None:
@@ -142,29 +138,29 @@ class RunMailbox:
             RunStopped: the run is being stopped while this waits for `sender`.
         """
         is_of_one = wanted.get("sender") is not None
-        if not (is_of_one or self._has_servers):
-            return self._inner.receive(timeout_s, **wanted)
+        if not (is_of_one or self.has_servers):
+            return self.inner.receive(timeout_s, **wanted)
         begun_s, arrival = time.monotonic(), None
         try:
-            arrival = (self._receive_of_one if is_of_one else self._inner.receive)(timeout_s, **wanted)
+            arrival = (self._receive_of_one if is_of_one else self.inner.receive)(timeout_s, **wanted)
             return arrival
         finally:
             waited_s = time.monotonic() - begun_s
             self.waited_s += waited_s
             if isinstance(arrival, Received):
-                self._counts.note_partner(arrival.sender, waited_s)
+                self.counts.note_partner(arrival.sender, waited_s)
 
     def _receive_of_one(self, timeout_s: float | None, **wanted: Unpack[Filter]) -> Event | None:
         until_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         stopped_s = float("inf")
         while True:
             left_s = until_s - time.monotonic()
-            arrival = self._inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
-            if isinstance(arrival, Received) or (arrival is not None and not self._stopped()):
+            arrival = self.inner.receive(max(0.0, min(_LOOK_EVERY_S, left_s)), **wanted)
+            if isinstance(arrival, Received) or (arrival is not None and not self.stopped()):
                 return arrival
-            if self._stopped():
+            if self.stopped():
                 stopped_s = min(stopped_s, time.monotonic())
-                if time.monotonic() - stopped_s >= self._grace_s:
+                if time.monotonic() - stopped_s >= self.grace_s:
                     raise RunStopped
             if left_s <= _LOOK_EVERY_S:
                 return None

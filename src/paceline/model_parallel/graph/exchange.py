@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ def described(name: str, x: torch.Tensor) -> TensorInfo:
     return TensorInfo(name, -1, (), 0, is_output=True, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."))
 
 
+@dataclass(eq=False)
 class Exchange:
     """One worker's messages with the others.
 
@@ -66,25 +68,17 @@ class Exchange:
         sent: messages since the start of the last forward pass, in order: "move" or "return", operation, from, to.
     """
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        worker: int,
-        *,
-        first: int = 0,  # the number of worker 0 of these in the run, for error messages
-        wire: str = "",  # the type that floats are cast to
-        deadline_s: float = 60.0,
-        slowness: float = 1.0,  # artificial factor on this worker's compute time: it sleeps before it sends or waits
-        sleep: Callable[[float], object] = time.sleep,
-        recorder: Recorder | None = None,
-    ) -> None:
-        self._mailbox = mailbox
-        self._worker, self._first = worker, first
-        self._wire = wire
-        self._deadline_s = deadline_s
-        self._slowness = slowness
-        self._sleep = sleep
-        self.recorder = recorder
+    mailbox: Mailbox
+    worker: int
+    _: KW_ONLY
+    first: int = 0  # the number of worker 0 of these in the run, for error messages
+    wire: str = ""  # the type that floats are cast to
+    deadline_s: float = 60.0
+    slowness: float = 1.0  # artificial factor on this worker's compute time: it sleeps before it sends or waits
+    sleep: Callable[[float], object] = time.sleep
+    recorder: Recorder | None = None
+
+    def __post_init__(self) -> None:
         self._since_s = time.perf_counter()
         self._is_computing = False
         self._gathered = self._fetched = self._num_agreed = 0
@@ -120,15 +114,15 @@ class Exchange:
             WorkerLostError: the other has left.
         """
         self._pause()
-        self.sent.append((kind, tensor.node, self._worker, to))
+        self.sent.append((kind, tensor.node, self.worker, to))
         begun_s = time.perf_counter()
         x = None if value is None else to_wire(value, self._wire_of(tensor))
         try:
-            self._mailbox.send(to, Message(kind, number, x=x))
+            self.mailbox.send(to, Message(kind, number, x=x))
         except PeerLostError as error:
             raise self._lost(to, kind, tensor, str(error).rstrip(".")) from error
         if self.recorder is not None:
-            self.recorder.message("out", kind, number, tensor, (self._worker, to), begun_s)
+            self.recorder.message("out", kind, number, tensor, (self.worker, to), begun_s)
         self._go_on()
 
     def receive(self, sender: int, kind: str, number: int, tensor: TensorInfo) -> Any:
@@ -140,9 +134,9 @@ class Exchange:
         self._pause()
         begun_s = time.perf_counter()
         while True:
-            match self._mailbox.receive(self._deadline_s, kind=kind, sender=sender, number=number):
+            match self.mailbox.receive(self.deadline_s, kind=kind, sender=sender, number=number):
                 case None:
-                    raise self._lost(sender, kind, tensor, f"nothing came within {self._deadline_s:g} s")
+                    raise self._lost(sender, kind, tensor, f"nothing came within {self.deadline_s:g} s")
                 case PeerLeft(reason=reason):
                     raise self._lost(sender, kind, tensor, f"it has left ({reason})")
                 case Received(message=message):
@@ -151,14 +145,14 @@ class Exchange:
                 case PeerBack():
                     pass
         if self.recorder is not None:
-            self.recorder.message("in", kind, number, tensor, (sender, self._worker), begun_s)
+            self.recorder.message("in", kind, number, tensor, (sender, self.worker), begun_s)
         self._go_on()
         return value
 
     def gather(self, x: torch.Tensor, workers: int, what: str = "the norms of its gradients") -> list[torch.Tensor]:
         """All workers' vectors, of one length, in the workers' order; all workers call it together."""
         about = described(what, x)
-        others = [one for one in range(workers) if one != self._worker]
+        others = [one for one in range(workers) if one != self.worker]
         for to in others:
             self.send(to, "norms", self._gathered, x, about)
         found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
@@ -174,7 +168,7 @@ class Exchange:
         """The number that the first worker finds, on all; all workers call it together."""
         about = TensorInfo("the next batch", -1, (), 0, is_output=True, shape=(1,), dtype="int64")
         self._num_agreed, self._is_computing = self._num_agreed + 1, False
-        if self._worker:
+        if self.worker:
             return int(self.receive(0, "agreed", self._num_agreed, about))
         found = torch.tensor([number()])
         for to in range(1, workers):
@@ -183,12 +177,12 @@ class Exchange:
 
     def _wire_of(self, tensor: TensorInfo) -> str:
         """The cast for a tensor; the model's output is not cast: every worker must compute the same loss."""
-        return "" if tensor.is_output else self._wire
+        return "" if tensor.is_output else self.wire
 
     def _pause(self) -> None:
         """Computation pauses for a message: an artificially slow worker sleeps here for its extra time."""
-        if self._is_computing and self._slowness > 1:
-            self._sleep((self._slowness - 1) * (time.perf_counter() - self._since_s))
+        if self._is_computing and self.slowness > 1:
+            self.sleep((self.slowness - 1) * (time.perf_counter() - self._since_s))
         self._is_computing = False
 
     def _go_on(self) -> None:
@@ -197,7 +191,7 @@ class Exchange:
     def _lost(self, worker: int, kind: str, tensor: TensorInfo, why: str) -> WorkerLostError:
         what = f"{tensor.node}'s gradient" if kind == "return" else tensor.node
         return WorkerLostError(
-            f"Worker {self._first + self._worker} waited for worker {self._first + worker}, which has part of the model,"
+            f"Worker {self.first + self.worker} waited for worker {self.first + worker}, which has part of the model,"
             f" over {what}: {why}. The step has ended on all workers; resume from the newest checkpoint, if there is one, and"
             " make a plan for the workers that are left by plan.again(devices=...)."
         )
