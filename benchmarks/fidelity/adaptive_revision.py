@@ -56,8 +56,9 @@ def mean_losses(rule: ApplyRule, delay: int) -> np.ndarray:
         margin = label * torch.einsum("saf,sf->sa", y, sample) * alphas
         total += torch.nn.functional.softplus(-margin)
         gradient = (-label * torch.sigmoid(-margin))[:, :, None] * sample[:, None, :]
-        info = UpdateInfo(worker_id=0, sequence=step, step=step, version_read=step, version=step, num_samples=1)
-        applier.apply(y.view(-1), gradient.view(-1), info, 1.0, applier.read(0, step))
+        numbers = {"worker_id": 0, "sequence": step, "step": step, "version_read": step, "version": step}
+        info = UpdateInfo(**numbers, num_samples=1, echo=applier.read(0, step))
+        applier.apply(y.view(-1), gradient.view(-1), info, 1.0)
     return (total / STEPS).numpy()
 
 

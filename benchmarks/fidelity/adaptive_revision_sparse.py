@@ -89,10 +89,8 @@ def mean_losses(rule: ApplyRule, delay: int, samples: list[Sample], features: in
         waiting.append((gradient.flatten(), None if read is None else selection.take(read), selection))
         if len(waiting) > delay:
             due, echo, own = waiting.popleft()
-            info = UpdateInfo(
-                worker_id=0, sequence=step, step=step, version_read=step, version=step, num_samples=1, selection=own
-            )
-            applier.update(y, due, info, 1.0, echo)
+            numbers = {"worker_id": 0, "sequence": step, "step": step, "version_read": step, "version": step}
+            applier.update(y, due, UpdateInfo(**numbers, num_samples=1, selection=own, echo=echo), 1.0)
     return (total / STEPS).numpy()
 
 

@@ -201,7 +201,7 @@ def simulated_snapshot(vectors, weights, _):
 def served(vectors, weights, _):
     update = {"sequence": 1, "step": 0, "version_read": 0, "version": 0}
     held = [
-        WaitingGradient(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone(), None)
+        WaitingGradient(UpdateInfo(worker_id=worker, num_samples=weight, **update), 0, vector.clone())
         for worker, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
     ]
     return [weighted_mean(held, moved)[0]]

@@ -30,7 +30,7 @@ class Marks(ApplyRule):
 
 
 class Marking(Applier):
-    def apply(self, x, gradient, info, learning_rate, echo=None):
+    def apply(self, x, gradient, info, learning_rate):
         made = (gradient != 0).nonzero().flatten()
         x[made] = gradient[made] * (len(made) // 2)
 

@@ -11,8 +11,10 @@ from paceline.algorithms.server.update import UpdateInfo
 P, RATE = 3, 0.4
 
 
-def info(worker, read, version):
-    return UpdateInfo(worker_id=worker, sequence=0, step=0, version_read=read, version=version, num_samples=1)
+def info(worker, read, version, echo=None):
+    return UpdateInfo(
+        worker_id=worker, sequence=0, step=0, version_read=read, version=version, num_samples=1, echo=echo
+    )
 
 
 def by_hand(x, events):
@@ -44,7 +46,7 @@ def play(revision_state, workers, updates, seed):
             read, echo = holds.pop(worker)
             gradient = torch.randn(P, dtype=torch.float64, generator=generator)
             assert applier.accepts(info(worker, read, version))
-            applier.apply(x, gradient, info(worker, read, version), RATE, echo)
+            applier.apply(x, gradient, info(worker, read, version, echo), RATE)
             events.append((gradient, read))
         else:
             echo = applier.read(worker, version)
@@ -73,8 +75,8 @@ def test_a_gradient_that_overlaps_with_its_equal_is_revised_to_the_rate_of_both(
     echo = applier.read(0, 0)
     assert echo is not None
     echo = echo.clone()
-    applier.apply(x, g, info(0, 0, 0), 1.0, echo)
-    applier.apply(x, g, info(1, 0, 1), 1.0, echo)
+    applier.apply(x, g, info(0, 0, 0, echo), 1.0)
+    applier.apply(x, g, info(1, 0, 1, echo), 1.0)
     # z = 1 + 1, then + 1 + 2 = 5 = 1 + (g + g)^2
     assert float(x) == pytest.approx(-2 / 5**0.5, rel=1e-14)
 

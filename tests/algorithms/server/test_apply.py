@@ -38,10 +38,10 @@ EVERY_RULE = [
 ]
 
 
-def info(version=0, read=None, worker=0):
+def info(version=0, read=None, worker=0, echo=None):
     read = version if read is None else read
     return UpdateInfo(
-        worker_id=worker, sequence=version, step=version, version_read=read, version=version, num_samples=1
+        worker_id=worker, sequence=version, step=version, version_read=read, version=version, num_samples=1, echo=echo
     )
 
 
@@ -51,7 +51,7 @@ def run(rule, gradients, x, rates, *, applier=None, first=0):
     for version, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=first):
         echo = applier.read(0, version)
         before = gradient.clone()
-        applier.apply(x, gradient, info(version), rate, echo.clone() if echo is not None else None)
+        applier.apply(x, gradient, info(version, echo=echo.clone() if echo is not None else None), rate)
         assert torch.equal(gradient, before), "the gradient belongs to the caller"
     return applier
 

@@ -174,7 +174,7 @@ def held(worker, gradient, samples=1, missing=()):
     about = UpdateInfo(
         worker_id=worker, sequence=1, step=0, version_read=0, version=0, num_samples=samples, missing=missing
     )
-    return WaitingGradient(about, 0, torch.tensor(gradient, dtype=torch.float64), None)
+    return WaitingGradient(about, 0, torch.tensor(gradient, dtype=torch.float64))
 
 
 def test_means_are_weighted_by_samples_and_what_all_lack_is_missing():

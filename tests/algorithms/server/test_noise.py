@@ -84,7 +84,7 @@ def test_a_successor_goes_on_with_what_was_measured():
 
 def held(number, gradient):
     about = UpdateInfo(worker_id=number % 2, sequence=number, step=0, version_read=0, version=0, num_samples=8)
-    return WaitingGradient(about, 0, gradient.clone(), None)
+    return WaitingGradient(about, 0, gradient.clone())
 
 
 def test_a_step_of_rennala_takes_as_many_as_are_measured():

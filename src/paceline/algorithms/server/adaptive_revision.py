@@ -72,23 +72,17 @@ class _EchoApplier(Applier):
         return self._G
 
     def _step_with(
-        self,
-        state: dict[str, Tensor],
-        x: Tensor,
-        gradient: Tensor,
-        info: UpdateInfo,
-        learning_rate: float,
-        echo: Tensor | None,
+        self, state: dict[str, Tensor], x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float
     ) -> None:
-        self._revise(x, gradient, self._read_sum(info, echo), learning_rate, **state)
+        self._revise(x, gradient, self._read_sum(info), learning_rate, **state)
 
-    def _read_sum(self, info: UpdateInfo, echo: Tensor | None) -> Tensor:
+    def _read_sum(self, info: UpdateInfo) -> Tensor:
         """The sum of all gradients when the worker read the parameters, for the elements of this gradient."""
-        if echo is None:
+        if info.echo is None:
             raise ValueError(
                 "adaptive-revision(revision_state=echo) needs the state that the worker read with the parameters"
             )
-        return echo
+        return info.echo
 
     def _revise(
         self,
@@ -138,7 +132,7 @@ class _SnapshotApplier(_EchoApplier):
     def accepts(self, info: UpdateInfo) -> bool:
         return info.version_read in self._versions_of.get(info.worker_id, ())
 
-    def _read_sum(self, info: UpdateInfo, echo: Tensor | None) -> Tensor:
+    def _read_sum(self, info: UpdateInfo) -> Tensor:
         if not self.accepts(info):
             raise ValueError(
                 f"worker {info.worker_id} has never read version {info.version_read}, or read it too long ago"

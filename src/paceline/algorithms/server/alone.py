@@ -61,10 +61,11 @@ def work_alone(
             num_samples=replica.samples,
             missing=replica.missing,
             selection=selection,
+            echo=echo,
         )
         rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
         with shared.writing():
-            applier.update(shared.x, g, update, rate, echo)
+            applier.update(shared.x, g, update, rate)
             if averages is not None:
                 averages.update()
             replica.applied(shared.advance() + applier.postponed, gradient_version=version)
@@ -91,9 +92,7 @@ class _OwnStep(Applier):
         super().__init__()
         self._replica = replica
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
+    def apply(self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float) -> None:
         if gradient is not self._replica.g:  # it was late
             self._replica.g.copy_(gradient)
             self._replica.missing = info.missing

@@ -89,56 +89,37 @@ class Applier:
         """The applier inside all wrappers."""
         return self
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        """Apply one gradient (P_s,) to the shard's vector x (P_s,), in place; the gradient is only read.
-
-        `echo` is what `read` returned with the parameters that the gradient was computed at, if the rule `echoes`.
-        """
-        self._step_with(self._state, x, gradient, info, learning_rate, echo)
+    def apply(self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float) -> None:
+        """Apply one gradient (P_s,) to the shard's vector x (P_s,), in place; the gradient is only read."""
+        self._step_with(self._state, x, gradient, info, learning_rate)
 
     def _step_with(
-        self,
-        state: dict[str, Tensor],
-        x: Tensor,
-        gradient: Tensor,
-        info: UpdateInfo,
-        learning_rate: float,
-        echo: Tensor | None,
+        self, state: dict[str, Tensor], x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float
     ) -> None:
         """Applies a gradient (n,) to the elements x (n,) that have this state, in place."""
         if self._step is None:
             raise TypeError(f"{type(self).__name__} must define apply")
         self._step(x, gradient, info, learning_rate, **state)
 
-    def update(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
+    def update(self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float) -> None:
         """`apply`, except that elements without a gradient keep their values and state: no momentum, no decay."""
         if info.selection is not None and not self.takes_selection:
-            self._update_selected(info.selection, x, gradient, info, learning_rate, echo)
+            self._update_selected(info.selection, x, gradient, info, learning_rate)
             return
         missing = () if self.leaves_out else info.missing
         vectors = [x, *(one for one in self._state.values() if one.dim())] if missing else []
         kept = [(part, part.clone()) for first, last in missing for part in (one[first:last] for one in vectors)]
-        self.apply(x, gradient, info, learning_rate, echo)
+        self.apply(x, gradient, info, learning_rate)
         for part, before in kept:
             part.copy_(before)
 
     def _update_selected(
-        self,
-        selection: Selection,
-        x: Tensor,
-        gradient: Tensor,
-        info: UpdateInfo,
-        learning_rate: float,
-        echo: Tensor | None,
+        self, selection: Selection, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float
     ) -> None:
         """Applies a gradient (count,) to the selected elements; all others keep their values and state."""
         own = {name: selection.take(one) if one.dim() else one for name, one in self._state.items()}
         selected = selection.take(x)
-        self._step_with(own, selected, gradient, info, learning_rate, echo)
+        self._step_with(own, selected, gradient, info, learning_rate)
         selection.put(x, selected)
         for name, one in self._state.items():
             if one.dim():

@@ -75,12 +75,11 @@ class Delayed(ApplyRule):
         return _DelayedApplier(within, DelayQueue(self.delay), num_elements, dtype)
 
 
-_NUMBERS = [item.name for item in dataclasses.fields(UpdateInfo) if item.name not in ("missing", "selection")]
+_NUMBERS = [item.name for item in dataclasses.fields(UpdateInfo) if item.name not in ("missing", "selection", "echo")]
 
 
 class _Waiting(NamedTuple):
     gradient: Tensor
-    echo: Tensor | None
     info: UpdateInfo
 
 
@@ -96,15 +95,13 @@ class _DelayedApplier(Applier):
     def innermost(self) -> Applier:
         return self._within.innermost
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
-        own = _Waiting(gradient.clone(), None if echo is None else echo.clone(), info)
-        arrived = self._queue.put(own)
+    def apply(self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float) -> None:
+        own = info if info.echo is None else dataclasses.replace(info, echo=info.echo.clone())
+        arrived = self._queue.put(_Waiting(gradient.clone(), own))
         self.postponed = self._queue.last_wait
         for due in arrived:
             then = dataclasses.replace(due.info, version=info.version)
-            self._within.update(x, due.gradient, then, learning_rate, due.echo)
+            self._within.update(x, due.gradient, then, learning_rate)
 
     def read(self, worker_id: int, version: int) -> Tensor | None:
         return self._within.read(worker_id, version)
@@ -123,8 +120,8 @@ class _DelayedApplier(Applier):
             state[f"waiting.{place}.info"] = torch.tensor([[due, n, *(getattr(one.info, name) for name in _NUMBERS)]])
             if one.info.missing:
                 state[f"waiting.{place}.missing"] = numbered(one.info.missing, self._num_elements)
-            if one.echo is not None:
-                state[f"waiting.{place}.echo"] = one.echo
+            if one.info.echo is not None:
+                state[f"waiting.{place}.echo"] = one.info.echo
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -146,10 +143,10 @@ class _DelayedApplier(Applier):
             echo = own.get(f"{place}.echo")
             one = _Waiting(
                 own[f"{place}.gradient"].clone(),
-                None if echo is None else echo.clone(),
                 UpdateInfo(
                     **dict(zip(_NUMBERS, values, strict=True)),  # pyright: ignore[reportArgumentType] -- they are numbers
                     missing=ranges_of(own.get(f"{place}.missing")),
+                    echo=None if echo is None else echo.clone(),
                 ),
             )
             waiting.append((due, n, one))

@@ -298,7 +298,7 @@ def _from_numbers(numbers: Iterable[int]) -> WaitingGradient:
     about = UpdateInfo(
         worker_id=worker_id, sequence=sequence, step=step, version_read=step, version=step, num_samples=1
     )
-    return WaitingGradient(about, incarnation, torch.empty(0), None)
+    return WaitingGradient(about, incarnation, torch.empty(0))
 
 
 def _in_both(ones: Ranges, others: Ranges) -> Ranges:

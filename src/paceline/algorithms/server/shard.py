@@ -231,9 +231,10 @@ class Shard:
         if sender in self._given_s:
             self._admission.timed(sender, self._ports.clock.now_s() - self._given_s.pop(sender))
         self._ports.moved(self._decoding_moves)
-        update = info_of(message, sender, self._shared, self._id, gradient, self._settings[sender].missing, selection)
-        one = WaitingGradient(update, incarnation, gradient, self._announced.finish(sender))
-        is_usable = self._applier.accepts(update) and (one.echo is not None or not self._rules.apply.echoes)
+        missing, echo = self._settings[sender].missing, self._announced.finish(sender)
+        update = info_of(message, sender, self._shared, self._id, gradient, missing, selection, echo)
+        one = WaitingGradient(update, incarnation, gradient)
+        is_usable = self._applier.accepts(update) and (echo is not None or not self._rules.apply.echoes)
         verdict = self._admission.admit(update) if is_usable else Verdict.DROP
         match verdict:
             case Verdict.APPLY:
@@ -282,7 +283,7 @@ class Shard:
         update, gradient = as_one(ones, self._shared.version, self._ports.moved)
         if self._link is not None:  # before its own update, so that both update in parallel
             self._link.log_update(ones, update, gradient)
-        version = self._make(update, gradient, len(ones), ones[0].echo)
+        version = self._make(update, gradient, len(ones))
         for one in ones:
             self._decide(one, version)
 
@@ -296,7 +297,7 @@ class Shard:
         self._ports.moved(self._gathering.moves)
         tell_choice(self._gathering, self._shared)
 
-    def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int, echo: Tensor | None) -> int:
+    def _make(self, update: UpdateInfo, gradient: Tensor, num_gradients: int) -> int:
         """Makes an update; returns the version that it becomes."""
         settings = self._settings[update.worker_id]
         scale = num_gradients if self._rules.scales_rate else 1.0
@@ -306,7 +307,7 @@ class Shard:
         if self._user is not None:
             self._user.settings, self._user.scale = settings, scale
         with self._shared.writing(update.part_of(self._x)):
-            self._applier.update(self._x, gradient, update, settings.learning_rate * scale, echo)
+            self._applier.update(self._x, gradient, update, settings.learning_rate * scale)
             if self._average is not None:
                 self._average.update()
             version = self._shared.advance() + self._applier.postponed

@@ -98,6 +98,7 @@ class SecondCopy(Shard):
                 step, version_read, num_samples, num_missing, *numbers = x.tolist()
                 missing, ones = numbers[: 2 * num_missing], numbers[2 * num_missing :]
                 workers, incarnations, sequences = ones[::3], ones[1::3], ones[2::3]
+                vectors = {one.kind: one.x for one in more}
                 self._choices.make(self._shared.version, workers)
                 update = UpdateInfo(
                     worker_id=workers[0],
@@ -107,14 +108,14 @@ class SecondCopy(Shard):
                     version=self._shared.version,
                     num_samples=num_samples,
                     missing=tuple(zip(missing[::2], missing[1::2], strict=True)),
+                    echo=vectors.get("copy-echo"),
                 )
-                vectors = {one.kind: one.x for one in more}
                 if (rows := vectors.get("copy-rows")) is not None:
                     selection = Selection.from_bytes(rows, *self._shared.ranges[self._id])
                     update = replace(update, selection=selection)
                 gradient = vectors["copy-mean"]
                 assert gradient is not None
-                version = self._make(update, gradient, len(workers), vectors.get("copy-echo"))
+                version = self._make(update, gradient, len(workers))
                 for one in zip(workers, incarnations, sequences, strict=True):
                     self._known[one[0]] = DecidedUpdate(one[1], one[2], version)
             case _:

@@ -107,8 +107,8 @@ class CopyLink:
         self.log("copy-ones", torch.tensor([*about, *chain(*update.missing, *numbers)]))
         if update.selection is not None:
             self.log("copy-rows", update.selection.to_bytes())
-        if ones[0].echo is not None:
-            self.log("copy-echo", ones[0].echo)
+        if update.echo is not None:
+            self.log("copy-echo", update.echo)
         self.log("copy-mean", mean)
 
     def commit(self) -> None:

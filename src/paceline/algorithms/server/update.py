@@ -33,6 +33,7 @@ class UpdateInfo:
     num_samples: int  # samples that it is the mean over
     missing: Ranges = ()  # elements of the shard that belong to parameters without a gradient, which make no step
     selection: Selection | None = None  # the elements that the gradient has; None: all
+    echo: Tensor | None = None  # what `Applier.read` returned with the parameters that it was computed at
 
     @property
     def staleness(self) -> int:
@@ -50,7 +51,6 @@ class WaitingGradient(NamedTuple):
     update: UpdateInfo
     incarnation: int
     gradient: Tensor
-    echo: Tensor | None
 
 
 class DecidedUpdate(NamedTuple):
@@ -69,6 +69,7 @@ def info_of(
     gradient: Tensor,
     missing: Ranges,
     selection: Selection | None = None,
+    echo: Tensor | None = None,
 ) -> UpdateInfo:
     """Describes a gradient (n,) that a shard has received, and sets it to 0 in the ranges that are `missing`."""
     own = within(missing, *shared.ranges[shard_id]) if selection is None else ()
@@ -84,6 +85,7 @@ def info_of(
         num_samples=int(message.weight),
         missing=own,
         selection=selection,
+        echo=echo,
     )
 
 

@@ -49,9 +49,7 @@ class UserApplier(Applier):
         self._optimizer: FlatOptimizer | None = None
         self._loaded: dict[str, Tensor] = {}
 
-    def apply(
-        self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float, echo: Tensor | None = None
-    ) -> None:
+    def apply(self, x: Tensor, gradient: Tensor, info: UpdateInfo, learning_rate: float) -> None:
         """One step of the optimizer at its groups' own rates; skips elements without a gradient."""
         assert self.settings is not None
         if self._optimizer is None:
