@@ -486,8 +486,9 @@ def test_an_epochs_checkpoint_has_a_part_for_the_dead(method, tmp_path):
     ("method", "samples_before"), each_value([EACH, LOCAL, LATE, STREAM], [50, 200, 400]), ids=named
 )
 def test_a_run_that_is_stopped_after_a_death_is_resumed_in_the_middle_of_an_epoch(method, samples_before, tmp_path):
-    folder, program = tmp_path / "run", Survivors(tmp_path, {1: 4}, method.spec, epochs=30)
+    folder, program = tmp_path / "run", Survivors(tmp_path, {1: 4}, method.spec, epochs=100_000)
     run = pl.launch(program, workers=WORKERS, out=folder, limit_samples=samples_before)
     made = len(steps_of(tmp_path, WORKERS)[0])
     assert run.result["workers_lost"] == [1]
-    check(method, replace(program, kills={}), {1: 4}, resumed=made, resume=folder)
+    epochs = run.result["samples"] // len(samples(program.num_batches)[0]) + 3
+    check(method, replace(program, kills={}, epochs=epochs), {1: 4}, resumed=made, resume=folder)
