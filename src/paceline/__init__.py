@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from paceline.records.run_data import RunData
     from paceline.run.config import TrainConfig
     from paceline.run.launch import launch
+    from paceline.run.recorded_order import ReplayMismatchError
     from paceline.run.replay import RecordedRun, replay
     from paceline.run.simulate import simulate
     from paceline.run.simulate_task import simulate_task
@@ -127,6 +128,7 @@ __all__ = [
     "Plan",
     "RecordedRun",
     "Rennala",
+    "ReplayMismatchError",
     "Ring",
     "Ringleader",
     "Ringmaster",
@@ -163,6 +165,7 @@ _ELSEWHERE = {
     "PacelineError": "errors",
     "Plan": "model_parallel.graph.plan",
     "RecordedRun": "run.replay",
+    "ReplayMismatchError": "run.recorded_order",
     "RunData": "records.run_data",
     "Task": "tasks.base",
     "TensorParallel": "model_parallel.tensor.layout",
