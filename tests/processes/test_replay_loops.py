@@ -11,7 +11,6 @@ from torch import nn
 
 import paceline as pl
 from paceline.optim.flat import FlatBinding
-from paceline.run.recorded_order import ReplayMismatchError
 from processes import replay_programs as programs
 
 SHARED = ["locked", "locked(kind=rwlock)", "leashed"]
@@ -58,6 +57,15 @@ def test_a_run_that_its_goal_ended(tmp_path, algorithm):
     assert pl.replay(tmp_path / "run", programs.longer).checkpoint is not None
 
 
+@pytest.mark.parametrize("algorithm", ["leashed", "all-reduce"])
+def test_a_longer_loop_is_found_if_the_limit_came_after_the_end(tmp_path, algorithm):
+    run = launched(tmp_path / "run", algorithm, limit_samples=2 * programs.SAMPLES + 1)
+    assert run.result["samples"] == 2 * programs.SAMPLES
+    assert pl.replay(tmp_path / "run", programs.plain).checkpoint is not None
+    with pytest.raises(pl.ReplayMismatchError):
+        pl.replay(tmp_path / "run", programs.longer)
+
+
 @pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)"])
 @pytest.mark.parametrize("train", [programs.diverges, programs.diverges_early])
 def test_a_run_that_diverged(tmp_path, algorithm, train):
@@ -72,14 +80,14 @@ def test_steps_that_are_cut_off_are_not_compared(tmp_path):
     recorded = pl.RecordedRun(tmp_path / "run", train=programs.reports_late)
     for version in range(1, recorded.updates + 1):
         assert recorded.at(version).version == version
-    with pytest.raises(ReplayMismatchError) as caught:
+    with pytest.raises(pl.ReplayMismatchError) as caught:
         pl.replay(tmp_path / "run", programs.faster_late)
     assert "nan" not in str(caught.value)
 
 
 def test_a_worker_that_ends_early_is_found(tmp_path):
     launched(tmp_path / "run", "all-reduce")
-    with pytest.raises(ReplayMismatchError, match=r"ended before step \d+ of worker \d"):
+    with pytest.raises(pl.ReplayMismatchError, match=r"ended before step \d+ of worker \d"):
         pl.replay(tmp_path / "run", programs.leaves)
 
 
@@ -135,7 +143,7 @@ def test_bisection(tmp_path):
 
 def test_random_numbers_without_seeds_are_found(tmp_path):
     launched(tmp_path / "run", "leashed", programs.draws)
-    with pytest.raises(ReplayMismatchError, match=r"step 1 of worker \d: loss") as caught:
+    with pytest.raises(pl.ReplayMismatchError, match=r"step 1 of worker \d: loss") as caught:
         pl.replay(tmp_path / "run", programs.draws)
     assert caught.value.worker_id in (0, 1)
 
@@ -222,6 +230,6 @@ def test_a_difference_names_a_changed_script(tmp_path, monkeypatch):
     assert pl.replay(tmp_path / "run", module.plain).warnings == ()
     path.write_text(path.read_text().replace("learning_rate=0.05,", "learning_rate=0.0625,"))
     module = importlib.reload(module)
-    with pytest.raises(ReplayMismatchError, match=r"at the gradient of update .* has changed since the run"):
+    with pytest.raises(pl.ReplayMismatchError, match=r"at the gradient of update .* has changed since the run"):
         pl.replay(tmp_path / "run", module.plain)
     assert "has changed" in pl.RecordedRun(tmp_path / "run", train=module.plain).warnings()[0]

@@ -134,9 +134,7 @@ class RecordedRun:
         if is_own and data is not None:
             raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
         self._train, self._result, self.order = train, run.result, run.order
-        limits = ("target_loss", "target_accuracy", "limit_s", "limit_samples")
-        self.is_cut = run.result["outcome"] != "stopped" or bool(run.result["outcome_reason"])
-        self.is_cut |= any(run.config.get(one) is not None for one in limits)
+        self.is_cut = _may_be_cut(run)
         self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
@@ -291,3 +289,14 @@ def _updates_of(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, in
     rows = rows[rows["applied_version"] > 0]
     columns = (rows[name].tolist() for name in ("ended_s", "incarnation", "applied_version"))
     return [(ended_s, worker, incarnation, version) for ended_s, incarnation, version in zip(*columns, strict=True)]
+
+
+def _may_be_cut(run: RunData) -> bool:
+    """Whether the run may have ended before its loops did; whether a time or a target loss has ended it is not recorded."""
+    config, result, num_samples = run.config, run.result, run.config.get("limit_samples")
+    return (
+        result["outcome"] != "stopped"  # as after a target accuracy
+        or bool(result["outcome_reason"])
+        or (num_samples is not None and result["samples"] >= num_samples)
+        or any(config.get(one) is not None for one in ("target_loss", "limit_s"))
+    )
