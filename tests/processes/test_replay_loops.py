@@ -1,6 +1,7 @@
 """Replays of one's own loop in real processes."""
 
 import importlib
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import paceline as pl
+from paceline.cli.app import app
 from paceline.optim.flat import FlatBinding
+from paceline.specs.file_loop import load_loop
 from processes import replay_programs as programs
 
 SHARED = ["locked", "locked(kind=rwlock)", "leashed"]
@@ -233,3 +237,33 @@ def test_a_difference_names_a_changed_script(tmp_path, monkeypatch):
     with pytest.raises(pl.ReplayMismatchError, match=r"at the gradient of update .* has changed since the run"):
         pl.replay(tmp_path / "run", module.plain)
     assert "has changed" in pl.RecordedRun(tmp_path / "run", train=module.plain).warnings()[0]
+
+
+def test_the_command_finds_the_function_of_a_file(tmp_path):
+    path = tmp_path / "loops_of_mine.py"
+    path.write_text(Path(programs.__file__).read_text())
+    run, runner = str(tmp_path / "run"), CliRunner()
+    launched(run, "leashed", load_loop(f"{path}:plain"))
+    shown = runner.invoke(app, ["replay", run])
+    assert "Equal, bit for bit: 40 updates" in shown.output, shown.output
+    shown = runner.invoke(app, ["replay", run, "--until", "11", "--json"])
+    (step,) = json.loads(shown.stdout.splitlines()[-1])["steps"]
+    assert len(step["samples"]) == programs.BATCH_SIZE
+    path.write_text(path.read_text().replace("learning_rate=0.05,", "learning_rate=0.0625,"))
+    shown = runner.invoke(app, ["replay", run])
+    assert shown.exit_code == 1
+    assert "The replay differs from the run at the gradient of update" in shown.output
+    assert "has changed since the run" in shown.output
+    path.unlink()
+    shown = runner.invoke(app, ["replay", run])
+    assert shown.exit_code == 2
+    assert "replay it in Python, with paceline.replay" in shown.output
+
+
+def test_the_command_shows_updates_of_a_loop_without_a_sampler(tmp_path):
+    path = tmp_path / "loops_of_mine.py"
+    path.write_text(Path(programs.__file__).read_text())
+    launched(tmp_path / "run", "leashed", load_loop(f"{path}:fetches_own"))
+    shown = CliRunner().invoke(app, ["replay", str(tmp_path / "run"), "--until", "3"])
+    assert "Update 3 of" in shown.output, shown.output
+    assert "samples" not in shown.output

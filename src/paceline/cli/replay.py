@@ -10,18 +10,22 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import print_json, results, say
 from paceline.errors import UsageError
+from paceline.system import files
 from paceline.system.paths import check_new_file
 
 if TYPE_CHECKING:
     from torch import nn
 
     from paceline.run.replay import RecordedRun, Replay, Update
+    from paceline.specs.file_loop import FileLoop
 
 _CHECK = "path/to/file.py:function"
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of paceline train.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run of paceline train, or of a function of a file.")
+    ],
     until: Annotated[int | None, typer.Option(help="Stop after this update, and show whose gradients it has.")] = None,
     bisect: Annotated[
         str | None,
@@ -53,7 +57,7 @@ def replay(
     from paceline.run.recorded_order import ReplayMismatchError
     from paceline.run.replay import RecordedRun
 
-    recorded = RecordedRun(run, data)
+    recorded = RecordedRun(run, data, train=_loop_of(run))
     for warning in recorded.warnings():
         say(warning)
     try:
@@ -68,6 +72,17 @@ def replay(
     if save is not None:
         _save(update, save)
     _show(recorded, update, as_json=as_json)
+
+
+def _loop_of(run: Path) -> FileLoop | None:
+    """The function of a file that `paceline launch` called, if that file is still there."""
+    from paceline.specs.file_loop import load_loop
+
+    result = files.read_json(run / "result.json", {})
+    inputs = result.get("inputs")
+    file = inputs.get("file") if isinstance(inputs, dict) else None
+    is_there = isinstance(file, str) and Path(file).is_file()
+    return load_loop(f"{file}:{result.get('task')}") if is_there else None
 
 
 def _show_equal(replayed: Replay, *, as_json: bool) -> None:
@@ -113,20 +128,20 @@ def _show(recorded: RecordedRun, update: Update, *, as_json: bool) -> None:
             f"{one['staleness']} updates late; loss {one['loss']:.6g}, gradient norm {one['gradient_norm']:.4g}",
             soft_wrap=True,
         )
-        console.print(f"  samples {', '.join(map(str, one['samples']))}", soft_wrap=True)
+        if one["samples"] is not None:
+            console.print(f"  samples {', '.join(map(str, one['samples']))}", soft_wrap=True)
     if as_json:
         print_json({"version": update.version, "steps": described})
 
 
 def _described(step: dict[str, Any]) -> dict[str, Any]:
     described = {name: value for name, value in step.items() if name != "gradient"}
-    return {**described, "samples": step["samples"].tolist(), "gradient_norm": float(step["gradient"].norm())}
+    samples = step["samples"].tolist() if step["samples"] is not None else None  # a loop may have no sampler
+    return {**described, "samples": samples, "gradient_norm": float(step["gradient"].norm())}
 
 
 def _save(update: Update, path: Path) -> None:
     import torch
-
-    from paceline.system import files
 
     with files.replacing(path) as file:
         torch.save({"version": update.version, "model": update.model.state_dict(), "steps": update.steps}, file)

@@ -21,6 +21,7 @@ from paceline.run.earlier_part import EarlierPart
 from paceline.run.inputs import source_digest
 from paceline.run.loops import Loop
 from paceline.specs.bounds import check_run
+from paceline.specs.file_loop import FileLoop
 from paceline.specs.goal import Goal
 from paceline.system.folder_lock import run_folder
 from paceline.system.uncaught import say_alone
@@ -150,6 +151,7 @@ def launch(
             plan=plan,
             step_deadline_s=step_deadline_s,
             script=source_digest(train),
+            file=str(train.path) if isinstance(train, FileLoop) else None,
         )
         return Driver(loop, folder, earlier, on_progress=on_progress).run()
 

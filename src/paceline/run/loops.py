@@ -41,6 +41,7 @@ class Loop:
     plan: Any = None  # of a placed model
     step_deadline_s: float = 60.0  # how long its workers wait for each other
     script: str | None = None  # the fingerprint of the file that has a user's function
+    file: str | None = None  # that file, where `paceline launch` has named it
 
     def record(self) -> dict[str, Any]:
         if self.task is not None:
@@ -60,5 +61,5 @@ class Loop:
             about = self.config.identity()
             about["algorithm"] = registry.spec(algorithm) if algorithm is not None else None
             del about["batch_size"]
-            about["inputs"] = {"script": self.script}
+            about["inputs"] = {"script": self.script, "file": self.file}
         return about | {"command": self.command}
