@@ -67,6 +67,31 @@ def test_a_slow_link_is_named(algorithm):
     assert cause.own_s > 0.08
 
 
+@pytest.mark.parametrize("link", [(0, 1), (0, 2), (1, 2)])
+def test_a_partner_that_is_busy_on_a_slow_link_is_not_slow_itself(link):
+    """It holds requests of a third worker until its own exchange is over."""
+    cluster = pl.Cluster(workers=3, compute_s=0.02, bandwidth_bytes_per_s=1e8).slow_link(*link, 250)
+    cause = blame(simulated("ad-psgd", cluster)).cause
+    assert cause.link == link
+    assert cause.others_s < 0.01
+
+
+@pytest.mark.parametrize(("idle_s", "expected"), [(0.015, (None, (1, 2))), (1.0, (3, None))])
+def test_exchanges_are_compared_with_what_takes_a_workers_time(idle_s, expected):
+    cause = blame(simulated("ad-psgd", CLUSTER.slow_link(1, 2, 250).idle(worker=3, idle_s=idle_s))).cause
+    assert (cause.worker, cause.link) == expected
+
+
+def test_all_members_of_a_round_wait_for_a_slow_link():
+    """Each names the worker from which it has heard last: the others always one of the two at the link."""
+    run = simulated("all-reduce", CLUSTER.slow_link(1, 2, 250))
+    for worker in (0, 3):
+        rows = run.records[worker] = run.records[worker].copy()
+        rows["partner"], rows["partner_s"] = 1, 1.01 * run.records[1]["partner_s"]
+    cause = blame(run).cause
+    assert (cause.link, cause.others_s) == ((1, 2), None)
+
+
 @pytest.mark.parametrize("algorithm", ["parameter-server", "parameter-server(mode=bounded(clock_bound=3))", *FREE[1:4]])
 def test_a_slow_way_to_the_server_is_blamed_on_its_worker(algorithm):
     cluster = pl.Cluster(workers=4, compute_s=0.02, bandwidth_bytes_per_s=1e8)

@@ -9,7 +9,8 @@ The two changes are opposite, so the sum over all workers never moves, even if e
 the requesting worker applies every answer, however late, with the snapshot of that request. So a worker keeps a request until
 it is resolved, by one of these:
 
-    answer              the partner has made its half, and this worker makes its own
+    answer              the partner has made its half, and this worker makes its own; the weight is for how long, in seconds,
+                        the partner has held the request
     busy                no half is made: the partner refused the request, or dropped it because it was withdrawn
     answered            a reply to a withdrawal: an answer was sent earlier; if it is missing, its connection lost it
     the partner's end   all that it sent has arrived; or it died, and its model is gone
@@ -83,8 +84,8 @@ class Exchanges:
         self.own: Request | None = None  # the exchange whose answer this worker waits for
         self.aside: dict[int, Request] = {}  # by partner, its unresolved request that this worker no longer waits for
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
-        # Requests from lower ids, to be answered when the own exchange is over.
-        self.held: list[tuple[int, Message]] = []
+        # Requests from lower ids, to be answered when the own exchange is over, and when each arrived.
+        self.held: list[tuple[int, Message, float]] = []
         self._answered: dict[int, int] = {}  # by partner: its last request that was answered
         # By partner: its withdrawn request whose outcome could not be sent.
         self._untold: dict[int, int] = {}
@@ -158,7 +159,8 @@ class Exchanges:
             return
         took_s = self._now_s() - request.begun_s
         self._deadline.add(took_s)
-        self._counts.note_partner(peer, took_s)
+        held_s = answer.weight  # by the partner, whose own exchange may have been with a third worker
+        self._counts.note_partner(peer, min(took_s, max(0.0, took_s - held_s)))
         x, version, theirs = answer.x, answer.version, request.theirs
         if x is None and theirs is not None and theirs.number == answer.version:
             x, version, theirs = theirs.x, theirs.version, None
@@ -224,13 +226,14 @@ class Exchanges:
         elif peer > self._me:
             self._refuse(peer, request)
         else:
-            self.held.append((peer, request))
+            self.held.append((peer, request, self._now_s()))
         return False
 
     def answer_held(self) -> None:
         """Answers the requests that were held."""
         while self.held:
-            self._answer(*self.held.pop(0))
+            peer, request, since_s = self.held.pop(0)
+            self._answer(peer, request, self._now_s() - since_s)
 
     def withdrawn(self, peer: int, number: int) -> None:
         """Tells the outcome of a withdrawn request, and drops it if it was not answered."""
@@ -249,11 +252,11 @@ class Exchanges:
     def _refuse(self, peer: int, request: Message) -> None:
         self.send(peer, Message("busy", request.number))
 
-    def _answer(self, peer: int, request: Message) -> bool:
+    def _answer(self, peer: int, request: Message, held_s: float = 0.0) -> bool:
         assert request.x is not None
         with self._lock:
             version = self._shared.version
-            if not self.send(peer, Message("answer", request.number, 0.0, self._x, self.stamped(version))):
+            if not self.send(peer, Message("answer", request.number, held_s, self._x, self.stamped(version))):
                 return False
             self._answered[peer] = request.number
             self._move(peer, request.x, request.version, self._x, version)

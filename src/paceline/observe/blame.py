@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -108,11 +107,12 @@ def blame(run: RunData) -> Blame | None:
     event_s = np.where(blocker >= 0, np.maximum(since_s, steps.arrived_s), steps.arrived_s)
     made = {worker: int((own["applied_version"] >= 1).sum()) for worker, own in run.records.items()}
     sums_s = path.took_s.sum(axis=0) if path is not None else np.zeros(0)
+    cause = _cause(steps, path, steps.released_s - event_s, waits_for)
     return Blame(
         waits_for=waits_for,
         shares=tuple(_share(steps, blocker, event_s, path, worker) for worker in workers),
         path={name: float(one / (sums_s.sum() or 1)) for name, one in zip(ACTIVITIES, sums_s, strict=False)},
-        cause=_cause(steps, path, steps.released_s - event_s, waits_for),
+        cause=_longer(cause, _slow_exchanges(steps)) if path is None else cause,
         updates={worker: number / max(1, sum(made.values())) for worker, number in made.items()},
     )
 
@@ -161,12 +161,11 @@ def _cause(steps: Steps, path: Path | None, travelled_s: np.ndarray, waits_for: 
         if of_all_s > lost_s and (best is None or best[0] != activity):
             best, lost_s = (activity, None), float(of_all_s)
     if best is None:
-        return _slow_exchanges(steps) if is_free else None
+        return None
     activity, worker = best
     name, lost = ACTIVITIES[activity], lost_s / total_s
     if worker is None and activity == COMMUNICATING and not is_free:
-        # All members of a round wait as long; the two at the slow link wait for each other, and so more often.
-        return _communication(steps, path, travelled_s, lost, np.median if waits_for == "neighbours" else np.sum)
+        return _communication(steps, path, travelled_s, lost, in_rounds=waits_for != "neighbours")
     if worker is None:
         return Cause(activity=name, lost=lost, own_s=float(np.median(times_s[:, activity])))
     others_s, is_own = float(_others(medians, worker)[activity]), at_worker[own] == worker
@@ -204,13 +203,14 @@ def _stretch(times_s: np.ndarray, others_s: float) -> tuple[int, int, float]:
     return first, last, float(np.median(times_s[first:last][is_long[first:last]]))
 
 
-def _communication(steps: Steps, path: Path, travelled_s: np.ndarray, lost: float, measure: Any) -> Cause:
+def _communication(steps: Steps, path: Path, travelled_s: np.ndarray, lost: float, *, in_rounds: bool) -> Cause:
     """Communication on the path: over one link, of one worker with its servers, or of all."""
     on_path = path.took_s[:, COMMUNICATING] > 0
     times_s, activity = path.took_s[on_path, COMMUNICATING], ACTIVITIES[COMMUNICATING]
     of_all = Cause(activity=activity, lost=lost, own_s=float(np.median(times_s)))
     if not (steps.rows["partner"] > steps.worker.max()).any():  # there are no servers
-        return slow_link(steps, np.minimum(steps.rows["partner_s"], travelled_s), measure, lost) or of_all
+        times_s = np.minimum(steps.rows["partner_s"], travelled_s)
+        return slow_link(steps, times_s, lost, in_rounds=in_rounds) or of_all
     at = np.where(path.sender >= 0, path.sender, steps.worker[path.step])[on_path]
     sums = {worker: float(times_s[at == worker].sum()) for worker in np.unique(at).tolist()}
     most = max(sums, key=lambda worker: sums[worker])
@@ -223,25 +223,40 @@ def _communication(steps: Steps, path: Path, travelled_s: np.ndarray, lost: floa
 
 def _slow_exchanges(steps: Steps) -> Cause | None:
     """The pair of workers whose exchanges of models take longer than a gradient, and than those of the others."""
-    found = slow_link(steps, steps.rows["partner_s"], np.median, 0.0)
+    found = slow_link(steps, steps.rows["partner_s"])
     is_slow = found is not None and found.others_s is not None and found.own_s > np.median(steps.took_s[:, COMPUTING])
     return found if is_slow else None
 
 
-def slow_link(steps: Steps, times_s: np.ndarray, measure: Any, lost: float) -> Cause | None:
-    """The two workers between which steps waited, or exchanged models, clearly longer than between the next two."""
+def _longer(slow: Cause | None, exchanges: Cause | None) -> Cause | None:
+    """A slow worker or a slow pair, which takes no worker's time: the one that exceeds the others by more per step."""
+    found = [one for one in (slow, exchanges) if one is not None]
+    return max(found, key=lambda one: one.own_s - (one.others_s or 0.0), default=None)
+
+
+def slow_link(steps: Steps, times_s: np.ndarray, lost: float = 0.0, *, in_rounds: bool = False) -> Cause | None:
+    """The two workers between which steps waited, or exchanged models, clearly longer than between the next two.
+
+    In rounds, all members wait equally long, but only the two at the slow link wait for each other.
+    """
     partner, size = steps.rows["partner"], int(steps.worker.max()) + 1
     known = (times_s > 0) & (partner >= 0) & (partner < size) & (partner != steps.worker)
     links = (np.minimum(steps.worker, partner) * size + np.maximum(steps.worker, partner))[known]
-    times_s = times_s[known]
-    sizes = {link: float(measure(times_s[links == link])) for link in np.unique(links).tolist()}
+    times_s, is_lower = times_s[known], (steps.worker < partner)[known]
+
+    def time_s(link: int) -> float:
+        if not in_rounds:
+            return float(np.median(times_s[links == link]))
+        return float(min(times_s[(links == link) & (is_lower == side)].sum() for side in (False, True)))
+
+    sizes = {link: time_s(link) for link in np.unique(links).tolist()}
     ordered = sorted(sizes, key=lambda link: -sizes[link])
-    if not ordered or (ordered[1:] and sizes[ordered[0]] < _CLEARLY * sizes[ordered[1]]):
+    if not any(sizes.values()) or (ordered[1:] and sizes[ordered[0]] < _CLEARLY * sizes[ordered[1]]):
         return None
-    is_slow = links == ordered[0]
+    is_slow, has_others = links == ordered[0], bool(ordered[1:]) and not in_rounds
     return Cause(
         activity=ACTIVITIES[COMMUNICATING], link=divmod(ordered[0], size), lost=lost,
-        own_s=float(np.median(times_s[is_slow])), others_s=float(np.median(times_s[~is_slow])) if ordered[1:] else None,
+        own_s=float(np.median(times_s[is_slow])), others_s=float(np.median(times_s[~is_slow])) if has_others else None,
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def measured_cluster(run: RunData, counted: slice = slice(None)) -> Cluster:
     )  # fmt: skip
     taken = np.concatenate(own)
     is_taken = np.isin(np.arange(len(waits_s)), taken)
-    link = slow_link(steps, np.where(is_taken, waits_s, 0), np.median, 0.0)
+    link = slow_link(steps, np.where(is_taken, waits_s, 0))
     if link is not None and link.link is not None and link.others_s:
         one, two = map(workers.index, link.link)
         cluster = cluster.slow_link(one, two, link.own_s / link.others_s)
