@@ -340,8 +340,7 @@ class Shard:
             if (clock := self._admission.clock(worker)) > number >= 0:
                 self._mailbox.send(worker, Message("clock", clock))
             self._ports.moved(2.0 * self._applier.keeps_reads)
-            echo = self._applier.read(worker, version)
-            is_whole = self._answers.send(worker, number, applied_version, version, echo)
+            is_whole = self._answers.send(worker, number, applied_version, version, self._applier.read(worker, version))
             if is_whole and self._admission.times_workers:
                 self._given_s[worker] = self._ports.clock.now_s()
         except PeerLostError as error:
