@@ -12,8 +12,8 @@ import forked
 from paceline.algorithms.deadline import MeasuredDeadline
 from paceline.algorithms.pairwise import PairwiseAveraging
 from paceline.algorithms.topology import Ring
-from paceline.memory.private import PrivateVector
 from paceline.ports.ports import Counts, Ports, Received
+from paceline.ports.private import PrivateVector
 from paceline.transport.concurrency import ThreadConcurrency
 from paceline.transport.mailbox import ZmqMailbox
 

@@ -8,8 +8,8 @@ import paceline as pl
 from lazy_copies import LazyCopies, needs_gpu
 from paceline.loop.sharded import OwnedPieces, _like
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, set_environment
-from paceline.memory.private import PrivateVector
 from paceline.optim.flat import FlatBinding
+from paceline.ports.private import PrivateVector
 from paceline.ports.replica import Piece
 from paceline.worker.memberships.supervised import SupervisedMembership
 from processes.join_programs import free_address

@@ -2,9 +2,9 @@
 
 Four kinds of parameter vectors that all workers of a machine see, each in the module that explains it: `racing`
 (everyone writes at once), `locked` (one writer at a time), `slots` (immutable versions behind one head word),
-`replicated` (one per worker); and `private`, which its owner alone sees. It also has `collectives` (all-reduce), and
-`staleness` and `ring` for counts and records. All but `private` lie in one `segment.Segment` according to a
-`segment.Layout`. Importing the package alone is cheap; its modules load torch and compiled kernels.
+`replicated` (one per worker). It also has `collectives` (all-reduce), and `staleness` and `ring` for counts and records.
+All lie in one `segment.Segment` according to a `segment.Layout`. Importing the package alone is cheap; its modules load
+torch and compiled kernels.
 """
 
 from __future__ import annotations

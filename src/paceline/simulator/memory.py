@@ -8,41 +8,24 @@ charges for copies and updates, and programs report their own moves (`Ports.move
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Any
 
 import torch
 
+from paceline.ports.private import PrivateVector
 from paceline.ports.shared import View
 from paceline.simulator.hardware.core import Core
 
-EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 _NUM_BINS = 1024  # like `memory.staleness`
 
 
-class SimulatedVector:
+class SimulatedVector(PrivateVector):
     """One vector `x` (P,) for all programs, and its version."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-        self.version = 0
 
     def initialise(self, x: torch.Tensor, version: int) -> None:
         """Begins at another vector (P,) and version than the model's own."""
-        self.x.copy_(x)
-        self.version = version
-
-    def advance(self) -> int:
-        self.version += 1
-        return self.version
-
-    def snapshot(self, out: torch.Tensor) -> int:
-        out.copy_(self.x)
-        return self.version
-
-    def replace(self, x: torch.Tensor) -> None:
-        self.x.copy_(x)
+        self.restore(version, x)
 
 
 class SimulatedRacing(SimulatedVector):
@@ -59,13 +42,10 @@ class SimulatedRacing(SimulatedVector):
     def of(self, core: Core) -> SimulatedRacing:
         return self
 
-    def writing(self) -> AbstractContextManager[None]:
-        return EXCLUDES_NOBODY
-
-    def advance(self) -> int:
+    def advance(self, updates: int = 1) -> int:
         """Counts one update by an atomic addition; returns the resulting version."""
         self._caller().atomic()
-        return super().advance()
+        return super().advance(updates)
 
 
 class SimulatedSlots:
@@ -200,36 +180,19 @@ class NoVector(torch.Tensor):
     new_zeros = __getitem__ = __setitem__ = _itself  # type: ignore[assignment]
 
 
-class SimulatedReplicated:
+class SimulatedReplicated(PrivateVector):
     """A worker's own vector; implements `ReplicatedParameters`. No other worker touches it, so it charges nothing."""
 
-    __slots__ = ("_ends", "updates", "version", "x")
+    __slots__ = ("_ends",)
 
     def __init__(self, x: torch.Tensor, ends: list[int | None]) -> None:
-        self.x = x
+        super().__init__(x)
         self._ends = ends
-        self.version = self.updates = 0
-
-    def restore(self, version: int, x: torch.Tensor) -> None:
-        self.x.copy_(x)
-        self.version = version
-
-    def writing(self) -> AbstractContextManager[None]:
-        return EXCLUDES_NOBODY
-
-    def advance(self, updates: int = 1) -> int:
-        self.version += 1
-        self.updates += updates
-        return self.version
 
     def go_on_with(self, members: Sequence[int]) -> None:
         for worker, end in enumerate(self._ends):
             if end is None and worker not in members:
                 self._ends[worker] = self.version
-
-    def snapshot(self, out: torch.Tensor) -> int:
-        out.copy_(self.x)
-        return self.version
 
 
 class ReplicatedState:

@@ -9,9 +9,9 @@ import torch
 
 from paceline.optim.half_types import sum_type
 from paceline.optim.ranges import Ranges
+from paceline.ports.private import EXCLUDES_NOBODY
 from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
-from paceline.simulator.memory import EXCLUDES_NOBODY
 
 
 class SimulatedShard:

@@ -18,12 +18,12 @@ from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights,
 from paceline.membership.peers import Peers
 from paceline.memory.arena import Arena, plan_arena
 from paceline.memory.mirrored import MirroredVector
-from paceline.memory.private import PrivateVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
 from paceline.optim.flat import FlatBinding
 from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Mailbox, Ports, Storage
+from paceline.ports.private import PrivateVector
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock

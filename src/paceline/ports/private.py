@@ -1,4 +1,4 @@
-"""A worker's own parameter vector, on any device."""
+"""A parameter vector that its owner alone writes, on any device or in a simulation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-_UNMARKED = nullcontext()
+EXCLUDES_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 class PrivateVector:
@@ -23,13 +23,14 @@ class PrivateVector:
         updates: the number of updates applied to it by this object.
     """
 
+    __slots__ = ("updates", "version", "x")
+
     def __init__(self, x: torch.Tensor, version: int = 0) -> None:
         self.x = x
         self.version, self.updates = version, 0
-        self.waited_s = 0.0
 
     def writing(self) -> AbstractContextManager[None]:
-        return _UNMARKED
+        return EXCLUDES_NOBODY
 
     def advance(self, updates: int = 1) -> int:
         self.version += 1
