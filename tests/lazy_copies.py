@@ -18,7 +18,7 @@ LATER = 3  # how many questions a copy answers with "not yet"
 
 
 class LazyCopies:
-    """Implements `DeviceCopies`: the device's vectors are the CPU's.
+    """Stands for `CudaCopies`: the device's vectors are the CPU's.
 
     A GPU may read what it fetches until the copy is waited for, and a pinned buffer until the copy from it is done: both are
     read then, and not before.
@@ -75,7 +75,7 @@ class LazyCopy:
 
 
 class MetaCopies(LazyCopies):
-    """Implements `DeviceCopies` for `meta`; what is fetched is zero."""
+    """Stands for `CudaCopies` for `meta`; what is fetched is zero."""
 
     device = torch.device("meta")
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -23,41 +23,7 @@ from paceline.system.torch_internals import tree_map
 _MOST_LENGTHS = 1_000  # of pinned vectors that are kept
 
 
-class Copy(Protocol):
-    """A copy under way."""
-
-    def wait(self) -> None: ...
-
-    def is_done(self) -> bool: ...
-
-    def precede(self) -> None:
-        """Makes later work on this thread's current stream wait for the copy; returns at once."""
-
-
-class DeviceCopies(Protocol):
-    """Copies between one device and the host, with one stream for each direction."""
-
-    device: torch.device  # where the vectors are
-    device_name: str  # unique to the device
-
-    def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A new vector (n,) in pinned memory of the host."""
-        ...
-
-    def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
-        """Begins copying the device's `x` (n,), after all work that its current stream has so far."""
-        ...
-
-    def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
-        """Begins copying to a new vector (n,) on the device, which may be used after `Copy.precede`."""
-        ...
-
-    def here(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that returns context managers, which make the stream that is current now current in another thread."""
-        ...
-
-
-def device_copies(device: torch.device) -> DeviceCopies | None:
+def device_copies(device: torch.device) -> CudaCopies | None:
     """The copies for vectors on this device, which must be a CPU or CUDA device; None: it is the CPU."""
     if device.type == "cpu":
         return None
@@ -109,38 +75,44 @@ def moving_to(device: torch.device) -> Callable[[Any], Any]:
 
 
 class CudaCopies:
-    """Implements `DeviceCopies` for a GPU, on two streams besides the computing one."""
+    """Copies between a GPU and the host, on two streams besides the computing one: one for each direction."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.device_name = str(torch.cuda.get_device_properties(device).uuid)
+        self.device = device  # where the vectors are
+        self.device_name = str(torch.cuda.get_device_properties(device).uuid)  # unique to the device
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def pinned(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new vector (n,) in pinned memory of the host."""
         with torch.cuda.device(self.device):
             return torch.empty(numel, dtype=dtype, pin_memory=True)
 
-    def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> Copy:
+    def fetch(self, x: torch.Tensor, pinned: torch.Tensor) -> _Copy:
+        """Begins copying the device's `x` (n,), after all work that its current stream has so far."""
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             pinned.copy_(x, non_blocking=True)
         x.record_stream(self._down)
-        return _CudaCopy(self._down.record_event(), x)
+        return _Copy(self._down.record_event(), x)
 
-    def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, Copy]:
+    def put(self, pinned: torch.Tensor) -> tuple[torch.Tensor, _Copy]:
+        """Begins copying to a new vector (n,) on the device, which may be used after `precede`."""
         # Without waiting for the current stream, which does not use the new vector yet.
         with torch.cuda.stream(self._up):
             x = torch.empty(pinned.numel(), dtype=pinned.dtype, device=self.device)
             x.copy_(pinned, non_blocking=True)
-        return x, _CudaCopy(self._up.record_event(), x)
+        return x, _Copy(self._up.record_event(), x)
 
     def here(self) -> Callable[[], AbstractContextManager[Any]]:
+        """A function that returns context managers, which make the stream that is current now current in another thread."""
         stream = torch.cuda.current_stream(self.device)
         return lambda: torch.cuda.stream(stream)
 
 
 @dataclass
-class _CudaCopy:
+class _Copy:
+    """A copy under way."""
+
     event: Any  # torch.cuda.Event, which its type stubs give two names
     x: torch.Tensor | None  # the vector on the GPU, until it is known which stream uses it
 
@@ -151,6 +123,7 @@ class _CudaCopy:
         return self.event.query()
 
     def precede(self) -> None:
+        """Makes later work on this thread's current stream wait for the copy; returns at once."""
         assert self.x is not None
         stream = torch.cuda.current_stream(self.x.device)
         stream.wait_event(self.event)
@@ -159,11 +132,11 @@ class _CudaCopy:
 
 
 class _PinnedBuffers:
-    def __init__(self, copies: DeviceCopies) -> None:
+    def __init__(self, copies: CudaCopies) -> None:
         self._copies = copies
         self._lock = threading.Lock()  # a worker's programs send and receive at the same time
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
-        self._used: list[tuple[Copy, torch.Tensor]] = []  # that copies to the device may still read
+        self._used: list[tuple[_Copy, torch.Tensor]] = []  # that copies to the device may still read
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
         with self._lock:
@@ -208,7 +181,7 @@ class StagedMailbox:
     the device, so the host waits for all earlier work on the current stream: a program should not hold a lock meanwhile.
     """
 
-    def __init__(self, inner: Mailbox, copies: DeviceCopies) -> None:
+    def __init__(self, inner: Mailbox, copies: CudaCopies) -> None:
         self._inner = inner
         self._device = copies.device
         self._buffers = _PinnedBuffers(copies)
@@ -243,7 +216,7 @@ class StagedCollectives:
     earlier work on the current stream, and the device then idles until the host launches more.
     """
 
-    def __init__(self, inner: Collectives, copies: DeviceCopies) -> None:
+    def __init__(self, inner: Collectives, copies: CudaCopies) -> None:
         self._inner = inner
         self._device = copies.device
         self._buffers = _PinnedBuffers(copies)

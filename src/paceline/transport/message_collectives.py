@@ -13,9 +13,10 @@ import torch
 from paceline.errors import ExcludedError, PeerLostError, RunStopped, WorkerLostError, name_workers
 from paceline.ports.ports import NO_NUMBERS, Counts, Event, Handle, Mailbox, Message, PeerBack, PeerLeft, Received
 from paceline.ports.started import CarriedOutTogether, Operation
+from paceline.transport.ends import EndDetector
 from paceline.transport.exchange import Exchange, Kinds
 from paceline.transport.round_header import Purpose, RoundHeader
-from paceline.transport.round_members import Ends, Progress, RoundMembers
+from paceline.transport.round_members import Progress, RoundMembers
 from paceline.transport.round_vectors import Part, RoundVectors
 
 ASK = "round ask"
@@ -88,7 +89,7 @@ class MessageCollectives(CarriedOutTogether):
         worker_id: int,
         num_workers: int,  # of the run; all are members at first
         *,
-        ends: Ends,
+        ends: EndDetector,
         incarnations: Sequence[int] = (),
         deadline_s: float = 600.0,  # how long to wait for a worker that cannot be reached, but has not ended
         stopped: Callable[[], bool] = lambda: False,  # whether this worker has been told to end

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
+from paceline.transport.ends import EndDetector
 from paceline.transport.quorum import Quorum
 
 _PROBE_EVERY_S = 0.1  # how often a wait checks whether an unreachable worker has ended
@@ -39,18 +40,6 @@ class _Absence(NamedTuple):
     noticed_s: float
 
 
-class Ends(Protocol):
-    """What is known about the processes of other workers (`EndDetector`)."""
-
-    def has_ended(self, worker_id: int, incarnation: int) -> bool:
-        """Whether an incarnation has ended for certain."""
-        ...
-
-    def heard_s(self, worker_id: int) -> float:
-        """Until when a worker was reachable for certain."""
-        ...
-
-
 class Progress(NamedTuple):
     """How far a worker is when it proposes a view."""
 
@@ -78,7 +67,7 @@ class RoundMembers:
         self,
         worker_id: int,
         num_workers: int,  # of the run; all are members at first
-        ends: Ends,
+        ends: EndDetector,
         incarnations: Sequence[int],
         deadline_s: float,
         now_s: Callable[[], float],

@@ -27,7 +27,7 @@ from paceline.ports.private import PrivateVector
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.step_record import Recorder
 from paceline.system.clock import RealClock
-from paceline.transport.device import DeviceCopies, StagedCollectives, StagedMailbox, device_copies
+from paceline.transport.device import CudaCopies, StagedCollectives, StagedMailbox, device_copies
 
 _ON_HOST = ("racing", "locked", "slots")  # kinds of parameters that workers share in the host's memory
 
@@ -46,7 +46,7 @@ class WorkerMemory:
         storage: Storage | None = None,  # of the program; None: it saves nothing
         recorder: Recorder | None = None,  # takes the records; None: they are not kept
         slow: float = 1.0,  # how many times as long gradients take
-        copies: DeviceCopies | None = None,  # to and from the GPU that the model is on; None: it is on the CPU
+        copies: CudaCopies | None = None,  # to and from the GPU that the model is on; None: it is on the CPU
     ) -> None:
         self.binding = binding
         self.buffers = buffers
@@ -175,7 +175,7 @@ class WorkerMemory:
 
 def copies_of(
     binding: FlatBinding, algorithm: Algorithm, kinds: Sequence[str] = ("replicated", "served")
-) -> DeviceCopies | None:
+) -> CudaCopies | None:
     """Copies to and from the GPU that the model is on; None: it is on the CPU.
 
     Raises:
@@ -192,7 +192,7 @@ def copies_of(
 
 def copies_in_launch(
     binding: FlatBinding, algorithm: Algorithm, num_workers: int, *, is_divided: bool
-) -> DeviceCopies | None:
+) -> CudaCopies | None:
     """As `copies_of`, for workers that share memory.
 
     Raises:
@@ -212,7 +212,7 @@ def copies_in_launch(
     return copies
 
 
-def put_on_device(arena: Arena, binding: FlatBinding, copies: DeviceCopies) -> None:
+def put_on_device(arena: Arena, binding: FlatBinding, copies: CudaCopies) -> None:
     """Gives a worker that shares memory a vector on its device, with averages on the host.
 
     Does nothing if all workers train one vector on the host.
