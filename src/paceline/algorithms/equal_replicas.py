@@ -160,10 +160,6 @@ def _are_apart(own: torch.Tensor, first: torch.Tensor, ranges: Ranges, num_steps
 
 
 def check_rates(rates: Sequence[float], step: int) -> None:
-    """Compares the workers' digests of learning rates, except for digests of 0.
-
-    Raises:
-        UsageError: they differ.
-    """
+    """Compares the workers' digests of learning rates, except for digests of 0; raises `UsageError` if they differ."""
     if len({rate for rate in rates if rate}) > 1:
         raise UsageError(_OTHER_RATES.format(step=step))

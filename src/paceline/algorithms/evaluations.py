@@ -38,11 +38,7 @@ class Evaluations:
         return self._round.is_evaluating
 
     def begin(self) -> None:
-        """Begins an evaluation.
-
-        Raises:
-            UsageError: another worker's optimizer has ended its step.
-        """
+        """Begins an evaluation; raises `UsageError` if another worker's optimizer has ended its step."""
         self._tell(evaluates=True)
         self._round.is_evaluating = True
 

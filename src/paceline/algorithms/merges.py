@@ -157,11 +157,7 @@ class OuterStep:
         return {"anchors": list(self._anchors), "momenta": momenta}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores `state`.
-
-        Raises:
-            UsageError: it is of another model.
-        """
+        """Restores `state`; raises `UsageError` if it is of another model."""
         momenta = {str(index): anchor for index, anchor in enumerate(self._anchors)}
         found = state.get("momenta")
         kept = {key: momenta.get(key) for key in found} if isinstance(found, dict) else {}

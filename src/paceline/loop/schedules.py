@@ -35,11 +35,7 @@ class FollowedScheduler:
         """Does nothing: the run's progress steps the scheduler."""
 
     def advance(self) -> None:
-        """Steps the scheduler to where the run is.
-
-        Raises:
-            UsageError: the loop steps it, too.
-        """
+        """Steps the scheduler to where the run is; raises `UsageError` if the loop steps it, too."""
         if self._count != self._seen:
             raise UsageError(
                 "The scheduler that worker.follow was given has been stepped by the loop as well: step the one that it"

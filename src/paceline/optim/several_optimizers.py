@@ -164,11 +164,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
         return True
 
     def check_whole(self) -> None:
-        """Call it where a step must be over.
-
-        Raises:
-            UsageError: some have stepped, and others have not.
-        """
+        """Call it where a step must be over; raises `UsageError` if some have stepped, and others have not."""
         if self._stepping:
             stepped, waiting = self._named(self._stepping), self._named(self._waiting())
             self._stepping.clear()

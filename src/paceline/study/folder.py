@@ -69,11 +69,7 @@ class StudyFolder:
         write_json(self.path / "plan.json", [{"hash": name, "factors": one.factors} for name, one in trials.items()])
 
     def plan(self) -> list[dict[str, Any]]:
-        """The plan from `write_plan`; empty before that.
-
-        Raises:
-            UsageError: it is damaged.
-        """
+        """The plan from `write_plan`, empty before that; raises `UsageError` if it is damaged."""
         path = self.path / "plan.json"
         plan = files.read_json(path, [])
         if not all(
@@ -110,22 +106,14 @@ class StudyFolder:
             raise
 
     def trial(self, name: str) -> dict[str, Any]:
-        """A trial's `trial.json`.
-
-        Raises:
-            UsageError: it is damaged, or gone.
-        """
+        """A trial's `trial.json`; raises `UsageError` if it is damaged, or gone."""
         path = self.trials / name / "trial.json"
         if (found := _read(path)) is None:
             raise UsageError(f"{path} is missing; {_REMEDY}.")
         return found
 
     def result(self, name: str) -> dict[str, Any]:
-        """A trial's `result.json`.
-
-        Raises:
-            UsageError: it is damaged.
-        """
+        """A trial's `result.json`; raises `UsageError` if it is damaged."""
         return _read(self.trials / name / "result.json") or {}
 
 

@@ -86,11 +86,7 @@ class TrialMaker:
         self._built = functools.cache(lambda function, *arguments: function(*arguments))
 
     def make(self, levels: Mapping[str, Level], seed: int) -> Trial:
-        """The trial of a combination.
-
-        Raises:
-            UsageError: it cannot be run; the message names the levels.
-        """
+        """The trial of a combination; raises `UsageError`, which names the levels, if it cannot be run."""
         named = ", ".join(f"{name} = {level}" for name, level in levels.items())
         with located(f"The combination {named or 'of the defaults'} is not possible"):
             return self._make(levels, seed)

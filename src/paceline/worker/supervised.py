@@ -176,11 +176,7 @@ def _check_processes() -> None:
 
 
 def refuse_inside_worker() -> None:
-    """Refuses to launch or simulate inside a worker.
-
-    Raises:
-        UsageError: this is a worker.
-    """
+    """Refuses to launch or simulate inside a worker, with a `UsageError`."""
     if current_environment() is not None or getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "launch was called inside a worker, most likely while it imported your script: put the call under"
