@@ -172,7 +172,9 @@ def measure(network: Network, folder: Path, variant: Variant, steps: int) -> Non
     for at in range(WARM_UP, WARM_UP + steps):
         began_s, ended_s = zip(*(one["times"][at] for one in found), strict=True)
         steps_s.append(max(ended_s) - min(began_s))
-        by_worker = {host: statistics.mean(found[host]["whole"][at : at + 2]) / variant.plan.step_s for host in variant.busy}
+        by_worker = {
+            host: statistics.mean(found[host]["whole"][at : at + 2]) / variant.plan.step_s for host in variant.busy
+        }
         simulated_s.append(variant.simulate([by_worker.get(host, 1.0) for host in range(2)]))
         slowness += by_worker.values()
     variant.steps_s.append(statistics.median(steps_s))
