@@ -29,8 +29,8 @@ def slow_backward(output):
     output.register_hook(lambda gradient: time.sleep(SLEEP_S))
 
 
-def train(slow, fault, *, deals_batches=True):
-    """Trains for 16 steps per worker."""
+def train(slow, fault, *, deals_batches=True, steps=16):
+    """Trains for at most 16 steps per worker."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -38,7 +38,7 @@ def train(slow, fault, *, deals_batches=True):
         is_slow = worker.worker_id == slow
         loader = torch.utils.data.DataLoader(Samples(SLEEP_S if is_slow and fault == "input" else 0.0))
         for step, (x, y) in enumerate(worker.batches(loader) if deals_batches else loader):
-            if step == 16:
+            if step == steps:
                 break
             output = model(x)
             if is_slow and fault == "computing":

@@ -42,13 +42,16 @@ def enter_namespace(name):
 
 
 def work(environment, namespace, wishes, folder, connection):
-    """One worker: trains until there is a file `done`, or for `epochs`; tells its number, and its result or error."""
+    """One worker: trains until there is a file `done`, or for `epochs`; tells its number, and its result or error.
+
+    With a wish for `train`, it calls that.
+    """
     os.environ.update(environment)
     torch.set_num_threads(1)
     if namespace is not None:
         enter_namespace(namespace)
     try:
-        connection.send(("result", _train(wishes, folder, connection)))
+        connection.send(("result", wishes.get("train", _train)(wishes, folder, connection)))
     except pl.PacelineError as error:
         connection.send((type(error).__name__, str(error)))
 
