@@ -42,6 +42,7 @@ PRELOAD = (
     "torch.distributed.launcher.api",
     "pytest",  # of workers whose functions are in a file of tests
     *("loops.test_table", "model_parallel.tensor.model", "processes.survivors"),  # such files, and what they share
+    *("contracts.programs", "processes.gossip_reference", "processes.programs", "processes.test_join_rounds"),
     "paceline.run.preload",
 )
 

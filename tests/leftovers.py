@@ -9,15 +9,22 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 import forked
 
 DEADLINE_S = 60.0  # what is left is there for good
 
 
 def start_fork_server():
-    """It lives as long as the tests do, as in a user's program, so it counts as no leftover."""
+    """It lives as long as the tests do, as in a user's program, so it counts as no leftover.
+
+    In Python 3.11 a fork server has no `sys.path` of its parent, and skips modules that it does not find without a word.
+    """
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        process.start()
     process.join()
     process.close()
     multiprocessing.resource_tracker.ensure_running()
