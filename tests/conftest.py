@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 import forked
 import leftovers
+import small_plotly
 from paceline.algorithms import backoff_registry, registry, step_size_registry
 from paceline.algorithms.server.registries import apply_registry, delay_registry, mode_registry
 from paceline.algorithms.topology import topology_registry
@@ -169,6 +170,14 @@ def _own_runtime_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runtime")
     folder.chmod(0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
+
+
+@pytest.fixture(scope="module")
+def plotly():
+    """For reports that a browser opens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plotly.offline.get_plotlyjs", small_plotly.itself)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

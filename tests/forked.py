@@ -40,6 +40,7 @@ PRELOAD = (
     "paceline.run.train",
     "sklearn.datasets",
     "torch.distributed.launcher.api",
+    *("jinja2", "paceline.run.launch", "small_plotly"),
     "pytest",  # of workers whose functions are in a file of tests
     *("loops.test_table", "model_parallel.tensor.model", "processes.survivors"),  # such files, and what they share
     *("contracts.programs", "processes.gossip_reference", "processes.programs", "processes.test_join_rounds"),

@@ -14,7 +14,7 @@ FIGURES = ["curves", "arrivals"]
 
 
 @pytest.fixture(scope="module")
-def screens(tmp_path_factory):
+def screens(tmp_path_factory, plotly):
     folder = tmp_path_factory.mktemp("chromium")
     long_name = "a-program-whose-name-is-longer-than-a-phone-is-wide-and-has-no-spaces.toml"
     given = Circumstances(slow={0: 4.0}, kills_per_s=1 / 3600, cluster=long_name)

@@ -31,7 +31,7 @@ def test_a_report_of_one_run_says_what_came_out(tmp_path):
     assert "learning_rate" in page
 
 
-def test_a_report_asks_nothing_of_the_network(tmp_path):
+def test_a_report_asks_nothing_of_the_network(tmp_path, plotly):
     page = write_report([make_run(steps=30)], tmp_path / "report.html", title="runs", command="").read_text()
     assert "default-src 'none'" in page
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", without_plotly(tmp_path / "report.html"))

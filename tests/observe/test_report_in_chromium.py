@@ -11,7 +11,7 @@ HOSTILE = "x<img src=x onerror=document.documentElement.dataset.errors='ran'></s
 
 
 @pytest.fixture(scope="module")
-def screens(tmp_path_factory):
+def screens(tmp_path_factory, plotly):
     folder = tmp_path_factory.mktemp("chromium")
     runs = [make_run(method, slow=2, steps=150) for method in METHODS]
     runs += [make_run("hogwild(step_size=0.5)", diverged_at=80, steps=150), make_run(HOSTILE, steps=60)]

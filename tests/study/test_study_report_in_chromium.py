@@ -22,7 +22,7 @@ FIGURES = [
 
 
 @pytest.fixture(scope="module")
-def screens(tmp_path_factory):
+def screens(tmp_path_factory, plotly):
     folder = tmp_path_factory.mktemp("chromium")
     (folder / "study.toml").write_text('name = "A study whose-name-is-longer-than-a-phone-is-wide-and-has-no-spaces"\n')
     return look_at(study_page(make_table(seeds=2), folder), "staleness", folder)

@@ -65,12 +65,6 @@ def command(*words):
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="paceline")
 
 
-@pytest.fixture(autouse=True)
-def _small_reports(monkeypatch):
-    """Of a report's 5 MB nearly all is Plotly, and hundreds are written here."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
-
-
 TRAIN = ["train", "--workers", 1, "--backend", "threads", "--algorithm", "locked"]
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,8 @@ def _environment() -> jinja2.Environment:
         "few": few,
         "seconds": seconds_text,
         "as_table": lambda rows, most: Table(rows[1 : most + 1], rows[0]),
-        "drawn": asdict,
+        # Not `dataclasses.asdict`, which copies every number.
+        "drawn": lambda figure: {one.name: getattr(figure, one.name) for one in fields(figure)},
     }
     found.globals |= {
         "source": lambda name: Markup(loader.get_source(found, name)[0]),
