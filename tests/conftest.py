@@ -47,16 +47,19 @@ LONGEST = [
     FOLDER / name
     for name in (
         "processes/test_survivors.py",
+        "loops/test_table.py",
         "processes/test_local_survivors.py",
         "processes/test_kill.py",
-        "contracts/test_resume.py",
         "processes/test_torchrun.py",
-        "loops/test_table.py",
         "processes/test_join_rounds.py",
         "documentation/test_pages.py",
         "model_parallel/tensor/test_run.py",
         "processes/test_join_d_psgd.py",
         "processes/test_table.py",
+        "processes/test_replay.py",
+        "processes/test_replay_loops.py",
+        "processes/test_blame.py",
+        "contracts/test_resume.py",
         "transport/test_message_collectives.py",
         "processes/test_step_checkpoints.py",
         "processes/test_join_hosts.py",
@@ -70,6 +73,9 @@ LONGEST = [
         "processes/test_signals.py",
         "composition/test_drawn.py",
         "contracts/test_counts.py",
+        "contracts/test_stops.py",
+        "run/test_replay.py",
+        "run/test_replay_servers.py",
         "system/test_full_disk.py",
         "run/test_train.py",
         "loops/test_outside_changes.py",
@@ -89,6 +95,7 @@ LONGEST = [
         "model_parallel/tensor/test_example.py",
         "model_parallel/test_plan.py",
         "contracts/test_updates.py",
+        "contracts/test_replayable.py",
         "loops/test_samplers.py",
         "processes/test_supervisor_ends.py",
         "processes/test_mailbox.py",
@@ -119,7 +126,6 @@ LONGEST = [
         "damage/test_damaged_files.py",
         "processes/test_agents.py",
         "simulator/test_local_survivors.py",
-        "contracts/test_stops.py",
         "processes/test_d_psgd_survivors.py",
         "simulator/test_algorithms.py",
         "simulator/test_d_psgd_survivors.py",
@@ -149,7 +155,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """PyTorch and 14,000 tests are a million objects, which every full collection and every search for referrers would visit.
+    """PyTorch and 15,700 tests are a million objects, which every full collection and every search for referrers would visit.
 
     They stay until the end anyway. A full collection takes a millisecond without them, and 300 with them.
     """
