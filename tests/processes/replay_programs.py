@@ -1,8 +1,12 @@
 """Loops that real workers run, and replays repeat."""
 
+import multiprocessing
 import os
 import random
 import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,6 +35,9 @@ def trained(
     dropout=0.2,
     dies_at=0,
     leaves=False,
+    sums=False,
+    step_begins=lambda worker: None,
+    step_ends=lambda worker: None,
 ):
     """Dropout, momentum, and a clipped gradient."""
     torch.manual_seed(0)
@@ -40,6 +47,7 @@ def trained(
     with pl.attach(model, optimizer, algorithm) as worker:
         for _ in range(0 if leaves and worker.worker_id else epochs):
             for number, (x, y) in enumerate(loader if own else worker.batches(loader), 1):
+                step_begins(worker)
                 loss = nn.functional.cross_entropy(model(x) * (1.0 + noise()), y)
                 loss.backward()
                 if worker.worker_id and number == dies_at:
@@ -47,12 +55,15 @@ def trained(
                 if number % per_step:
                     continue
                 nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+                if sums:
+                    optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, worker.mean(loss.item()))
                 if reports == "before":
                     worker.report(loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 if reports == "after":
                     worker.report(loss)
+                step_ends(worker)
 
 
 def plain():
@@ -122,6 +133,40 @@ def without_dropout():
 
 def dies():
     trained(dies_at=3)
+
+
+@dataclass
+class Killed:
+    """In the run, though not in a replay, processes of workers are killed at a step.
+
+    Args:
+        folder: of the run; a file beside it says that a replacement trains. Until then each step takes 20 ms more.
+        at: by worker and incarnation, the step, counted by the process.
+        ends: whether the step has been made.
+    """
+
+    folder: Path
+    at: dict
+    ends: bool = False
+    epochs: int = 2
+    sums: bool = False
+    num_steps: int = field(default=0, compare=False)
+
+    def __call__(self):
+        hook = {"step_ends" if self.ends else "step_begins": self._step}
+        trained(epochs=self.epochs, sums=self.sums, **hook)
+
+    def _step(self, worker):
+        if multiprocessing.parent_process() is None:
+            return
+        self.num_steps += 1
+        incarnation, back = worker._membership.incarnation, self.folder.with_name("back")
+        if self.at.get((worker.worker_id, incarnation)) == self.num_steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if incarnation:
+            back.touch()
+        if self.epochs > 2 and not back.exists():
+            time.sleep(0.02)
 
 
 def names_another():

@@ -70,6 +70,22 @@ class Returns(Dies):
         return loss
 
 
+class Slow(Dies):
+    """As `Dies`; after the death, steps take 20 ms more until a replacement trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_replacement = (HERE / "killed").exists()
+
+    def __call__(self, output, target):
+        loss = super().__call__(output, target)
+        if output.requires_grad and self.is_replacement:
+            (HERE / "back").touch()
+        if (HERE / "killed").exists() and not (HERE / "back").exists():
+            time.sleep(0.02)
+        return loss
+
+
 class Drawing(torch.utils.data.Dataset):
     """Each sample is NumPy's next number, which is noted."""
 
@@ -88,9 +104,9 @@ def drawing():
     return pl.Task(name="drawing", model=model, datasets=lambda folder: (data, data), batch_size=8, epochs=1)
 
 
-def named(loss):
+def named(loss, epochs=3):
     return pl.Task(
-        name="signs", model=model, datasets=datasets, loss=loss, batch_size=8, learning_rate=0.05, epochs=3
+        name="signs", model=model, datasets=datasets, loss=loss, batch_size=8, learning_rate=0.05, epochs=epochs
     )
 
 
@@ -104,6 +120,10 @@ def dying():
 
 def returning():
     return named(Returns())
+
+
+def slow():
+    return named(Slow(), epochs=60)
 '''
 
 
@@ -231,12 +251,6 @@ def test_others_go_on_after_a_death_that_held_them_up(tmp_path, task):
     assert pl.RecordedRun(folder).replay().checkpoint is not None
 
 
-def test_a_death_in_rounds_is_refused(tmp_path, task):
-    folder = trained(tmp_path / "run", f"{task}:dying", "all-reduce")
-    with pytest.raises(pl.UsageError, match="a worker died"):
-        pl.RecordedRun(folder)
-
-
 def test_workers_draw_other_numbers_from_numpy(tmp_path, task):
     trained(tmp_path / "run", f"{task}:drawing", "lockstep")
     drawn = [path.read_text().split() for path in tmp_path.glob("drawn-*")]
@@ -246,7 +260,11 @@ def test_workers_draw_other_numbers_from_numpy(tmp_path, task):
 
 
 RUNS = 20
+LOCKSTEP = ["lockstep", "all-reduce", "local-sgd(period=4)", "da-sgd", "diloco(period=4,outer=nesterov)", "d-psgd"]
 SURVIVES = {  # where workers are killed, besides in a gradient
+    **{one: ["ring.unwritten", "replicated.mid_write"] for one in LOCKSTEP},
+    "all-reduce": ["lockstep.arrived"],
+    "d-psgd": ["views.begun", "ring.unwritten"],
     "locked": ["lock.taken"],
     "leashed": ["slots.hazard_set", "slots.claimed"],
     "parameter-server(mode=sync)": ["ring.unwritten"],
@@ -261,11 +279,10 @@ SURVIVES = {  # where workers are killed, besides in a gradient
     "adaptive-revision(shards=2)": [],
     "ad-psgd": [],
 }
-LOCKSTEP = ["lockstep", "all-reduce", "local-sgd(period=4)", "da-sgd", "diloco(period=4,outer=nesterov)", "d-psgd"]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("algorithm", ["sequential", *LOCKSTEP, *SURVIVES])
+@pytest.mark.parametrize("algorithm", ["sequential", *SURVIVES])
 def test_twenty_runs_are_repeated(tmp_path, algorithm, monkeypatch):
     """With two and three workers; in every other run, one is killed, and replaced in half of these."""
     draw, figures = random.Random(algorithm), dict.fromkeys(("runs", "deaths", "replaced", "updates", "equal"), 0)
@@ -279,7 +296,7 @@ def test_twenty_runs_are_repeated(tmp_path, algorithm, monkeypatch):
         script, kind = path / "signs.py", "steady"
         script.write_text(TASK.replace("CALLS = 12", f"CALLS = {step}"))
         if is_killed and point == "a gradient":
-            kind = "returning" if is_replaced else "dying"
+            kind = ("slow" if algorithm in LOCKSTEP else "returning") if is_replaced else "dying"
         elif is_killed:
             monkeypatch.setenv("PACELINE_FAIL_POINT", f"{point}@{workers - 1}#{step}")
         momentum = None if algorithm.startswith(("adaptive", "downpour")) else 0.9

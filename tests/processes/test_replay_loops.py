@@ -176,6 +176,42 @@ def test_torn_reads_are_refused(tmp_path):
     assert "hogwild" in refused(tmp_path / "run")
 
 
+def repeated(folder, program, algorithm, *lost, replaced=(), **named):
+    """Replays a run that has lost these workers, and in which these processes trained besides the first ones."""
+    run = launched(folder, algorithm, program, workers=3, **named)
+    made = {(worker, n) for worker, rows in run.records.items() for n in rows["incarnation"].tolist() if n}
+    assert (sorted(run.result["workers_lost"]), made) == (sorted(lost), {*replaced})
+    assert run.result["replayable"], run.result["replayable_reason"]
+    replayed = pl.replay(folder, program)
+    assert replayed.steps == sum(map(len, run.records.values()))
+    assert replayed.checkpoint is not None
+
+
+@pytest.mark.parametrize(("algorithm", "ends"), [*((one, False) for one in ROUNDS), ("all-reduce", True)])
+def test_others_go_on_in_rounds(tmp_path, algorithm, ends):
+    repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(1, 0): 9}, ends), algorithm, 1)
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd"])
+def test_sums_with_and_without_a_dead_worker(tmp_path, algorithm):
+    repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(0, 0): 9}, sums=True), algorithm, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "diloco(period=3)"])
+def test_others_wait_for_replacements_in_rounds(tmp_path, algorithm):
+    """One dies again, another one is the first of the others."""
+    program = programs.Killed(tmp_path / "run", {(1, 0): 4, (1, 1): 3, (0, 0): 9}, sums=True)
+    replaced = [(0, 1), (1, 1), (1, 2)]
+    repeated(tmp_path / "run", program, algorithm, 0, 1, 1, replaced=replaced, restarts=3, min_workers=3)
+
+
+@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "d-psgd"])
+def test_others_train_until_the_replacement_comes(tmp_path, algorithm):
+    """It is in a later epoch."""
+    program = programs.Killed(tmp_path / "run", {(1, 0): 4}, epochs=60, sums=True)
+    repeated(tmp_path / "run", program, algorithm, 1, replaced=[(1, 1)], restarts=1)
+
+
 def test_a_dead_worker_is_refused(tmp_path):
     launched(tmp_path / "run", "leashed", programs.dies)
     assert "runs with dead workers" in refused(tmp_path / "run")

@@ -22,6 +22,7 @@ from paceline.ports.ports import Message, PeerBack, PeerLeft, Ports, Received
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
 from paceline.ports.views import LOST, MODEL
+from paceline.records.order import NONE
 from paceline.specs.bounds import SECONDS_ABOVE_0
 
 _ROUNDS_BETWEEN_LOOKS = 64  # at which steps no death can lose any more
@@ -74,7 +75,7 @@ class DPSGD(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs("replicated", mailbox=True, own_models=True, views=True)
+        return Needs("replicated", mailbox=True, own_models=True, views=True, order=True)
 
     @property
     def patience_s(self) -> float:
@@ -109,6 +110,8 @@ class DPSGD(Algorithm):
                 replica.gradient(at=x, version=k)
             received = {j: neighbours.model_of(j, k, x, (batches, rates)) for j in sorted(W) if j != me}
             models = {j: x_j for j, x_j in received.items() if x_j is not None}
+            for j in received.keys() - models.keys():
+                ports.decided(k, peer=j, at=k, of=NONE, peer_incarnation=replacements.incarnations.get(j, 0))
             with shared.writing():
                 mixed = to_sum_type(x)
                 mixed.mul_(W[me] + sum(W[j] for j in received if j not in models))

@@ -224,6 +224,9 @@ class Replacements:
         own = replica.for_newcomers() if is_first else {}
         port.let_in(newcomers, first)
         own["group"] = group.let_in(newcomers)
+        for worker, incarnation in newcomers.items() if self._ports.views is not None else ():
+            round = self._ports.shared.version
+            self._ports.decided(round, peer=worker, at=round, of=round, peer_incarnation=incarnation)
         self._note(newcomers)
         own["deal"] = replica.let_in(group.members)
         if is_first:

@@ -210,6 +210,7 @@ class Arena:
             self.views = SharedViews(segment, plan.views, *who)
         if plan.newcomers is not None:
             self.newcomers = SharedNewcomers(segment, plan.newcomers, *who)
+            self.newcomers.place = self.group.place
         self.axes = Axes(segment, plan.axes, participant_id, abort) if plan.axes is not None else None
         self.staleness = SharedStalenessCounts(segment, plan.staleness)
 

@@ -230,6 +230,14 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         """As in `Survivors`: the steps since the last mean."""
         return 0
 
+    def place(self) -> int:
+        """How many barriers this worker has come to: all members have the same number at the same place."""
+        return self._num_barriers
+
+    def end_of(self, worker: int) -> dict[str, int]:
+        """For replays, where a dead worker stopped: at the last barrier that it, or else its predecessor, came to."""
+        return {"left_at": load(self._arrivals + worker * LINE_BYTES)}
+
     def _gather_members(self) -> None:
         """Waits until all workers have brought their vectors, or have died: `members` are those whose vectors are there."""
         self._num_rounds += 1

@@ -19,8 +19,9 @@ from paceline.memory.waiting import wait_briefly, wake_all
 from paceline.ports.newcomers import STOPPED, Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
-# the state; the process and the file that have the state, and the incarnation for which that is.
-_ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN = range(0, 56, 8)
+# the state; the process and the file that have the state, and the incarnation for which that is; where the first of the others
+# was as it accepted the worker, plus 1.
+_ASKS, _EPOCH, _LET_IN, _GIVER, _PROCESS, _FILE, _GIVEN, _ACCEPTED_AT = range(0, 64, 8)
 _PATIENCE_S = 600.0
 _GIVER_DIED = "the worker that was to give it the others' state has died"
 
@@ -34,6 +35,9 @@ class SharedNewcomers(SegmentPart[PartPlan]):
 
     The word "asks": 2 i, where incarnation i waits; 2 i + 1, where it is accepted and can no longer step back; negative: it is
     refused.
+
+    Attributes:
+        place: how far this worker is in its rounds; set by the owner.
     """
 
     def __init__(self, *place: Any, **named: Any) -> None:
@@ -42,6 +46,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         self._count = self._word("count")
         self._seen = 0
         self._files: dict[int, int] = {}  # what this worker gave, by newcomer
+        self.place: Callable[[], int] = lambda: 0
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
@@ -63,6 +68,13 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         """
         store(self._word("expected"), number)
 
+    def take_acceptance(self, worker: int) -> int | None:
+        """Where the first of the others was as it accepted this newcomer; None: none has, since this was last asked."""
+        word = self._at(worker, _ACCEPTED_AT)
+        at = load(word)
+        store(word, 0)
+        return at - 1 if at else None
+
     # The others
 
     def expected(self, waited_s: float) -> int:
@@ -83,7 +95,10 @@ class SharedNewcomers(SegmentPart[PartPlan]):
                 continue
             if not is_accepted and load(self._at(worker, _EPOCH)) not in (-1, epoch):
                 waits = True
-            elif is_accepted or compare_and_swap(self._at(worker, _ASKS), asks, asks + 1):
+            elif is_accepted:
+                found[worker] = incarnation
+            elif compare_and_swap(self._at(worker, _ASKS), asks, asks + 1):
+                store(self._at(worker, _ACCEPTED_AT), self.place() + 1)
                 found[worker] = incarnation
         if not (found or waits or self._files):
             self._seen = count

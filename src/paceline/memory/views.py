@@ -117,6 +117,15 @@ class SharedViews(SegmentPart[PartPlan]):
             wait_briefly(word, begun)
         return True
 
+    def place(self) -> int:
+        """The round that this worker has begun last."""
+        return self._round
+
+    def end_of(self, worker: int) -> dict[str, int]:
+        """For replays, how far a dead worker was: the rounds that it had begun, those with it, its batches that are kept."""
+        begun, sent, lost = (load(self._word(name, worker)) for name in ("begun", "sent", "lost"))
+        return {"left_at": begun, "first_without": lost - 1, "kept": sent}
+
     # Newcomers
 
     def announce(self, newcomers: Mapping[int, int]) -> None:

@@ -3,6 +3,9 @@
 Under methods with servers a row is one shard's answer: `moment` counts the worker's requests, `peer` is the shard, `at` the
 version of the parameters after it, and `of` the version of the update that the worker's gradient became.
 
+Under `d-psgd` a row says that in round `moment` the model of `peer` did not come (`of` is NONE), or that `peer` came as a
+replacement.
+
 If workers average in pairs, a row is one worker's half of an average: it made version `moment` of the worker's model, from
 the model of `peer` at version `at`, and its own at version `of`; NONE: it copied that of `peer`.
 """

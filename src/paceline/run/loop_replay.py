@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, wraps
@@ -12,22 +11,29 @@ import numpy as np
 import torch
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.errors import AlgorithmWarning, ClippingWarning, DivergedError, PacelineError, WorkerLostError
+from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.accruals import ACCRUED
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.gossip_order import TakesAverages
-from paceline.run.recorded_order import COMPARED, RepeatingReplica, ReplayMismatchError, TakesTurns, compare_step
+from paceline.run.recorded_order import (
+    COMPARED,
+    RepeatingReplica,
+    ReplayMismatchError,
+    TakesTurns,
+    compare_step,
+    first_step,
+)
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
 from paceline.run.simulated_replica import SimulatedAttachedReplica
-from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
+from paceline.worker.gathering import Call, Gatherer
 from paceline.worker.memberships.membership import BatchShare
 
 _PLACES = [(RECORD_DTYPE.names or ()).index(name) for name in COMPARED]
@@ -87,6 +93,7 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         **base: Any,
     ) -> None:
         self._recorded, self._keeps, self._may_go_on, self._is_cut_off = rows, keeps, may_go_on, is_cut_off
+        self._first_step = first_step(rows)
         self._write = recorder.append
         self.kept: dict[int, torch.Tensor] = {}
         self.samples_of: dict[int, Any] = {}
@@ -100,7 +107,8 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
 
     @property
     def _row(self) -> Any:
-        return self._recorded[self.step - 1] if self.step <= len(self._recorded) else None
+        place = self.step - self._first_step
+        return self._recorded[place] if place < len(self._recorded) else None
 
     def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
         super().gradient(at, version, *in_backward, **named)
@@ -160,6 +168,9 @@ class _ReplayedMembership(SimulatedMembership):
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
         self.ports = run.ports_of(self.ports)
+        self._has_entered = not self.incarnation
+        if run.changes:
+            self.gatherer = _MortalGatherer(self.gatherer, self)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, self.worker_id)
 
@@ -167,6 +178,25 @@ class _ReplayedMembership(SimulatedMembership):
         if self._algorithm.in_rounds or self.num_workers == 1:
             return super().batches()
         return BatchShare(self._run.batches_of(self.worker_id))
+
+    def before_gathering(self, num_gathered: int) -> bool:
+        """Returns whether the others wait for this worker's value; does not return if it dies here."""
+        if self._has_entered:
+            self._run.before_gathering(self.worker_id, num_gathered)
+        return self._has_entered
+
+    def enter(self, epoch: int) -> dict[str, Any]:
+        """As in `Membership`; what a replacement gets says in which epoch the others are."""
+        if not self.incarnation:
+            return {}
+        given = self._machine.lives.enter(self.worker_id)
+        if given is None:
+            raise RunStopped("the others have ended")
+        cast(Any, self._machine.shared).enter(self.worker_id, given["giver"])
+        cast(Any, self.ports.views or self.ports.collectives).enter(given["group"])
+        self._run.come_back(self.worker_id)
+        self._has_entered = True
+        return given
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`; the mean of workers' own models needs no messages."""
@@ -182,6 +212,20 @@ class _ReplayedMembership(SimulatedMembership):
         return super().final_model(out, given, left)
 
 
+class _MortalGatherer:
+    """Implements `Gatherer` for a worker that may have died before the others had its value."""
+
+    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership) -> None:
+        self._gatherer, self._member, self._num_gathered = gatherer, member, 0
+        self.leave = gatherer.leave
+
+    def gather(self, value: Any, call: Call | None = None) -> list[Any]:
+        if not self._member.before_gathering(self._num_gathered):
+            return [value]
+        self._num_gathered += 1
+        return self._gatherer.gather(value)
+
+
 class LoopReplay(Repetition, LoopSimulation):
     """One repetition of a run of one's own loop. Args: as for `Repetition`; `train` is the loop's function."""
 
@@ -191,19 +235,15 @@ class LoopReplay(Repetition, LoopSimulation):
         self, train: Callable[[], Any], run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any
     ) -> None:
         Repetition.__init__(self, run, version, shards, **named)
-        config = run.config
-        cluster = Cluster(workers=config.workers)
+        config, cluster, self.changes = run.config, self.cluster_of(run), run.changes
         train = _until_diverged(train) if run.is_cut else train
         LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
         self.has_processes = config.backend == "processes"
         self._waits = ""  # for what its workers wait, if none can go on
-        self._longest = max(len(processes[0]) for processes in run.processes.values() if processes)
 
     def run_programs(self) -> None:
         try:
-            with intra_op_threads(self._run.config.intra_op_threads), warnings.catch_warnings():
-                for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
-                    warnings.simplefilter("ignore", kind)
+            with intra_op_threads(self._run.config.intra_op_threads):
                 self.run_loops()
         except DeadlockError as error:
             self._waits = error.waits
@@ -240,8 +280,25 @@ class LoopReplay(Repetition, LoopSimulation):
     def order_programs(self, machine: SimulatedMachine) -> None:
         self.binding = self._wanted
         super().order_programs(machine)
+        machine.lives.restart = self._begin_again
+
+    def leave(self, worker_id: int) -> None:
+        super().leave(worker_id)
+        self.ending.leave(worker_id)
 
     # What its workers ask for
+
+    def before_gathering(self, worker_id: int, num_gathered: int) -> None:
+        assert self._deaths is not None
+        self._deaths.gather(worker_id, num_gathered)
+
+    def come_back(self, worker_id: int) -> None:
+        for one in (self.gathering, self.ending):
+            one.come_back(worker_id)
+
+    def _begin_again(self, worker_id: int) -> None:
+        self._states.begin_again(worker_id)
+        self.scheduler.start(worker_id, self._body(worker_id))
 
     def batches_of(self, worker_id: int) -> RecordedBatches:
         every = [int(rows["batch"].max(initial=-1)) for own in self._run.processes.values() for rows in own]
@@ -251,10 +308,11 @@ class LoopReplay(Repetition, LoopSimulation):
 
     def is_over(self, worker_id: int) -> bool:
         """Whether the run has ended before its loops, and the worker has made its last step."""
-        replica = self._replicas.get((worker_id, 0))
+        newest = self.machine.lives.incarnations.get(worker_id, 0) if self.machine is not None else 0
+        replica = self._replicas.get((worker_id, newest))
         if not self._run.is_cut or replica is None:
             return False
-        last = self._longest if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
+        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
         return replica.step + replica.idle > last
 
     def end_averages(self, worker_id: int) -> None:
@@ -265,11 +323,11 @@ class LoopReplay(Repetition, LoopSimulation):
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
         worker_id = member.worker_id
-        process, applied = (worker_id, 0), partial(self._applied, worker_id)
+        process, applied = (worker_id, member.incarnation), partial(self._applied, worker_id)
         base |= {
             "rows": self._rows(*process),
             "keeps": self._version if self._ends_there and self._is_maker(process) else None,
-            "may_go_on": self._run.is_cut,
+            "may_go_on": self._run.is_cut or (self._deaths is not None and self._deaths.come(process)),
             "stopped": member.stopped,
             "is_cut_off": lambda: self.scheduler.has_ended,
         }

@@ -48,7 +48,8 @@ class Loop:
             data = os.fspath(self.config.data) if self.config.data is not None else None
             return dataclasses.asdict(self.config) | {"data": data}
         own = {
-            key: getattr(self.config, key) for key in ("workers", "backend", "seed", "placement", "intra_op_threads")
+            key: getattr(self.config, key)
+            for key in ("workers", "backend", "seed", "placement", "intra_op_threads", "min_workers")
         }
         return own | dataclasses.asdict(self.goal) | {"slow": self.config.slow}
 

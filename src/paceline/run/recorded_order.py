@@ -65,6 +65,11 @@ def _equal(a: float, b: float) -> bool:
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
+def first_step(rows: np.ndarray) -> int:
+    """The number of a process's first step: where replacements come into rounds, their steps go on with the others'."""
+    return int(rows["step"][0]) if len(rows) else 1
+
+
 class Turns:
     """Lets reads and updates happen in the order of their versions.
 
@@ -169,6 +174,7 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
     def __init__(self, *task: Any, rows: np.ndarray, keeps: int | None, **base: Any) -> None:
         super().__init__(*task, **base)
         self._recorded, self._keeps = rows, keeps
+        self._first_step = first_step(rows)
         self.kept: dict[int, torch.Tensor] = {}
         self.compared = 0
         # As in the run, plain SGD steps with sparse gradients as backward makes them: it adds a row's one by one.
@@ -178,7 +184,8 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
 
     @property
     def _row(self) -> Any:
-        return self._recorded[self.step - 1]
+        place = self.step - self._first_step
+        return self._recorded[place] if place < len(self._recorded) else None
 
     def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         self._own.clear()
@@ -187,7 +194,8 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
     def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
         if self._in_own:
             self._own = [one.grad for one in self.binding.parameters]
-        if self._keeps is not None and self.step <= len(self._recorded) and self._row["applied_version"] == self._keeps:
+        row = self._row
+        if self._keeps is not None and row is not None and row["applied_version"] == self._keeps:
             self.kept[self.step] = self._dense() if self._in_own else self.g.clone()
         super()._compute(ready, finish)
         self._computed()
@@ -219,9 +227,8 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         super()._record(applied_version, gradient_version, failed_publishes)
-        if self.step > len(self._recorded):
+        if (row := self._row) is None:
             return
-        row = self._row
         if applied_version == ACCRUED:
             self._accrued.append(row)
             applied_version = row["applied_version"].item()

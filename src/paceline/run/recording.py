@@ -216,6 +216,7 @@ class Recording(RunRecord):
         return {
             **result,
             "torn_updates": outcome.torn_updates,
+            "view_changes": outcome.view_changes,
             **served(supervisor),
             "checkpoints_failed": len(outcome.left_out),
             "events_lost": supervisor.spool.lost,

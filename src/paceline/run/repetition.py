@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
@@ -25,9 +26,13 @@ from paceline.records.order import Exchange
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import Averages, Silence
+from paceline.run.recorded_neighbours import Models, RecordedMailbox, RecordedRounds, lost_models
 from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, Turns
+from paceline.run.recorded_views import Deaths, RecordedNewcomers
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
+from paceline.run.view_changes import ViewChanges
+from paceline.simulator.cluster import Cluster
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import DeadlockError
@@ -63,6 +68,8 @@ class Recorded(Protocol):
     processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
     applied: np.ndarray  # the versions that all steps made
     is_cut: bool  # whether the run ended before its loops did
+    changes: ViewChanges
+    num_rounds: int  # in lockstep, the most of any worker
 
     def order_of(self, worker: int, incarnation: int) -> np.ndarray: ...
 
@@ -108,6 +115,8 @@ class Repetition(ABC):
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
         self._averages: Averages | None = None  # in pairs
+        self._deaths: Deaths | None = None  # in rounds
+        self._models: Models | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: torch.Tensor | None = None
 
@@ -130,7 +139,9 @@ class Repetition(ABC):
         machine.further_ports = self._further_ports
         if run.config.workers == 1:
             return
-        if needs.kind in _SHARED:
+        if run.changes:
+            self._order_deaths(machine)
+        elif needs.kind in _SHARED:
             self._turns = Turns(self.scheduler, self._updated)
             for rows in chain.from_iterable(run.processes.values()):
                 self._turns.expect(rows, retries=needs.kind == "slots")
@@ -142,12 +153,30 @@ class Repetition(ABC):
                 self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
                 shard.on_update = partial(self._shard_updated, number)
             machine.new_mailbox = self._mailbox
-        elif needs.order:
+        elif needs.order and not self.algorithm.lockstep:
             orders = {(one, n): run.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
             self._averages = Averages(self.scheduler, orders)
 
+    def _order_deaths(self, machine: SimulatedMachine) -> None:
+        changes, num_workers = self._run.changes, self._run.config.workers
+        deaths = self._deaths = Deaths(machine, changes)
+        newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
+        machine.lives.newcomers = newcomers
+        if self.algorithm.needs.views:
+            self._models = Models(self.scheduler, changes)
+            machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
+
+    @staticmethod
+    def cluster_of(run: Recorded) -> Cluster:
+        """The simulated machine; rounds with deaths are in its memory, as in the run."""
+        return Cluster(workers=run.config.workers, collective="memory" if run.changes else None)
+
     def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
         """The ports of a worker's program: recorded averages need no messages."""
+        if self._models is not None:
+            lost = lost_models(self._run.order_of(ports.worker_id, ports.incarnation))
+            mailbox = RecordedMailbox(self._models, ports.worker_id, ports.num_workers, lost)
+            return dataclasses.replace(ports, mailbox=cast(Any, mailbox))
         if self._averages is None:
             return ports
         return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
@@ -171,7 +200,9 @@ class Repetition(ABC):
         Raises:
             ReplayMismatchError: a step differs from its record.
         """
-        with suppress(DeadlockError):  # the messages below say it in the terms of the run
+        with suppress(DeadlockError), warnings.catch_warnings():  # the messages below say it in the terms of the run
+            for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
+                warnings.simplefilter("ignore", kind)
             self.run_programs()
         if self._ends_there:
             if self.kept is None or self._others:
@@ -187,7 +218,10 @@ class Repetition(ABC):
     def compare_with(self, checkpoint: Path) -> bool:
         """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
         if self.algorithm.gossip:
-            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in self._run.processes}
+            alive = (
+                self._run.processes.keys() & self.machine.shared.model_ids()
+            )  # checkpoints have successors of the dead
+            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
             now = self.machine.shared.workers
             there = {worker: one for worker, one in saved.items() if one is not None}
             if any(one[0] != now[worker].version for worker, one in there.items()):

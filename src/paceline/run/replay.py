@@ -33,6 +33,7 @@ from paceline.run.replayable import (
 )
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
+from paceline.run.view_changes import ViewChanges
 from paceline.system.machine import machine, versions
 
 
@@ -141,9 +142,9 @@ class RecordedRun:
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
         built, resumed = registry.build(own["algorithm"]), Resumption.of(run)
         self.start = ResumedStart(self.folder / resumed.checkpoint, built) if resumed is not None else None
-        if built.lockstep and not is_own:
-            taken = self.start.taken if self.start is not None else 0
-            own |= {"epochs": None, "steps": taken + max(map(len, run.records.values()))}
+        self.changes = ViewChanges.of(run)
+        taken = self.start.taken if self.start is not None and built.lockstep else 0
+        self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}

@@ -14,7 +14,9 @@ from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
 from paceline.records.order import NONE, ORDER_DTYPE, Exchange, recorded_exchanges
 from paceline.records.run_data import RunData
+from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
+from paceline.run.view_changes import unrecorded_changes
 
 _UNSUPPORTED = {
     "optimizer state that workers share": lambda config: config.get("optimizer_state") == "shared",
@@ -83,7 +85,7 @@ def obstacle(run: RunData) -> str:
         why = _unnamed_batches(run)
     if not why and computed != run.result.get("computed_gradients"):
         return "it lacks records of steps"
-    is_ordered = algorithm.needs.order and run.config["workers"] > 1
+    is_ordered = algorithm.needs.order and not algorithm.lockstep and run.config["workers"] > 1
     if why or not is_ordered:
         return why
     return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
@@ -100,7 +102,9 @@ def _unsupported_in_own_loops(run: RunData) -> str:
         return "layouts and placed models"
     if result.get("resumed"):
         return "resumed runs"
-    return "runs with dead workers" if result.get("workers_lost") or result.get("restarts") else ""
+    is_any_lost = result.get("workers_lost") or result.get("restarts")
+    is_recorded = registry.build(run.config["algorithm"]).survivors_continue
+    return "runs with dead workers" if is_any_lost and not is_recorded else ""
 
 
 def _unnamed_batches(run: RunData) -> str:
@@ -146,11 +150,20 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     updates = int(applied.max(initial=0))
     if not updates:
         return "it has no updates"
-    steps = [process["step"] for rows in records.values() for process in by_incarnation(rows)]
-    if any((one != np.arange(1, len(one) + 1)).any() for one in steps):
-        return "it lacks records of steps"
+    for rows in records.values():
+        for number, process in enumerate(by_incarnation(rows)):
+            first = first_step(process) if number and algorithm.survivors_continue else 1
+            if (process["step"] != np.arange(first, first + len(process))).any():
+                return "it lacks records of steps"
     resumed, waits_for, lost = Resumption.of(run), algorithm.waits_for, Counter(result["workers_lost"])
-    if algorithm.notices_deaths and waits_for not in ("quorum", "slowest") and lost:
+    if algorithm.survivors_continue and (why := unrecorded_changes(run, algorithm)):
+        return why
+    if (
+        algorithm.notices_deaths
+        and not algorithm.survivors_continue
+        and waits_for not in ("quorum", "slowest")
+        and lost
+    ):
         return "a worker died, and the records do not have when the others learnt of it"
     died = ((records[worker], number) for worker, deaths in lost.items() for number in range(1, deaths))
     if waits_for == "slowest" and not all((rows["incarnation"] == number).any() for rows, number in died):
@@ -163,7 +176,7 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     counts_averages = algorithm.gossip and not algorithm.lockstep
     if updates != ((not counts_averages and result.get("version")) or updates):
         return "it lacks records of steps"
-    if result.get("torn_updates"):
+    if result.get("torn_updates") and not algorithm.survivors_continue:
         return "a worker was killed while it wrote an update, and the records do not have what it wrote"
     return ""
 

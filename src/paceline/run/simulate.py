@@ -158,7 +158,7 @@ class LoopSimulation(SimulatedRun):
         *,
         is_evaluated: bool,
     ) -> None:
-        self._contexts = TorchContexts()
+        self._contexts, self._states = TorchContexts(), GlobalRandomness()
         super().__init__(Scheduler(outside=self._contexts.outside), cluster.workers, seed)
         self.algorithm = algorithm
         self.cluster, self.faults, self.goal = cluster, faults, goal
@@ -216,7 +216,7 @@ class LoopSimulation(SimulatedRun):
         Raises:
             ProgramError: one has raised an exception.
         """
-        states = GlobalRandomness()
+        states = self._states = GlobalRandomness()
         self.scheduler.on_resume = states.enter
         for worker_id in range(self.cluster.workers):
             self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
@@ -274,7 +274,8 @@ class LoopSimulation(SimulatedRun):
             )
         assert self.machine is not None
         member = self.member_kind(self, model, binding, worker_id, random_states)
-        self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
+        if not member.incarnation:
+            self.gathering.gather(worker_id, None)  # no messages to a worker that has no mailbox yet
         # Not earlier: the run waits for a worker that does not attach, and names it.
         self.machine.lives.on_gone = self.leave
         return member

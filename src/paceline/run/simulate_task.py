@@ -121,6 +121,7 @@ class TaskSimulation:
         self.config = dataclasses.replace(config, backend="simulator", workers=cluster.workers).resolved(self.task)
         self.algorithm = self.config.built_algorithm
         self._batch_size = cast(int, self.config.batch_size)
+        self._most_steps = self.config.steps
         self.declared = num_parameters is not None and self.config.steps is not None
         self._check(num_parameters)
         self.plan: BatchPlan | None = None
@@ -296,7 +297,7 @@ class TaskSimulation:
             lockstep=self.algorithm.lockstep,
             counter=claim_batch,
             max_epochs=self.config.epochs,
-            max_steps=self.config.steps,
+            max_steps=self._most_steps,
             taken=taken,
             left=self._left,
             tracks=self.algorithm.survivors_continue,

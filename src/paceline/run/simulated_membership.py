@@ -119,6 +119,7 @@ class SimulatedMembership(Membership):
         self._run, self._machine, self._record, self._algorithm = run, machine, record, algorithm
         self._core = machine.core(self.worker_id)
         self.ports = machine.ports(self._core)
+        self.incarnation = self.ports.incarnation
         has_replica = machine.needs.kind == "replicated" and not algorithm.gossip
         shared: Any = self.ports.shared if has_replica else machine.shared
         self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, never, run.tell_epoch

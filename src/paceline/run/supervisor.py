@@ -22,6 +22,7 @@ from paceline.run.loops import Loop
 from paceline.run.servers import Servers
 from paceline.run.spool import Spool
 from paceline.run.starter import Starter
+from paceline.run.view_changes import came, left
 from paceline.system.exit_codes import how_ended
 from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Contribution, Gathering, Left
@@ -209,6 +210,7 @@ class Supervisor:
         for worker in self.workers:
             if worker.waits and self._has_entered(worker):
                 worker.waits = False
+                self.outcome.view_changes += came(self.arena, worker)
                 self.outcome.notes.append(f"Worker {worker.worker_id} was replaced.")
         for source in news:
             worker = sources[source]
@@ -372,6 +374,8 @@ class Supervisor:
             self.arena.mark_ended(worker.worker_id)
         elif self.goes_on:
             self.arena.mark_gone(worker.worker_id, worker.incarnation, others_continue=True)
+        if self.goes_on:
+            self.outcome.view_changes += left(self.arena, worker, self._gathering.num_answered(worker))
         if is_replaced:
             self._restarts_left -= 1
             self.outcome.restarts += 1

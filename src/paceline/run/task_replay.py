@@ -23,7 +23,7 @@ class TaskReplay(Repetition, TaskSimulation):
     """One repetition of a run of `paceline train`. Args: as for `Repetition`."""
 
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
-        TaskSimulation.__init__(self, run.config, evaluates=False)
+        TaskSimulation.__init__(self, run.config, self.cluster_of(run), evaluates=False)
         Repetition.__init__(self, run, version, shards, **named)
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
@@ -32,6 +32,8 @@ class TaskReplay(Repetition, TaskSimulation):
                 f"{now['samples']:,}, or others; --data names the folder of the run's."
             )
         self._own_claims: dict[int, Any] = {}  # the newest of each worker
+        if self.algorithm.lockstep:
+            self._most_steps = run.num_rounds
         if run.start is not None:
             assert self.model is not None
             run.start.initialise(self.machine.shared, self.binding, self.model)
@@ -97,7 +99,7 @@ class TaskReplay(Repetition, TaskSimulation):
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
-        if ports.incarnation:
+        if ports.incarnation and self._deaths is None:
             work()  # in the program of the process before, as the end of a program ends all that its worker has
         else:
             super()._start(ports, work)
@@ -105,5 +107,5 @@ class TaskReplay(Repetition, TaskSimulation):
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         worker_id = ports.worker_id
         super()._work(replica, self.ports_of(ports))
-        if ports.incarnation + 1 < len(self._run.processes[worker_id]):
+        if self._deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
             self.machine.lives.start_again(worker_id, ports.incarnation + 1)

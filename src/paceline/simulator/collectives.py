@@ -25,6 +25,8 @@ class AllReduceState:
 
     Attributes:
         members: the workers that came to the last barrier that is behind them; at first, all.
+        num_barriers: that are behind all members.
+        on_arrival: called with each worker that comes to a barrier, which may end there.
     """
 
     def __init__(self, scheduler: Scheduler, cluster: Cluster, spin_s: float, survivors_continue: bool) -> None:
@@ -35,7 +37,8 @@ class AllReduceState:
         self._spin_s = spin_s
         self._waiting: list[tuple[Program, float]] = []  # and since when
         self._arrived: set[int] = set()
-        self._num_barriers = 0  # that are behind all workers
+        self.num_barriers = 0
+        self.on_arrival: Callable[[int], None] = lambda worker_id: None
         self._steps: list[list[Step]] = [[] for _ in self.members]
         self._lost: dict[int, str] = {}
         self._survivors_continue = survivors_continue
@@ -50,14 +53,15 @@ class AllReduceState:
         Raises:
             WorkerLostError: a worker has left.
         """
+        self.on_arrival(worker_id)
         self._arrived.add(worker_id)
         if self._pass_if_complete():
             return
         self._refuse_if_lost(what)
-        number = self._num_barriers
+        number = self.num_barriers
         self._waiting.append((self._scheduler.current, self._scheduler.now_s))
         self._scheduler.wait(f"the others in {what}")
-        if self._num_barriers == number:  # a loss has woken us
+        if self.num_barriers == number:  # a loss has woken us
             self._refuse_if_lost(what)
 
     def _pass_if_complete(self) -> bool:
@@ -68,7 +72,7 @@ class AllReduceState:
             self.members = sorted(self._arrived)
             self._dead -= missing
         self._arrived.clear()
-        self._num_barriers += 1
+        self.num_barriers += 1
         for program, since_s in self._waiting:
             spins = self._scheduler.now_s - since_s < self._spin_s
             self._scheduler.wake(program, 0.0 if spins else self._wake_s)

@@ -32,6 +32,10 @@ class SimulatedGathering:
         self._parts.pop(worker_id, None)
         self._settle_if_complete()
 
+    def come_back(self, worker_id: int) -> None:
+        """The others wait for this worker again."""
+        self._here.add(worker_id)
+
     def _settle_if_complete(self) -> None:
         if not self._parts or not self._here <= self._parts.keys():
             return

@@ -42,6 +42,7 @@ class SimulatedMachine:
         shared: the state of the shared parameters; has `version` and `snapshot`.
         num_blocks: number of blocks in which a replica writes and copies a vector of this kind.
         lives: which workers are alive.
+        all_reduce: the state of their collectives; None: they have none.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class SimulatedMachine:
             self._memory = OwnMemory(self.scheduler, cluster.core_bytes_per_s)
         else:
             self._memory = MemoryBus(self.scheduler, cluster.core_bytes_per_s, cluster.bus_bytes_per_s)
-        self._all_reduce: Any = None
+        self.all_reduce: Any = None
         if needs.collectives and self._collective == "memory":
-            self._all_reduce = AllReduceState(self.scheduler, cluster, self._spin_s, survivors_continue)
+            self.all_reduce = AllReduceState(self.scheduler, cluster, self._spin_s, survivors_continue)
         elif needs.collectives:
-            self._all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
+            self.all_reduce = NetworkCollectivesState(self.scheduler, cluster.workers)
             self._costs = CollectiveCosts(cluster, "tree" if self._collective == "tree" else "ring")
-        self.views = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
+        self.views: Any = SimulatedViews(self.scheduler, cluster.workers) if needs.views and on_one_machine else None
         shares_memory = self.views is not None or (needs.collectives and self._collective == "memory")
         replaces = survivors_continue and shares_memory
         self._num_servers = needs.servers if cluster.workers > 1 else 0  # a lone worker needs none
@@ -117,7 +118,7 @@ class SimulatedMachine:
             cluster,
             self.scheduler,
             self._network,
-            [one for one in (self.views, self._all_reduce) if one is not None],
+            [one for one in (self.views, self.all_reduce) if one is not None],
             min_workers=min_workers if replaces else None,
             restarts=restarts if replaces or not survivors_continue else 0,
             own_vectors=self.shared if needs.kind == "replicated" else None,
@@ -236,10 +237,10 @@ class SimulatedMachine:
         if not self.needs.collectives:
             return None
         if self._collective == "memory":
-            return SimulatedCollectives(self._all_reduce, core)
+            return SimulatedCollectives(self.all_reduce, core)
         widening = sum_type(self._x.dtype).itemsize // self._x.dtype.itemsize
         named = {"declared_bytes": self._declared_bytes, "widening": widening, "moved": self._moved(core)}
-        return NetworkCollectives(self._all_reduce, self._costs, core.worker_id, counts, **named)
+        return NetworkCollectives(self.all_reduce, self._costs, core.worker_id, counts, **named)
 
     def start(self, worker_id: int, work: Callable[[], object]) -> None:
         """Adds a worker's program; when it ends, its further programs end too, and the others learn of it."""
@@ -286,10 +287,10 @@ class SimulatedMachine:
     def _drop_link(self, a: int, b: int) -> None:
         if self.needs.mailbox:
             self._network.drop_link(a, b)
-        if isinstance(self._all_reduce, NetworkCollectivesState):
+        if isinstance(self.all_reduce, NetworkCollectivesState):
             link = (min(a, b), max(a, b))
             if link in self._costs.links:
-                self._all_reduce.cut(link, self.cluster.detection_s)
+                self.all_reduce.cut(link, self.cluster.detection_s)
 
     def base_arguments(self, ports: Ports[Any]) -> dict[str, Any]:
         """Arguments of a worker's `BaseReplica`, except its binding and its recorder."""

@@ -36,6 +36,12 @@ class GlobalRandomness:
         self._current = worker_id
         _restore(self._states.get(worker_id, self._before), now)
 
+    def begin_again(self, worker_id: int) -> None:
+        """The worker begins anew, with the states of the beginning."""
+        self._states.pop(worker_id, None)
+        if self._current == worker_id:
+            self._current = None
+
     def leave(self) -> None:
         _restore(self._before)
 

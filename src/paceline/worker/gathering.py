@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -84,6 +85,11 @@ class Gathering:
         self._workers = workers
         self._parts: dict[int, Contribution] = {}
         self._left: set[tuple[int, int]] = set()
+        self._num_answered = Counter[tuple[int, int]]()  # by worker and incarnation
+
+    def num_answered(self, worker: WorkerState) -> int:
+        """How many values of a worker's process the others have got."""
+        return self._num_answered[worker.worker_id, worker.incarnation]
 
     def hear(self, worker: WorkerState, message: Contribution | Left) -> None:
         """Takes a worker's part, or notes that it has left."""
@@ -108,6 +114,7 @@ class Gathering:
         for one in self._workers:
             part = self._parts.pop(one.worker_id, None)
             if part is not None:
+                self._num_answered[one.worker_id, one.incarnation] += 1
                 _answer(one, part, values)
 
 

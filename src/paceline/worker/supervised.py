@@ -85,6 +85,7 @@ class Outcome:
     workers_lost: list[int] = field(default_factory=list)
     torn_updates: int = 0
     restarts: int = 0
+    view_changes: list[dict[str, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: dict[int | None, str] = field(default_factory=dict)  # checkpoints that failed, and why; None: the last
     snapshots_failed: int = 0
