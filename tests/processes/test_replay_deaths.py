@@ -132,6 +132,12 @@ def test_others_train_until_the_replacement_comes(trained, algorithm):
     repeated(trained(algorithm, {(1, 0): 6}, "returning", restarts=1), 1, restarts=1, replaced=[(1, 1)])
 
 
+def test_the_worker_that_gives_a_replacement_the_state_dies(trained, monkeypatch):
+    monkeypatch.setenv("PACELINE_FAIL_POINT", "newcomers.let_in@0#1")
+    folder = trained("all-reduce", {(1, 0): 6}, restarts=2, min_workers=3)
+    repeated(folder, 0, 1, restarts=3, replaced=[(0, 1), (1, 2)])
+
+
 def test_a_resumed_run(trained):
     trained("local-sgd(period=3)", {})
     repeated(trained("local-sgd(period=3)", {(1, 0): 6}, epochs=6), 1)

@@ -60,7 +60,8 @@ class TaskWorker:
             layout=division_of(layout_of(config.layout)) if config.layout else None,
         )
         run.tell_epoch(self.plan.num_samples)
-        with contextlib.closing(run):
+        with contextlib.ExitStack() as stack:
+            stack.push(lambda kind, *_: run.close(failed=kind is not None))
             train_set = open_dataset(self.dataset, environment.handles)
             share = run.batches()
             claims = BatchClaims(
