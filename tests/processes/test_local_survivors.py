@@ -404,7 +404,7 @@ def drawn(draws, folder):
         "epochs": draws.choice([1, 2, 5]),
         "sums": draws.random() < 0.3,
     }
-    if draws.random() < 0.3:
+    if draws.random() < 0.5:
         kills = {one: number % 6 for one, number in kills.items()}
         newcomers = {8: dict.fromkeys(victims, 1)}
         options |= {"num_batches": 80, "newcomers": newcomers, "at": "forward", "clips": draws.random() < 0.3}

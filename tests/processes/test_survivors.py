@@ -530,7 +530,7 @@ def drawn(draws, folder):
         "num_batches": draws.choice([7, 10, 23]),
         "sums": draws.choice([False, False, True, "epoch"]),
     }
-    if draws.random() < 0.3:
+    if draws.random() < 0.5:
         options |= {"num_batches": 60 + 8 * later, "newcomers": {8 + later: dict.fromkeys(victims, 1)}}
     if is_by_speed:
         options |= {"algorithm": draws.choice(BY_SPEED), "data": draws.choice(["plain", "drawn"]), "slow_s": 1e-3}
