@@ -192,6 +192,7 @@ class Annealed(TwoTowers):
     def __init__(self, where):
         super().__init__()
         self.beta, self.betas, self.settings, self.where = 1.0, {"a": [1.0]}, Settings(), where
+        self.log_beta = torch.tensor(0.0)
 
     def forward(self, x):
         factors = {
@@ -201,6 +202,7 @@ class Annealed(TwoTowers):
             "object": self.settings.beta,
             "class": self.shared,
             "file": FACTOR,
+            "tensor": self.log_beta.exp(),
         }
         return self.head(torch.cat([self.a(x) * factors[self.where], self.b(x)], 1))
 
@@ -217,11 +219,13 @@ def anneal(where, monkeypatch, model, step):
         monkeypatch.setattr(Annealed, "shared", 0.3)
     elif where == "helper":
         monkeypatch.setattr(sys.modules[__name__], "HALF", value / 7)
+    elif where == "tensor":
+        model.log_beta.sub_(0.1)
     else:
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.7)
 
 
-@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file", "helper"])
+@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file", "helper", "tensor"])
 def test_numbers_that_the_loop_changes_are_followed(where, monkeypatch):
     compare(made(Annealed, where), PINS, before_step=partial(anneal, where, monkeypatch))
 

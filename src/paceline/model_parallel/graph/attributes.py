@@ -26,8 +26,8 @@ _REGISTRIES = frozenset(vars(nn.Module()))
 def values_of(model: nn.Module) -> dict[str, Any]:
     """By name, the attributes of the user's modules, and the numbers of their files that their methods read.
 
-    Containers and objects are compared by their contents, tensors and others by identity. Modules of torch.nn are left out:
-    a graph runs them as they are.
+    Containers and objects are compared by their contents, tensors by identity and number of changes, others by identity.
+    Modules of torch.nn are left out: a graph runs them as they are.
 
     Costs: a few microseconds per module.
     """
@@ -54,7 +54,10 @@ def _flat(path: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tup
         yield path, value
         return
     is_long = isinstance(value, list | tuple | dict | set) and len(value) > _LONGEST
-    if id(value) in seen or is_long or depth > _DEEPEST or isinstance(value, torch.Tensor | nn.Module):
+    if isinstance(value, torch.Tensor):
+        yield path, (id(value), None if value.is_inference() else value._version)
+        return
+    if id(value) in seen or is_long or depth > _DEEPEST or isinstance(value, nn.Module):
         yield path, id(value)
         return
     seen.add(id(value))
