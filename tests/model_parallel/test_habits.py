@@ -104,12 +104,13 @@ def of_a_worker(plan, folder):
     torch.save((habits(part, None), part.whole.state_dict()), Path(folder) / f"{part.worker}.pt")
 
 
-def test_habits_that_are_right_are_those_of_one_process(tmp_path):
-    plan = planned(NAME, 2)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_habits_that_are_right_are_those_of_one_process(workers, tmp_path):
+    plan = planned(NAME, workers)
     model = partly_frozen()
     seen = habits(model, loader())
-    pl.launch(partial(of_a_worker, plan, tmp_path), workers=2, plan=plan)
-    for worker in range(2):
+    pl.launch(partial(of_a_worker, plan, tmp_path), workers=workers, plan=plan)
+    for worker in range(workers):
         found, state = torch.load(tmp_path / f"{worker}.pt")
         assert found == seen
         assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

@@ -149,7 +149,7 @@ class PlacedWorker(Worker):
     def clip_grad_norm_(self, max_norm: float) -> float:
         """As in `Worker`, over the whole model; costs a message between any two workers. All of them must call it."""
         exchange = self._exchange
-        if exchange is None:
+        if exchange is None or self._part.plan.workers == 1:
             return super().clip_grad_norm_(max_norm)
         own = {name: with_dense_gradient(one) for name, one in self._part.named_parameters()}
         norms = [
