@@ -86,6 +86,14 @@ def test_wrong_input_is_one_sentence(options, words):
     assert "\n" not in str(raised.value)
 
 
+def test_a_plan_for_another_number_of_workers():
+    plan = planned("two towers", 3)
+    assert plan.again(devices=2) == plan.again(devices=[pl.Device()] * 2)
+    for none in (0, []):
+        with pytest.raises(pl.UsageError, match="at least one device"):
+            plan.again(devices=none)
+
+
 def test_an_example_that_does_not_fit_is_refused():
     with pytest.raises(pl.UsageError, match=r"does not fit TwoTowers\.forward"):
         pl.place(made("two towers"), (X, X))

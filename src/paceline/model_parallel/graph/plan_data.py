@@ -120,7 +120,7 @@ class PlanData:
         self,
         *,
         # Replace this plan's devices; pins are dropped. If their number differs, all links are the usual one.
-        devices: Sequence[Device] | None = None,
+        devices: int | Sequence[Device] | None = None,
         placer: str | None = None,  # the placer to use; None: the best
         device_of: Mapping[str, int] | None = None,  # an explicit placement instead: by group, its device
     ) -> Self:
@@ -131,8 +131,11 @@ class PlanData:
         """
         problem = self.problem
         if devices is not None:
+            devices = (Device(),) * devices if isinstance(devices, int) else tuple(devices)
+            if not devices:
+                raise UsageError("A plan needs at least one device.")
             link_factors = problem.link_factors if len(devices) == self.workers else ()
-            problem = dataclasses.replace(problem, devices=tuple(devices), allowed=(), link_factors=link_factors)
+            problem = dataclasses.replace(problem, devices=devices, allowed=(), link_factors=link_factors)
         if device_of is None:
             found, below = candidates(problem)
             chosen = next((one for one in found if placer in (None, one.placer)), None)
