@@ -88,6 +88,14 @@ def test_dropout_and_a_mean_in_the_model_are_the_same():
     assert plan.problem.microbatches == 3
 
 
+def test_outputs_that_are_no_tensors_stay_as_they_are():
+    class Named(TwoTowers):
+        def forward(self, x):
+            return {"scores": super().forward(x), "attention": None, "heads": 2}
+
+    compare(Named(), PINS, loss_of=lambda out, y: F.cross_entropy(out["scores"], y) * out["heads"], **THREE)
+
+
 class WithTable(TwoTowers):
     """Each row meets all rows of a table, and a scale that has no rows."""
 

@@ -36,8 +36,14 @@ def micro_batch(arguments: Any, cut: Sequence[bool], m: int, number: int) -> Any
 
 
 def joined(outs: list[Any]) -> Any:
-    """Joins the outputs of all micro-batches into one; averages numbers."""
-    return tree_map(lambda *parts: torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean(), *outs)
+    """Joins the outputs of all micro-batches into one; averages tensors without dimensions."""
+
+    def join(*parts: Any) -> Any:
+        if not isinstance(parts[0], torch.Tensor):
+            return parts[0]
+        return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
+
+    return tree_map(join, *outs)
 
 
 def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> tuple[bool, ...]:
