@@ -34,6 +34,14 @@ def under_autocast(part, optimizer, worker, loss):
         part(example(torch.float64))
 
 
+def with_input_gradient(part, optimizer, worker, loss):
+    part(example(torch.float64).requires_grad_())
+
+
+def twice(part, optimizer, worker, loss):
+    loss.backward(create_graph=True)
+
+
 def refused(plan, habit):
     part = plan.part(made(NAME))
     optimizer = torch.optim.Adam(part.parameters(), lr=0.01)
@@ -49,6 +57,8 @@ def refused(plan, habit):
         (clipped, r"clip by worker\.clip_grad_norm_"),
         (scaled, "GradScaler"),
         (under_autocast, r"Under torch\.autocast"),
+        (with_input_gradient, "Inputs of a placed model get no gradient"),
+        (twice, "leave out create_graph=True"),
     ],
 )
 def test_what_workers_would_do_differently_is_refused_in_the_first_step(habit, says):

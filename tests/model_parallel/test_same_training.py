@@ -302,6 +302,20 @@ def test_a_cache_that_the_first_call_fills_is_no_change():
     plan.part(made(Caching))  # as in a worker, which has not called it
 
 
+class WithForces(TwoTowers):
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(self.a(x).sum(), x, create_graph=True)
+        return self.head(torch.cat([force, self.b(x)], 1))
+
+
+def test_gradients_in_forward_are_refused_with_their_line():
+    with pytest.raises(
+        pl.UsageError, match=r"^forward of WithForces computes gradients \(test_same_training\.py:\d+\)"
+    ):
+        pl.place(made(WithForces), torch.randn(6, 8), pins=PINS, repeats=1, force=True)
+
+
 class Hooked(TwoTowers):
     def __init__(self, where):
         super().__init__()

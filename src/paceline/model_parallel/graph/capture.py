@@ -213,9 +213,14 @@ def _traced_once(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
             f"{type(model).__name__} draws random numbers that depend on no input, so its graph would draw the same "
             "ones in every step: draw them from a tensor's shape, as torch.randn_like does."
         )
-    for node in list(graph.nodes):  # the checks that torch.fx adds for unchanged defaults
+    for node in list(graph.nodes):  # asserts are the checks that torch.fx adds for unchanged defaults
         if node.op == "call_function" and is_assert(node.target):
             graph.erase_node(node)
+        elif node.target in (torch.autograd.grad, torch.autograd.backward, "backward"):
+            raise UsageError(
+                f"forward of {type(model).__name__} computes gradients ({line_of(node)}) of operations that may run on "
+                "several workers: move that code into a function marked with torch.fx.wrap."
+            )
     _follow_changes(graph, model)
     graph.eliminate_dead_code(_has_effect)
     return graph

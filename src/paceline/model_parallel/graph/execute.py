@@ -231,6 +231,12 @@ class PlacedPart(nn.Module):
                 "Under torch.autocast a placed model would make tensors of other dtypes than its plan sends: leave it "
                 'out; pl.place(..., wire="bfloat16") halves what is sent.'
             )
+        need_gradients = torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs)))
+        if need_gradients and self.plan.workers > 1:
+            raise UsageError(
+                "Inputs of a placed model get no gradient, as each worker would compute only its own part's: detach them "
+                "(x.detach())."
+            )
         if self._exchange is None:
             if self._transfers:
                 raise UsageError("This part needs the others: call it inside `with paceline.attach(part, optimizer)`.")

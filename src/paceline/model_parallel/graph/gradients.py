@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from paceline.errors import UsageError
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
 from paceline.model_parallel.graph.plan_data import PlanData
@@ -75,6 +76,11 @@ class Tokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        if ctx.number > 1 and torch.is_grad_enabled():
+            raise UsageError(
+                "Gradients of a placed model have no gradients of their own, as they come in messages: leave out "
+                "create_graph=True."
+            )
         ctx.exchange.begin_backward()
         return None, *(torch.zeros(()) for _ in range(ctx.number))
 
