@@ -15,6 +15,7 @@ from model_parallel.models import TwoTowers
 
 PINS = {"a": 0, "b": 1, "head": 0}
 FACTOR = HALF = 0.5
+LOG_FACTOR = torch.tensor(0.0)
 MODES = [
     torch.no_grad,
     torch.inference_mode,
@@ -203,6 +204,7 @@ class Annealed(TwoTowers):
             "class": self.shared,
             "file": FACTOR,
             "tensor": self.log_beta.exp(),
+            "file's tensor": LOG_FACTOR.exp(),
         }
         return self.head(torch.cat([self.a(x) * factors[self.where], self.b(x)], 1))
 
@@ -221,11 +223,15 @@ def anneal(where, monkeypatch, model, step):
         monkeypatch.setattr(sys.modules[__name__], "HALF", value / 7)
     elif where == "tensor":
         model.log_beta.sub_(0.1)
+    elif where == "file's tensor":
+        LOG_FACTOR.fill_(-0.1 * value)
     else:
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.7)
 
 
-@pytest.mark.parametrize("where", ["attribute", "container", "object", "class", "file", "helper", "tensor"])
+@pytest.mark.parametrize(
+    "where", ["attribute", "container", "object", "class", "file", "helper", "tensor", "file's tensor"]
+)
 def test_numbers_that_the_loop_changes_are_followed(where, monkeypatch):
     compare(made(Annealed, where), PINS, before_step=partial(anneal, where, monkeypatch))
 

@@ -24,7 +24,7 @@ _REGISTRIES = frozenset(vars(nn.Module()))
 
 
 def values_of(model: nn.Module) -> dict[str, Any]:
-    """By name, the attributes of the user's modules, and the numbers of their files that their methods read.
+    """By name, the attributes of the user's modules, and the numbers and tensors of their files that their methods read.
 
     Containers and objects are compared by their contents, tensors by identity and number of changes, others by identity.
     Modules of torch.nn are left out: a graph runs them as they are.
@@ -55,7 +55,7 @@ def _flat(path: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tup
         return
     is_long = isinstance(value, list | tuple | dict | set) and len(value) > _LONGEST
     if isinstance(value, torch.Tensor):
-        yield path, (id(value), None if value.is_inference() else value._version)
+        yield path, _version(value)
         return
     if id(value) in seen or is_long or depth > _DEEPEST or isinstance(value, nn.Module):
         yield path, id(value)
@@ -74,6 +74,11 @@ def _flat(path: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tup
     yield path, len(inner) or id(value)
     for name, one in inner:
         yield from _flat(path + name, one, seen, depth + 1)
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int | None]:
+    """Changes with each in-place operation, which tensors of inference mode do not count."""
+    return id(tensor), None if tensor.is_inference() else tensor._version
 
 
 def _plain(value: Any) -> Any:
@@ -100,6 +105,8 @@ def _read_by(kind: type[nn.Module]) -> Iterator[tuple[str, Any]]:
         for name, value in _around(function):
             if isinstance(value, _NUMBERS):
                 yield name, value
+            elif isinstance(value, torch.Tensor):
+                yield name, _version(value)
             else:
                 functions.append(value)
 
