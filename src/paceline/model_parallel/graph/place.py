@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.model_parallel.graph.orders import OrderSearch, Paths
 from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
 from paceline.model_parallel.graph.schedule import Schedule, longest_remaining, remaining_s, simulate
+from paceline.specs.text import closest
 
 _MOST_EXACT_GROUPS = 14
 _MOST_ORDERED_GROUPS = 10  # of which all orders are searched as well
@@ -128,6 +129,13 @@ PLACERS: dict[str, Callable[[Problem], tuple[int, ...] | None]] = {
 
 #: Results of the search: proven to be the best, or not.
 SEARCHED = ("exact", "best-found")
+
+
+def check_placer(placer: str | None) -> None:
+    """Refuses an unknown name."""
+    known = [*PLACERS, *SEARCHED]
+    if placer is not None and placer not in known:
+        raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
 
 
 def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:

@@ -16,13 +16,12 @@ from paceline.model_parallel.graph.coarsen import blocks_of, coarsened, find_nod
 from paceline.model_parallel.graph.cost import LEAST_BLOCK_S, measure, spread
 from paceline.model_parallel.graph.exchange import WIRES, wire_bytes
 from paceline.model_parallel.graph.micro_batches import inputs_to_cut, micro_batch
-from paceline.model_parallel.graph.place import PLACERS, SEARCHED, Placement
+from paceline.model_parallel.graph.place import Placement, check_placer
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
 from paceline.model_parallel.graph.trace import Traced, trace
 from paceline.model_parallel.graph.verify import verify
 from paceline.simulator.hardware.core import COPY_VECTORS
-from paceline.specs.text import closest
 
 _MOST_ERROR = 0.25
 _TRIES = 3  # of measuring; other programs may spoil one
@@ -225,9 +224,7 @@ def _microbatches(objective: str, microbatches: int | None) -> int:
 def _check_words(wire: str, placer: str | None) -> None:
     if wire not in WIRES:
         raise UsageError(f"wire must be one of {', '.join(one for one in WIRES if one)}, not {shown(wire)}.")
-    known = [*PLACERS, *SEARCHED]
-    if placer is not None and placer not in known:
-        raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
+    check_placer(placer)
 
 
 def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:

@@ -14,7 +14,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.partition import Transfer, transfers_of
-from paceline.model_parallel.graph.place import Placement, best_of, candidates
+from paceline.model_parallel.graph.place import Placement, best_of, candidates, check_placer
 from paceline.model_parallel.graph.problem import Bounds, Device, Group, Link, Problem, TensorInfo, bounds
 from paceline.model_parallel.graph.schedule import Schedule, simulate
 from paceline.system.files import write_text
@@ -129,6 +129,7 @@ class PlanData:
         Raises:
             UsageError: no such placement exists.
         """
+        check_placer(placer)
         problem = self.problem
         if devices is not None:
             devices = (Device(),) * devices if isinstance(devices, int) else tuple(devices)
