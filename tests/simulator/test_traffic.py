@@ -230,10 +230,10 @@ def test_rules_say_what_they_move(spec):
         echo = applier.read(0, sequence)
         echo = None if echo is None else echo.clone()
         info = UpdateInfo(
-            worker_id=0, sequence=sequence, step=0, version_read=sequence, version=sequence, num_samples=1
+            worker_id=0, sequence=sequence, step=0, version_read=sequence, version=sequence, num_samples=1, echo=echo
         )
         with TrafficCount() as count:
-            applier.apply(x, gradient, info, 1e-3, echo)
+            applier.apply(x, gradient, info, 1e-3)
     assert rule.update_vectors == pytest.approx(count.num_bytes / x.nbytes, rel=1e-3)
 
 

@@ -181,6 +181,7 @@ class Ports:
     incarnation: int = 0
     newcomers: Any = None
     counts: Counts = field(default_factory=Counts)
+    decided: Any = lambda *_, **__: None
 
     @property
     def mailbox(self):
