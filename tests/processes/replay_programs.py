@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline as pl
 
 SAMPLES, BATCH_SIZE = 160, 8
+BUILDING = threading.Lock()  # worker threads share PyTorch's generator: each must draw its model alone
 
 
 def data():
@@ -40,8 +42,9 @@ def trained(
     step_ends=lambda worker: None,
 ):
     """Dropout, momentum, and a clipped gradient."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+    with BUILDING:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     loader = DataLoader(data_set(), batch_size=BATCH_SIZE, shuffle=True)
     with pl.attach(model, optimizer, algorithm) as worker:
