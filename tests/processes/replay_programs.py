@@ -15,6 +15,32 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 
+# The beginning of a file with tasks.
+SIGNS = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+HERE = Path(__file__).parent
+
+
+def datasets(folder):
+    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+    return data, data
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+"""
+
 SAMPLES, BATCH_SIZE = 160, 8
 BUILDING = threading.Lock()  # worker threads share PyTorch's generator: each must draw its model alone
 

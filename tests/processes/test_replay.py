@@ -8,32 +8,14 @@ import pytest
 import paceline as pl
 import soak_results
 from paceline.run.checkpointer import Checkpointer
+from processes.replay_programs import SIGNS
 
-TASK = '''
-import os
-import signal
-import time
-from pathlib import Path
-
+TASK = (
+    SIGNS
+    + '''
 import numpy
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
-import paceline as pl
-
-HERE = Path(__file__).parent
 CALLS = 12
-
-
-def datasets(folder):
-    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
-    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-    return data, data
-
-
-def model():
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 
 
 class Dies:
@@ -54,8 +36,8 @@ class Dies:
         return nn.functional.cross_entropy(output, target)
 
 
-class Returns(Dies):
-    """As `Dies`; the others wait for its replacement, which trains on with them."""
+class Replaced(Dies):
+    """As `Dies`, with a replacement that says when it trains."""
 
     def __init__(self):
         super().__init__()
@@ -65,23 +47,28 @@ class Returns(Dies):
         loss = super().__call__(output, target)
         if output.requires_grad and self.is_replacement:
             (HERE / "back").touch()
-        while self.calls == CALLS + 3 and (HERE / "killed").exists() and not (HERE / "back").exists():
+        return loss
+
+    def is_missing(self):
+        return (HERE / "killed").exists() and not (HERE / "back").exists()
+
+
+class Returns(Replaced):
+    """The others wait for the replacement, which trains on with them."""
+
+    def __call__(self, output, target):
+        loss = super().__call__(output, target)
+        while self.calls == CALLS + 3 and self.is_missing():
             time.sleep(0.01)
         return loss
 
 
-class Slow(Dies):
-    """As `Dies`; after the death, steps take 20 ms more until a replacement trains."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_replacement = (HERE / "killed").exists()
+class Slow(Replaced):
+    """Steps take 20 ms more from the death until the replacement trains."""
 
     def __call__(self, output, target):
         loss = super().__call__(output, target)
-        if output.requires_grad and self.is_replacement:
-            (HERE / "back").touch()
-        if (HERE / "killed").exists() and not (HERE / "back").exists():
+        if self.is_missing():
             time.sleep(0.02)
         return loss
 
@@ -125,6 +112,7 @@ def returning():
 def slow():
     return named(Slow(), epochs=60)
 '''
+)
 
 
 @pytest.fixture

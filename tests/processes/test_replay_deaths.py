@@ -6,33 +6,15 @@ import pytest
 
 import paceline as pl
 from paceline.run.recorded_order import ReplayMismatchError
+from processes.replay_programs import SIGNS
 from processes.test_replay import LOCKSTEP
 
-TASK = '''
-import os
-import signal
-import time
-from pathlib import Path
-
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import paceline as pl
+TASK = (
+    SIGNS
+    + '''
 from paceline.membership.environment import current_environment
 
-HERE = Path(__file__).parent
 KILLS = {}
-
-
-def datasets(folder):
-    x = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
-    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-    return data, data
-
-
-def model():
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 
 
 class Dies:
@@ -68,6 +50,7 @@ def dying():
 def returning():
     return named(60, is_slow=True)
 '''
+)
 
 
 @pytest.fixture

@@ -223,6 +223,18 @@ def test_a_damaged_evaluation_is_named(change, tmp_path):
         RunData.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("version", "12"), ("restarts", None), ("workers_lost", 3), ("view_changes", {}), ("restarts", True)],
+)
+def test_a_damaged_result_is_named(name, value, tmp_path):
+    make_run(steps=5).save(tmp_path)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(UsageError, match=rf"result\.json is damaged: its {name} is {value!r}\."):
+        RunData.load(tmp_path)
+
+
 def test_what_is_not_a_run_says_so(tmp_path):
     with pytest.raises(UsageError, match=r"no config\.json"):
         RunData.load(tmp_path / "nowhere")

@@ -34,6 +34,9 @@ _MOST_S = 1e10  # three centuries
 _MOST_FILES = 256  # thousands of files take longer to make than to fill
 _EVENTS_FILE = re.compile(r"events-(\d{1,18})(?:-(\d{1,18}))?\.jsonl", re.ASCII)
 
+# What readers of a result compute with.
+_KINDS = {"version": int, "restarts": int, "computed_gradients": int, "workers_lost": list, "view_changes": list}
+
 
 @dataclass(slots=True)
 class RunData:
@@ -95,11 +98,11 @@ class RunData:
             raise UsageError(f"{folder} is not the folder of a run: it has no config.json.")
         records = _read_all_events(folder)
         result = files.read_json(folder / "result.json", {})
-        version = result.get("version")
-        if decided and version is not None and not result.get("gossip"):
-            if type(version) is not int:
-                raise UsageError(f"{folder / 'result.json'} is damaged: its version is {version!r}.")
-            records = without_waiting(records, version)
+        for name, kind in _KINDS.items() if decided else ():
+            if type(value := result.get(name, kind())) is not kind:
+                raise UsageError(f"{folder / 'result.json'} is damaged: its {name} is {value!r}.")
+        if decided and "version" in result and not result.get("gossip"):
+            records = without_waiting(records, result["version"])
         evaluations = files.read_json(folder / "evaluations.json", [])
         if not all(isinstance(one, dict) and _is_evaluation(one) for one in evaluations):
             raise UsageError(f"{folder / 'evaluations.json'} is damaged: it does not hold evaluations.")

@@ -327,7 +327,7 @@ class LoopReplay(Repetition, LoopSimulation):
         base |= {
             "rows": self._rows(*process),
             "keeps": self._version if self._ends_there and self._is_maker(process) else None,
-            "may_go_on": self._run.is_cut or (self._deaths is not None and self._deaths.come(process)),
+            "may_go_on": self._run.is_cut or (self._deaths is not None and self._deaths.has(process)),
             "stopped": member.stopped,
             "is_cut_off": lambda: self.scheduler.has_ended,
         }

@@ -20,7 +20,7 @@ class Deaths:
         if machine.all_reduce is not None:
             machine.all_reduce.on_arrival = self._come
 
-    def come(self, process: Process) -> bool:
+    def has(self, process: Process) -> bool:
         return process in self._changes.left
 
     def _process(self, worker_id: int) -> Process:

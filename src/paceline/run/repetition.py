@@ -218,9 +218,8 @@ class Repetition(ABC):
     def compare_with(self, checkpoint: Path) -> bool:
         """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
         if self.algorithm.gossip:
-            alive = (
-                self._run.processes.keys() & self.machine.shared.model_ids()
-            )  # checkpoints have successors of the dead
+            # Checkpoints have successors of the dead, too.
+            alive = self._run.processes.keys() & self.machine.shared.model_ids()
             saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
             now = self.machine.shared.workers
             there = {worker: one for worker, one in saved.items() if one is not None}

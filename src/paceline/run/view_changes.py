@@ -43,9 +43,8 @@ class ViewChanges:
     """What `view_changes` in a run's result says."""
 
     left: Mapping[Process, Mapping[str, int]]  # of processes that have died: how many barriers or rounds each came to
-    came: Mapping[
-        Process, int
-    ]  # of replacements that the others accepted: the barriers before, or each one's first round
+    # Of replacements that the others accepted: the barriers before, or each one's first round.
+    came: Mapping[Process, int]
 
     @classmethod
     def of(cls, run: RunData) -> ViewChanges:
