@@ -66,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The prediction for one candidate."""
+    """When a candidate reaches the target, and how well it does by the deadline."""
 
     candidate: Candidate
     time_s: Estimate | None  # seconds to the target, with its interval; None: it is not reached
@@ -104,7 +104,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The answer."""
+    """Candidates in order, and how certain that order is."""
 
     program: str  # as the user named it
     target: Target

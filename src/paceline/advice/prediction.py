@@ -60,7 +60,6 @@ class Predictor:
         self.progress = self._progress_spread()
 
     def predict(self, one: Candidate) -> Prediction:
-        """The prediction for one candidate."""
         target, runs = self.target, self.campaign.runs(one)
         rate = self.trials.rate(one) if self.trials is not None else None
         modelled, modelled_samples, modelled_at_deadline = self._modelled(one)

@@ -125,7 +125,7 @@ def _answer(worker: WorkerState, part: Contribution, values: tuple[bytes, ...]) 
 
 @dataclass(eq=False)
 class SupervisedGatherer:
-    """Gathers through the supervisor."""
+    """Gathers through the supervisor, which waits for all values and sends them to every worker."""
 
     connection: Any  # to the supervisor
     stopped: Callable[[], bool]  # whether the run is being stopped

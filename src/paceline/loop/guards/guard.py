@@ -21,7 +21,7 @@ class Guard:
 
 
 class Guards:
-    """The guards of one worker."""
+    """Calls those guards of a worker that are switched on."""
 
     def __init__(self) -> None:
         self.before_step: list[Callable[[torch.optim.Optimizer], None]] = []  # of those guards that have one

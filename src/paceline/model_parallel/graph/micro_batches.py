@@ -49,8 +49,8 @@ def joined(outs: list[Any]) -> Any:
 def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> tuple[bool, ...]:
     """By tensor of the batch, whether it has a sample in each row: then micro-batches give the results of the batch.
 
-    Tensors of the first one's length are cut, unless only others leave results and gradients of a copy of the model as they
-    are, as for a table with as many rows as the batch.
+    Tensors as long as the first one are cut. If that changes results or gradients of a copy of the model, as for a table with
+    as many rows as the batch, other choices are tried.
 
     Raises:
         UsageError: all choices change them, or the model changes buffers, which it would do once per micro-batch.

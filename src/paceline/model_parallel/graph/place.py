@@ -132,7 +132,7 @@ SEARCHED = ("exact", "best-found")
 
 
 def check_placer(placer: str | None) -> None:
-    """Refuses an unknown name."""
+    """Raises `UsageError` unless a placer, or a result of the search, has this name."""
     known = [*PLACERS, *SEARCHED]
     if placer is not None and placer not in known:
         raise UsageError(f"Unknown placer {shown(placer)}.{closest(placer, known)} Known: {', '.join(known)}.")
