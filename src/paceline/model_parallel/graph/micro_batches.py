@@ -50,7 +50,7 @@ def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any]
     """By tensor of the batch, whether it has a sample in each row: then micro-batches give the results of the batch.
 
     Tensors as long as the first one are cut. If that changes results or gradients of a copy of the model, as for a table with
-    as many rows as the batch, other choices are tried.
+    as many rows as the batch, some of them stay whole.
 
     Raises:
         UsageError: all choices change them, or the model changes buffers, which it would do once per micro-batch.
