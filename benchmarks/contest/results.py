@@ -46,13 +46,16 @@ def markdown(records: Sequence[Record]) -> str:
         f" own, else worker 0's. With the sleep alone, all samples would take {ideal_s:.0f} s with a slow worker in methods"
         f" that wait for it, and {free_s:.0f} s in those that wait for nobody; what is beyond that is computing, on two cores."
     )
+    ours = [one for one in of(runs, scene="killed") if METHODS[one["method"]].system == "Paceline"]
+    again = sorted({f"`{one['method']}`" for one in ours if one.get("after_kill") not in (None, "nothing")})
+    resumed = f"; {', '.join(again)} goes on by `pl.launch(resume=...)`" if again else ""
     killed = (
         "The last worker kills itself (`kill -9`) after half of its steps, once. PyTorch's are started again by torchrun"
         " (`--max-restarts=1`) and go on from the checkpoint of the last epoch, each start with names of its own in the store."
         " Of three runs of DistributedDataParallel with `env://`, two failed at their restart (one with refused connections,"
         " probably to dead workers' addresses; the other's messages were not kept) and one did not end in ten minutes; those"
-        f" runs are not in the file. Paceline's methods have `restarts=1`; only `{BY_SPEED}` goes on by"
-        " `pl.launch(resume=...)`. torchft's and hivemind's dead worker is replaced by the program that started it."
+        f" runs are not in the file. Paceline's methods have `restarts=1`{resumed}. torchft's and hivemind's dead worker is"
+        " replaced by the program that started it."
     )
     tuned = " --tune" if of(records, scene="tune") else ""
     hours = sum(one["took_s"] for one in records) / 3600
