@@ -198,7 +198,7 @@ def plan(arguments: argparse.Namespace, records: list[Record]) -> Iterator[Wante
             for scene in arguments.scenes:
                 order = [arguments.methods[i] for i in np.random.default_rng(seed).permutation(len(arguments.methods))]
                 for name in order:
-                    if not of(records, scene=scene, method=name, seed=seed):
+                    if scene in METHODS[name].scenes and not of(records, scene=scene, method=name, seed=seed):
                         yield Wanted(scene, name, seed)
 
 
@@ -210,7 +210,7 @@ def settings_of(arguments: argparse.Namespace, wanted: Wanted, records: list[Rec
         **{**arguments.common, **({"step_s": TUNED_AT_STEP_S} if tuning else {})},
         method=wanted.method,
         spec=METHODS[wanted.method].spec,
-        scene="none" if tuning else wanted.scene,
+        scene="none" if tuning or METHODS[wanted.method].workers else wanted.scene,
         learning_rate=wanted.rate or rates_of(records, wanted.method).used or usual,
         workers=METHODS[wanted.method].workers or arguments.workers,
         seed=wanted.seed,

@@ -134,9 +134,8 @@ class Worker:
     def __init__(self, settings: Settings, worker_id: int) -> None:
         self.settings, self.worker_id = settings, worker_id
         last = worker_id == settings.workers - 1
-        scene = settings.scene if settings.workers > 1 else "none"  # one worker alone is a fast one that lives
-        self.step_s = settings.step_s * (settings.slow_factor if last and scene == "slow" else 1.0)
-        self.dies_at = settings.epochs * settings.rounds_per_epoch // 2 if last and scene == "killed" else None
+        self.step_s = settings.step_s * (settings.slow_factor if last and settings.scene == "slow" else 1.0)
+        self.dies_at = settings.epochs * settings.rounds_per_epoch // 2 if last and settings.scene == "killed" else None
         self.folder = Path(settings.folder)
         self.num_steps, self.next_snapshot_s = 0, 0.0
         self.diary = -1

@@ -23,7 +23,8 @@ class Method:
         system: whose it is.
         rate: learning rate on MNIST where none has been tuned.
         colour: which of the palette's, in pictures; None: the text's.
-        workers: how many, where not as many as all others have.
+        workers: how many, where not as many as all others have; these are never disturbed.
+        scenes: in which it runs.
     """
 
     program: str
@@ -33,13 +34,15 @@ class Method:
     colour: int | None
     rate: float = 0.4
     workers: int | None = None
+    scenes: tuple[str, ...] = ("none", "slow", "killed")
 
 
 #: The one method of ours that headlines compare, in every scene: the best of several would win by their number.
 LEADING = "ad-psgd"
 BY_SPEED = "all-reduce, shares by speed"
-#: The controls: a single worker, and workers whose models are averaged only for the evaluation.
-ALONE, SILENT = "one worker alone", "no communication"
+#: The controls: a single worker, workers whose models are averaged only for the evaluation, and leaving the slow one out.
+ALONE, SILENT, WITHOUT = "one worker alone", "no communication", "DistributedDataParallel without the slow worker"
+CONTROLS = (SILENT, ALONE, WITHOUT)
 
 METHODS = {
     "all-reduce": Method(program=OURS, spec="all-reduce", mean=False, system="Paceline", colour=0),
@@ -62,6 +65,7 @@ METHODS = {
     ALONE: Method(program=OURS, spec="sequential", mean=False, system="Paceline", colour=None, workers=1),
     SILENT: Method(program=OURS, spec="local-sgd(period=1000000)", mean=True, system="Paceline", colour=None),
     "DistributedDataParallel": Method(program=DDP, spec="ddp", mean=False, system="PyTorch", colour=1),
+    WITHOUT: Method(program=DDP, spec="ddp", mean=False, system="PyTorch", colour=None, workers=3, scenes=("slow",)),
     "PostLocalSGD": Method(program=DDP, spec="post-local-sgd", mean=True, system="PyTorch", colour=7),
     "torchft DistributedDataParallel": Method(program=TORCHFT, spec="ddp", mean=False, system="torchft", colour=None),
     "torchft LocalSGD": Method(program=TORCHFT, spec="local-sgd", mean=True, system="torchft", colour=6),

@@ -10,7 +10,7 @@ import protocol
 from protocol import said
 
 from contest.course import num_samples
-from contest.methods import ALONE, BY_SPEED, LEADING, METHODS, SILENT
+from contest.methods import BY_SPEED, CONTROLS, LEADING, METHODS
 from contest.tables import DISTURBED, SCENES, Record, lead, of, rates_of, table, times
 
 EARLIER = (  # before records named their machine
@@ -24,7 +24,8 @@ def markdown(records: Sequence[Record]) -> str:
     runs = [one for one in records if one["scene"] in SCENES]
     if not runs:
         return ""
-    first, target = runs[0], runs[0]["target"]
+    first = next(one for one in runs if METHODS[one["method"]].workers is None)
+    target = first["target"]
     counts = {len(of(runs, scene=scene, method=name)) for scene in SCENES for name in METHODS} - {0}
     number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     repetitions = (
@@ -108,7 +109,7 @@ def earlier(runs: Sequence[Record]) -> str:
 
 def summary(records: Sequence[Record]) -> str:
     """What the documentation says: our leading method beside the fastest of the others and both controls, in each scene."""
-    peers = [name for name, method in METHODS.items() if method.system != "Paceline"]
+    peers = [name for name, method in METHODS.items() if method.system != "Paceline" and name not in CONTROLS]
     lines = []
     for scene, title in SCENES.items():
         found = lead(records, scene)
@@ -116,15 +117,15 @@ def summary(records: Sequence[Record]) -> str:
             continue
         there = sum(bool(of(records, scene=scene, method=name)) for name in peers)
         others = f"{there} others" if there == len(peers) else f"{there} others measured so far, of {len(peers)}"
-        rows = {name: times(of(records, scene=scene, method=name)) for name in (LEADING, found[1], SILENT, ALONE)}
+        rows = {name: times(of(records, scene=scene, method=name)) for name in (LEADING, found[1], *CONTROLS)}
         text = (
             f"{title.format(factor=records[0]['slow_factor'])}, seconds to {100 * records[0]['target']:g} %: `{LEADING}`"
             f" {said(rows[LEADING])}; {found[1]}, the first of the {others}, {said(rows[found[1]])}"
         )
-        for control in (SILENT, ALONE):
+        for control in CONTROLS:
             text += f"; {control} {said(rows[control])}" if rows[control] else ""
         lines.append(f"{text} ({', '.join(sorted({str(len(one)) for one in rows.values() if one}))} runs).")
-    missing = [name for name in (SILENT, ALONE) if not of(records, method=name)]
+    missing = [name for name in CONTROLS if not of(records, method=name)]
     if lines and missing:
         lines.append(
             f"The controls ({', '.join(missing)}) were not run, so these figures do not show that communication is what helps."
@@ -183,13 +184,13 @@ def short_summary(records: Sequence[Record]) -> str:
     _, peer, _ = lead(records, "slow") or (0.0, "", 0.0)
     ours = {name: times(of(runs, method=name)) for name, one in METHODS.items() if one.system == "Paceline"}
     best = min(
-        (name for name, costs in ours.items() if costs and name not in (SILENT, ALONE)),
+        (name for name, costs in ours.items() if costs and name not in CONTROLS),
         key=lambda name: median(ours[name]),
     )
-    names = dict.fromkeys((LEADING, best, peer, SILENT, ALONE))
+    names = dict.fromkeys((LEADING, best, peer, *CONTROLS))
     rows = {name: costs for name in names if (costs := times(of(runs, method=name)))}
     text = "; ".join(f"`{name}` {said(costs)}" for name, costs in rows.items())
-    missing = [name for name in (SILENT, ALONE) if name not in rows]
+    missing = [name for name in CONTROLS if name not in rows]
     absent = f" Not run as controls: {', '.join(missing)}." if missing else ""
     words = (
         f"MNIST, four processes on two cores, one of them {factor:g} times as slow: seconds to {100 * target:g} %, median and"
@@ -201,7 +202,7 @@ def short_summary(records: Sequence[Record]) -> str:
 
 def against_ideals(records: Sequence[Record]) -> list[str]:
     """Ours in every scene over their own undisturbed time, beside what perfect sharing of the work would take."""
-    first = records[0]
+    first = next(one for one in records if METHODS[one["method"]].workers is None)
     workers, factor = first["workers"], first["slow_factor"]
     ideals = {
         scene: protocol.perfect_sharing([*[1.0] * (workers - 1), speed])
@@ -235,7 +236,9 @@ def missing(records: Sequence[Record]) -> list[str]:
     """A line for each scene, with the methods that have no run there."""
     lines = []
     for scene, title in SCENES.items():
-        names = [name for name in METHODS if not of(records, scene=scene, method=name)]
+        names = [
+            name for name, one in METHODS.items() if scene in one.scenes and not of(records, scene=scene, method=name)
+        ]
         if names:
             lines.append(f"- {title.format(factor=records[0]['slow_factor'])}: {', '.join(names)}")
     return lines or ["Nothing: every method has run in every scene."]

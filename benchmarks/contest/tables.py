@@ -10,7 +10,7 @@ from typing import Any
 import protocol
 from protocol import Rates, said
 
-from contest.methods import LEADING, METHODS
+from contest.methods import CONTROLS, LEADING, METHODS
 
 Record = dict[str, Any]
 
@@ -88,7 +88,7 @@ def lead(records: Sequence[Record], scene: str) -> tuple[float, str, float] | No
     peers = {
         name: median(times(of(records, scene=scene, method=name)))
         for name, method in METHODS.items()
-        if method.system != "Paceline" and of(records, scene=scene, method=name)
+        if method.system != "Paceline" and name not in CONTROLS and of(records, scene=scene, method=name)
     }
     if not own or not peers:
         return None
