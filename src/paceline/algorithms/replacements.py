@@ -56,6 +56,7 @@ class Replacements:
 
     def __init__(self, replica: Replica, ports: Ports[Any]) -> None:
         self._replica, self._ports = replica, ports
+        self._group = ports.views or cast(ElasticGroup, ports.collectives)
         self.parts: list[Part] = []
         self.accepted: dict[int, int] = {}
         self.num_members = ports.num_workers
@@ -66,10 +67,6 @@ class Replacements:
         self._scales = False
         self._is_new = ports.incarnation > 0
         self._begun = 0  # rounds of batches, when the last step began
-
-    @property
-    def _group(self) -> ElasticGroup:
-        return self._ports.views or cast(ElasticGroup, self._ports.collectives)
 
     def steps(self) -> Iterator[int]:
         try:

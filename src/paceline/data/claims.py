@@ -54,7 +54,7 @@ class WorkerClaims:
         self._first = left.first
         self._done = done
         self._first_epoch = counts.newest() if is_late else 0
-        self._epoch: int | None = None
+        self.epoch = -1  # none has begun
         self._round = taken
         self._ahead: set[int] = set()
         self.num_claimed = 0  # batches claimed from the shared counts
@@ -65,20 +65,16 @@ class WorkerClaims:
     def is_shared(self) -> bool:
         return self.deal is None
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch or 0
-
     def begin(self, epoch: int) -> None:
         """Begins the loop's next epoch, even if the last one has not ended."""
         unmet = self.deal.unmet(self.batches.has) if self.deal is not None else []
-        before, self._epoch = self._epoch, self.batches.begin(epoch, unmet)
-        if self.deal is None and self.reached is not None and self.reached < self._epoch * self.batches.epoch_numbers:
+        before, self.epoch = self.epoch, self.batches.begin(epoch, unmet)
+        if self.deal is None and self.reached is not None and self.reached < self.epoch * self.batches.epoch_numbers:
             self.reached = None
-        if self.deal is not None and self._epoch != before:
+        if self.deal is not None and self.epoch != before:
             numbers = self.batches.epoch_numbers
-            self.taken = self._round = max(self.taken, self._epoch * -(-numbers // self._num_workers))
-            self.deal.begin(self.taken, self._epoch, numbers, can_repeat=self.batches.can_repeat)
+            self.taken = self._round = max(self.taken, self.epoch * -(-numbers // self._num_workers))
+            self.deal.begin(self.taken, self.epoch, numbers, can_repeat=self.batches.can_repeat)
             self.deal.earlier = self.batches.earlier
 
     def enter(self, given: dict[str, Any]) -> None:
@@ -122,7 +118,7 @@ class WorkerClaims:
     def places_of_round(self) -> list[int]:
         """The places in the epoch of all workers' batches in the loop's last round."""
         assert self.deal is not None
-        return [place for place in self.deal.places(self.taken - 1) if self.batches.has(place)]
+        return list(filter(self.batches.has, self.deal.places(self.taken - 1)))
 
     def hold(self, number: int) -> None:
         """Holds a batch claimed ahead; others take it if this worker dies or gives it back."""

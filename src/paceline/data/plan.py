@@ -145,7 +145,7 @@ class BatchPlan:
         """Samples of a batch: `len(indices(batch_number, shares))`, without drawing an order."""
         if shares is not None:
             return len(self._part_of(batch_number, shares))
-        return self._sizes[batch_number % self.batches_per_epoch]
+        return self._sizes[batch_number % len(self._sizes)]
 
     def _part_order(self, part: int, epoch: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A part's order in an epoch, and its batches, which are cut once to save a slice in each training step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -99,22 +100,17 @@ class GradientBuckets:
         # keep all of it for good.
         owner = weakref.WeakMethod(on_gradient)
         self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: _tell(owner, index))
+            parameter.register_post_accumulate_grad_hook(partial(_tell, owner, index))
             for index, parameter in enumerate(binding.parameters)
         ]
-
-    @property
-    def under_way(self) -> bool:
-        """Whether some buckets have not been handed out since `begin`."""
-        return self._num_out < len(self.vectors)
 
     @property
     def missing(self) -> Ranges:
         """The parameters without a gradient, of those in the buckets that have been handed out since `begin`."""
         return tuple(self._ranges[index] for index in sorted(self._without))
 
-    def begin(self, ready: Callable[[torch.Tensor], None]) -> None:
-        """Begins a backward pass, whose buckets go to `ready`.
+    def begin(self, ready: Callable[[torch.Tensor], None], *, at_end: bool = False) -> None:
+        """Begins a backward pass, whose buckets go to `ready`; `at_end`: all of them at its end.
 
         Raises:
             UsageError: the last pass raised an error after some of its buckets were handed out.
@@ -125,16 +121,18 @@ class GradientBuckets:
                 " `with worker.accumulate():` around passes that may fail, or use lockstep."
             )
         self._ready = ready
-        self._awaited = [set(members) for members in self._members]
+        self._awaited = [] if at_end else list(map(set, self._members))
         self._without.clear()
         self._num_out = 0
 
     def complete(self, index: int) -> None:
-        """This parameter's gradient is complete.
+        """This parameter's gradient is complete; does nothing if all buckets are out, or leave at the end.
 
         Raises:
             UsageError: it was complete before, so that its bucket may be outdated.
         """
+        if self._num_out >= len(self._awaited):
+            return
         awaited = self._awaited[self._bucket_of[index]]
         if index not in awaited:
             raise UsageError(
@@ -142,12 +140,12 @@ class GradientBuckets:
                 " torch.utils.checkpoint(..., use_reentrant=False)."
             )
         awaited.remove(index)
-        while self.under_way and not self._awaited[self._num_out]:
+        while self._num_out < len(self._awaited) and not self._awaited[self._num_out]:
             self._hand_out()
 
     def complete_all(self) -> None:
         """Backward has ended: hands out the rest; gradients that it skipped keep their earlier values, or are zero."""
-        while self.under_way:
+        while self._num_out < len(self.vectors):
             self._hand_out()
 
     def remove(self) -> None:
@@ -176,7 +174,7 @@ class GradientBuckets:
         self._ready(self.vectors[number])
 
 
-def _tell(owner: weakref.WeakMethod[Callable[[int], None]], index: int) -> None:
+def _tell(owner: weakref.WeakMethod[Callable[[int], None]], index: int, parameter: torch.Tensor) -> None:
     on_gradient = owner()
     if on_gradient is not None:
         on_gradient(index)

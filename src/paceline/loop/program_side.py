@@ -294,7 +294,8 @@ class ProgramSide(BaseReplica):
 
     def _step(self, scale: float, weight: float) -> None:
         self._gradient.write_back()
-        self.binding.weight_gradients(weight)
+        if weight != 1.0:
+            self.binding.weight_gradients(weight)
         if scale == 1.0:
             self._wait_for_step()
         else:

@@ -197,25 +197,30 @@ class BucketedGradient(ParameterGradient):
 
     def _on_gradient(self, index: int) -> None:
         """Backward has added to a parameter's gradient."""
-        if not self._backward.wants_gradient() or self._ready is None:
+        if self._end_of_pass() is None and not self._begin_pass():
             return
+        if self._pending is None or not self._pending.is_pending(self._binding.parameters[index]):
+            self._buckets.complete(index)
+
+    def _begin_pass(self) -> bool:
+        """Backward has computed its first gradient; returns whether this pass hands it out."""
+        if not self._backward.wants_gradient() or self._ready is None:
+            return False
         if self._backward.adds_up:
             self.has_returned = False
-            return
-        if self._end_of_pass() is None:
-            end = partial(self._end_pass)
-            self._end_of_pass = weakref.ref(end)
-            self._missing = None
-            self._loss_scale = scale_of_pass()
-            self._backward.begin_pass(is_scaled=self._loss_scale is not None)
-            self._buckets.begin(self._pass_on)
-            self._backward.call_after_backward(end)
-        if self._pending is None or not self._pending.is_pending(self._binding.parameters[index]):
-            self._complete(index)
+            return False
+        end = partial(self._end_pass)
+        self._end_of_pass = weakref.ref(end)
+        self._missing = None
+        self._loss_scale = scale_of_pass()
+        self._backward.begin_pass(is_scaled=self._loss_scale is not None)
+        self._buckets.begin(self._pass_on, at_end=self._backward.waits_for_end)
+        self._backward.call_after_backward(end)
+        return True
 
     def _complete(self, index: int) -> None:
-        """A parameter's gradient is final for this backward pass."""
-        if self._end_of_pass() is not None and self._buckets.under_way and not self._backward.waits_for_end:
+        """Other workers have added theirs to a parameter's gradient, perhaps of a pass that is not handed out."""
+        if self._end_of_pass() is not None:
             self._buckets.complete(index)
 
     def _pass_on(self, bucket: torch.Tensor) -> None:
@@ -241,10 +246,11 @@ class BucketedGradient(ParameterGradient):
 
     def _return(self) -> None:
         """Binds the exchanged gradient to the parameters."""
+        vector, missing = self.vector, self.missing
         if self._loss_scale is not None:
-            self.vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
-        self._binding.bind_gradients(self.vector, self.missing)
-        self._returned_version, self._returned_missing = self.vector._version, self.missing
+            vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
+        self._binding.bind_gradients(vector, missing)
+        self._returned_version, self._returned_missing = vector._version, missing
 
 
 def _no_bucket(bucket: torch.Tensor) -> None:

@@ -172,7 +172,7 @@ class TaskReplica(BaseReplica):
         if ready is not None:
             if self._buckets is None:
                 self._buckets = GradientBuckets(self.binding, self._g, self._complete, self._bucket_bytes)
-            self._buckets.begin(ready)
+            self._buckets.begin(ready, at_end=self._slowness is not None)  # a slow worker's, at the end of its time
         if self.samples:
             with torch.enable_grad():
                 loss = self._loss_function(self.model(self._inputs), self._targets)
@@ -199,8 +199,7 @@ class TaskReplica(BaseReplica):
 
     def _complete(self, index: int) -> None:
         assert self._buckets is not None
-        if self._buckets.under_way and self._slowness is None:  # a slow worker hands out at the end of its time
-            self._buckets.complete(index)
+        self._buckets.complete(index)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""

@@ -156,9 +156,8 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         for number, round_ in enumerate(rounds):
             before = self.members
             self._run_round(round_)
-            sums = any(one.kind not in _GATHERS for one in operations)
             # Operations that belong together now have parts of other workers.
-            if number and sums and self.members != before:
+            if number and self.members != before and any(one.kind not in _GATHERS for one in operations):
                 raise self._lost(set(before) - set(self.members), _DIED)
 
     def _rounds(self, operations: list[Operation]) -> list[list[tuple[int, Operation]]]:

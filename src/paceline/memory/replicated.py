@@ -59,9 +59,10 @@ class ReplicatedVector(SegmentPart[PartPlan]):
     @property
     def version(self) -> int:
         """Updates applied to this participant's vector; for an observer of own models, the most of any worker."""
-        if self.own_models and not self._is_worker:
-            return max(load(self._word("words", worker)) for worker in range(self._plan.num_writers))
-        return load(self._word("words", self._owner))
+        if self._is_worker:
+            return load(self._version)
+        workers = range(self._plan.num_writers) if self.own_models else [self._owner]
+        return max(load(self._word("words", worker)) for worker in workers)
 
     def initialise(self, x: torch.Tensor, version: int = 0) -> None:
         for worker in range(self._plan.num_writers):

@@ -159,7 +159,7 @@ class FlatBinding:
 
     def weight_gradients(self, weight: float) -> None:
         """Multiplies the parameters' own gradients."""
-        for parameter in self.parameters if weight != 1.0 else ():
+        for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(weight)
 

@@ -308,7 +308,7 @@ class WorkerBatches:
                 self._progress.hand_out(epoch * batches.length + claims.place(number))
             return
         self._replica.round, places = claims.taken, claims.places_of_round()
-        sizes = [batches.samples(one) for one in places]
+        sizes = list(map(batches.samples, places))
         if not self._is_begun:
             self._is_begun = True
             done = epoch * batches.length + places[0] if batches.length is not None else 0

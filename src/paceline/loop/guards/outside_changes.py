@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from paceline.optim.ranges import Ranges, outside
 Effect = Literal["lasts", "lasts if alike", "moves", "is added", "lost"]
 
 _data_ptr = torch.Tensor.data_ptr
+_version = attrgetter("_version")
 
 _PROBES = 32  # 8-byte words of the vector that are looked at every time
 _WHOLE_AT_FIRST = 50  # times that the whole vector is looked at; after that, every tenth, or more rarely if it is large
@@ -147,7 +149,7 @@ class OutsideChanges:
             words = self._words_of(x)
             stride = max(1, sum(map(len, words)) // _PROBES)
             known = self._known[key] = (
-                _addresses(self._binding.views(x)),
+                [*map(_data_ptr, self._binding.views(x))],
                 words,
                 [one[::stride] for one in words],
                 (self._fate_of(x, False), self._fate_of(x, True)),
@@ -165,7 +167,7 @@ class OutsideChanges:
             if self._is_racing and not idle and not self._loads.were_any:
                 self.lasting = x
             return
-        self._counts = [parameter._version for parameter in self._parameters]
+        self._counts = [*map(_version, self._parameters)]
         if key == self._others:
             return
         self._num_taken += 1
@@ -207,7 +209,7 @@ class OutsideChanges:
         if self._is_alone and self._fate == "lasts":
             return False
         # Checked once: if others write the vector meanwhile, a second check could find what the first did not.
-        may_have = self._have_counts_moved() or self._has_probed()
+        may_have = self._have_counts_moved() or (bool(self._words) and _total(self._probe) != self._probed)
         self._moves |= may_have
         if self._words and self._sum is not None and (self._compares or may_have):
             return _total(self._words) != self._sum or (self._stride > 1 and may_have)
@@ -235,7 +237,7 @@ class OutsideChanges:
                 self._addresses, self.lasting = [], None
             return False
         has_changed = self.found() if looked is None else looked
-        are_elsewhere, self._addresses, self.lasting = self._are_elsewhere(), [], None
+        are_elsewhere, self._addresses, self.lasting = has_changed and self._are_elsewhere(), [], None
         if not has_changed:
             return False
         if self._fate == "lost":
@@ -260,7 +262,7 @@ class OutsideChanges:
         return self._fate == "lasts if alike"
 
     def _are_elsewhere(self) -> bool:
-        return bool(self._addresses) and _addresses(self._parameters) != self._addresses
+        return bool(self._addresses) and [*map(_data_ptr, self._parameters)] != self._addresses
 
     def _are_replaced(self) -> bool:
         """Whether the parameters lie elsewhere with other values than they had; with the same, they are bound as before."""
@@ -281,10 +283,7 @@ class OutsideChanges:
         return False
 
     def _have_counts_moved(self) -> bool:
-        return [parameter._version for parameter in self._parameters] != self._counts
-
-    def _has_probed(self) -> bool:
-        return bool(self._words) and _total(self._probe) != self._probed
+        return [*map(_version, self._parameters)] != self._counts
 
     def _refusal(self) -> str:
         when = (
@@ -302,11 +301,7 @@ class OutsideChanges:
 
 
 def _total(words: list[torch.Tensor]) -> int:
-    return sum(int(one.sum()) for one in words)
-
-
-def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    return list(map(_data_ptr, tensors))
+    return sum(map(int, map(torch.sum, words)))
 
 
 def watch_outside(
