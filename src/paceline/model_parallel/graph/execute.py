@@ -38,6 +38,7 @@ from paceline.model_parallel.graph.gradients import (
     Tokens,
     added_in_another_order,
     pass_none_on,
+    whole_passes,
 )
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
@@ -346,8 +347,12 @@ class PlacedPart(nn.Module):
 
     def _anchored(self, out: Any, tokens: list[torch.Tensor]) -> Any:
         """The output, connected so that a backward pass from it reaches all sends and receives of this worker."""
-        token = Tokens.apply(self._exchange, *tokens)
-        return mapped(out, lambda one: Anchor.apply(one, token) if one.is_floating_point() else one)
+        token, leaf = Tokens.apply(self._exchange, *tokens), torch.zeros((), requires_grad=True)
+        check = whole_passes(leaf)
+        for one in (token, *tensors_in(out)):
+            if len(tokens) > 1 and one.grad_fn is not None:
+                one.register_hook(check)
+        return mapped(out, lambda one: Anchor.apply(one, token, leaf) if one.is_floating_point() else one)
 
 
 def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:
