@@ -120,11 +120,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a tensor, or in a tuple, list or dict."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors_in(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(one)
 
 
