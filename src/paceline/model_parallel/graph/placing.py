@@ -69,7 +69,7 @@ def place(
     Args:
         model: on the CPU; it is copied and not changed.
         example: a batch, as `forward` takes it: a tensor, a tuple, or a mapping of named arguments; it is not changed.
-            Batches must match it.
+            Batches must match it; an argument that is None is a constant.
         devices: number of workers, or a `Device` for each, with its slowness, memory and kind.
         objective: "latency" of one step, or "throughput" with several micro-batches in flight.
         microbatches: parts of a batch, for "throughput"; 8 by default. Their number must divide the batch, and the model must
@@ -108,7 +108,7 @@ def place(
         link = _link_of(cluster)
         link_factors = tuple(one for one in cluster.link_factors if max(one[:2]) < len(machines))
     example = own_copy(example)
-    batch, _ = arguments_of(model, example)
+    batch, given = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
     arguments, cut = batch, ()
     if number > 1:
@@ -162,7 +162,7 @@ def place(
     plan = Plan(
         model=type(model).__name__,
         digest=traced.digest,
-        arguments=tuple(arguments),
+        arguments=given,
         inputs=traced.inputs,
         cut=cut,
         outputs=traced.outputs,

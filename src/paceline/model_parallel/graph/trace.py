@@ -14,6 +14,7 @@ from torch import fx, nn
 from paceline.errors import UsageError, first_line
 from paceline.model_parallel.graph.capture import (
     GraphRunner,
+    about_none,
     arguments_of,
     digest,
     line_of,
@@ -71,13 +72,13 @@ def trace(model: nn.Module, example: Any) -> Traced:
     Raises:
         UsageError: the model cannot be traced, fails on the example, or changes it.
     """
-    arguments, defaults = arguments_of(model, example)
+    arguments, given = arguments_of(model, example)
     if backward_hooks(model) or forward_hooks(model):
         raise UsageError(
             f"{type(model).__name__} has hooks, which its graph would not call: put them on a module of torch.nn, or call "
             "them in forward."
         )
-    graph = trace_graph(model, defaults)
+    graph = trace_graph(model, given)
     twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = "\n".join(map(text_of, graph.nodes))
     run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
@@ -85,7 +86,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
         try:
             run.run_with(arguments)
         except Exception as error:
-            raise UsageError(f"{type(model).__name__} fails on the example: {first_line(error)}.") from error
+            why = f"{first_line(error)}{about_none(arguments, error)}"
+            raise UsageError(f"{type(model).__name__} fails on the example: {why}.") from error
     identity = digest(graph, run.constants)
     replace_constants(graph, run.constants)
     kept = {node.name for node in graph.nodes}
