@@ -103,6 +103,59 @@ def test_an_example_that_does_not_fit_is_refused():
         pl.place(made("two towers"), X[:, :5])
 
 
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x, shift, scale=None, times=1.0):
+        x = x if shift is None else x + shift
+        return self.a(x if scale is None else x * scale) * times
+
+
+@pytest.mark.parametrize("example", [(X, None), {"x": X, "shift": None, "scale": None}, (X, None, X), (X, X, None)])
+@pytest.mark.parametrize("options", [{}, {"objective": "throughput", "microbatches": 2}], ids=str)
+def test_arguments_that_are_none_are_constants(example, options):
+    model, named = Shifted().double(), isinstance(example, dict)
+    plan = pl.place(model, example, devices=1, repeats=1, force=True, **options)
+    assert plan.is_verified
+    part, args = plan.part(model), tuple(example.values()) if named else example
+    rest = dict(zip(["shift", "scale"], args[1:], strict=False))
+    torch.testing.assert_close(part(*args), model(*args))
+    torch.testing.assert_close(part(X, **rest), model(*args))
+    with pytest.raises(pl.UsageError, match="The plan expects the shapes of its example"):
+        part(X, X, X)
+
+
+class OfADict(Shifted):
+    def forward(self, batch):
+        return self.a(batch["x"] if batch["shift"] is None else batch["x"] + batch["shift"])
+
+
+class Adding(Shifted):
+    def forward(self, x, shift):
+        return self.a(x + shift)
+
+
+class Reducing(Shifted):
+    def forward(self, x, shift):
+        return self.a(x) + shift.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "example", "words"),
+    [
+        (Shifted, (X, None, None, None), r"with None among the inputs \(shift, scale, times\): give a tensor"),
+        (OfADict, ({"x": X, "shift": None},), r"with None among the inputs \(batch\): give a tensor"),
+        (Adding, (X, None), r"fails on the example: .*, with None among the inputs \(shift\): give a tensor"),
+        (Reducing, (X, None), r"has no graph: .*, with None among the inputs \(shift\): give a tensor"),
+    ],
+)
+def test_none_that_cannot_be_a_constant_is_refused_by_name(kind, example, words):
+    with pytest.raises(pl.UsageError, match=words):
+        pl.place(kind().double(), example, devices=1, repeats=1, force=True)
+
+
 def test_other_shapes_other_models_and_other_workers_are_refused():
     plan = planned("two towers", 2)
     with pytest.raises(pl.UsageError, match="belongs to another model"):

@@ -1,6 +1,7 @@
 """What forward may do: a placed model trains as the model itself does, bit for bit, or is refused by name."""
 
 import sys
+from collections import UserDict
 from dataclasses import dataclass
 from functools import partial
 
@@ -320,6 +321,48 @@ def test_gradients_in_forward_are_refused_with_their_line():
         pl.UsageError, match=r"^forward of WithForces computes gradients \(test_same_training\.py:\d+\)"
     ):
         pl.place(made(WithForces), torch.randn(6, 8), pins=PINS, repeats=1, force=True)
+
+
+class ChangesItsInput(TwoTowers):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        if self.change == "+=":
+            x += 1
+        elif self.change == "add_":
+            x.add_(1)
+        else:
+            x = torch.relu_(x["x"] if self.change == "in a dict" else x[1][0])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("options", [{"pins": PINS}, {"objective": "throughput", "microbatches": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("change", "example_of"),
+    [
+        ("+=", lambda x: x),
+        ("add_", lambda x: {"x": x}),
+        ("in a dict", lambda x: (UserDict(x=x),)),
+        ("in tuples", lambda x: ((None, (x,)),)),
+    ],
+)
+def test_a_forward_that_changes_its_input_is_refused_and_leaves_the_example_as_it_was(change, example_of, options):
+    x = torch.randn(6, 8)
+    before, model = x.clone(), made(ChangesItsInput, change)
+    with pytest.raises(
+        pl.UsageError, match=r"^forward of ChangesItsInput changes its input x in place, while the loop"
+    ):
+        pl.place(model, example_of(x), repeats=1, force=True, **options)
+    assert torch.equal(x, before)
+    assert x._version == 0
+
+
+def test_planning_gives_an_example_no_gradient():
+    x = torch.randn(6, 8, requires_grad=True)
+    pl.place(made(TwoTowers), x, devices=1, repeats=1, force=True)
+    assert x.grad is None
 
 
 class Hooked(TwoTowers):

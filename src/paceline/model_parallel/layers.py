@@ -33,7 +33,7 @@ def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses a whole encoder layer into one operation
     try:
         with evaluation_mode(model), seen:
-            model(inputs)
+            model(inputs.clone())
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return seen.layers

@@ -8,7 +8,14 @@ import torch
 import paceline as pl
 from model_parallel.hybrid.rooms import small_vgg
 from model_parallel.hybrid.test_train import TASK
-from paceline.model_parallel.hybrid.choose import candidates_of, chosen_layout, layout_for
+from paceline.model_parallel.hybrid.choose import (
+    FLOPS_PER_S,
+    candidates_of,
+    checked_layout,
+    chosen_layout,
+    counted_s,
+    layout_for,
+)
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 from paceline.planner.balance import Layer
@@ -86,6 +93,16 @@ def test_auto_is_resolved_before_training_and_recorded(tmp_path):
     run = pl.train(config, out=tmp_path / "run")
     assert run.result["steps"] == 2
     assert run.config["layout"].startswith("hybrid(groups=")
+
+
+def test_choosing_a_layout_leaves_the_example_as_it_was():
+    model = torch.nn.Sequential(
+        torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+    )
+    inputs = torch.randn(4, 8)
+    before, layout = inputs.clone(), HybridParallel(min_weights=1)
+    checked_layout(layout, model, inputs, workers=2, batch_size=4, compute_s=counted_s(FLOPS_PER_S))
+    assert torch.equal(inputs, before)
 
 
 def test_auto_keeps_what_is_given():

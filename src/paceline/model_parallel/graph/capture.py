@@ -11,7 +11,7 @@ import inspect
 import operator
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,32 +130,39 @@ def _without_gradient(value: Any) -> Any:
     return value.detach() if claims else value
 
 
-def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An example (a tensor, a tuple, or named arguments) as arguments of the model's `forward`, by name; and the defaults.
+def arguments_of(model: nn.Module, example: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """As `bound`, for an example: a tensor, a tuple, or named arguments."""
+    if isinstance(example, Mapping):
+        return bound(model, (), example)
+    return bound(model, example if isinstance(example, tuple | list) else (example,), {})
+
+
+def bound(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments of the model's `forward` by name, and the names of those that vary: None is a constant.
 
     Raises:
         UsageError: `forward` has other arguments.
     """
     signature = inspect.signature(model.forward)
-    given, named = ((), dict(example)) if isinstance(example, Mapping) else (example, {})
-    given = tuple(given) if isinstance(given, tuple | list) else (given,)
     try:
-        bound = signature.bind(*given, **named)
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise UsageError(
             f"The example does not fit {type(model).__name__}.forward{signature}: {first_line(error)}."
         ) from None
-    if any(signature.parameters[one].kind in (2, 4) for one in bound.arguments):
+    if any(signature.parameters[one].kind in (2, 4) for one in arguments):
         raise UsageError(
             f"{type(model).__name__}.forward takes *args or **kwargs, whose number a graph cannot know: name its "
             "arguments."
         )
-    arguments = dict(bound.arguments)
-    bound.apply_defaults()
-    rest = {
-        k: v for k, v in bound.arguments.items() if k not in arguments and signature.parameters[k].kind not in (2, 4)
-    }
-    return arguments, rest
+    defaults = _defaults(signature)
+    return arguments, tuple(k for k, v in arguments.items() if v is not None or defaults[k] is not None)
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    """The defaults of named arguments; None for those that have none."""
+    named = {k: v for k, v in signature.parameters.items() if v.kind not in (2, 4)}
+    return {k: None if v.default is v.empty else v.default for k, v in named.items()}
 
 
 @contextmanager
@@ -171,17 +178,18 @@ def in_training_mode(model: nn.Module) -> Iterator[None]:
             one.training = training
 
 
-def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
-    """The model's graph, in its current mode; its leaves are torch's own modules, and `defaults` are constants.
+def trace_graph(model: nn.Module, given: Container[str]) -> fx.Graph:
+    """The model's graph, in its current mode; its leaves are torch's own modules, and arguments not `given` are constants.
 
     Raises:
         UsageError: the model's control flow depends on computed values, with its line; or `forward` changes attributes, except
             for caches that its first call fills.
     """
+    constants = {k: v for k, v in _defaults(inspect.signature(model.forward)).items() if k not in given}
     names: list[str] = []
     for _ in range(2):
         before = values_of(model)
-        graph = _traced_once(model, defaults)
+        graph = _traced_once(model, constants)
         if not (names := changed(before, values_of(model))):
             return graph
     raise UsageError(
@@ -190,13 +198,13 @@ def trace_graph(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     )
 
 
-def _traced_once(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
+def _traced_once(model: nn.Module, constants: Mapping[str, Any]) -> fx.Graph:
     for name in [one for one in vars(model) if one.startswith("_tensor_constant")]:
         delattr(model, name)  # from an earlier trace: a new graph numbers its names from 0
     state = torch_state()
     try:
         with _tracing, torch.enable_grad(), _functions_kept(tracer := _Tracer()):
-            graph = tracer.trace(model, concrete_args=dict(defaults) or None)
+            graph = tracer.trace(model, concrete_args=dict(constants) or None)
     except UsageError:
         raise
     except RecursionError as error:
@@ -205,7 +213,8 @@ def _traced_once(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
         line = _users_line(traceback.extract_tb(error.__traceback__))
         raise UsageError(
             f"{type(model).__name__} has no graph: at {line} its code depends on a tensor's value or kind "
-            f"({first_line(error)}); move that code out of forward, or into a function marked with torch.fx.wrap."
+            f"({first_line(error)}{about_none(constants, error)}); move that code out of forward, or into a function marked "
+            "with torch.fx.wrap."
         ) from error
     if not torch.equal(state, torch_state()):
         torch.set_rng_state(state)
@@ -224,6 +233,13 @@ def _traced_once(model: nn.Module, defaults: Mapping[str, Any]) -> fx.Graph:
     _follow_changes(graph, model)
     graph.eliminate_dead_code(_has_effect)
     return graph
+
+
+def about_none(arguments: Mapping[str, Any], error: Exception) -> str:
+    """A clause that names arguments with None in them, if the error is about None."""
+    none = ", ".join(name for name, value in arguments.items() if any(one is None for one in tree_leaves(value)))
+    clause = f", with None among the inputs ({none}): give a tensor, or make None an argument that forward tests"
+    return clause if none and "None" in str(error) else ""
 
 
 def replace_constants(graph: fx.Graph, constants: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.model_parallel.graph.capture import GraphRunner
 from paceline.model_parallel.graph.micro_batches import mapped
 from paceline.model_parallel.graph.problem import Group
-from paceline.model_parallel.graph.trace import Traced, tensors_in
+from paceline.model_parallel.graph.trace import Traced, inputs_unchanged, tensors_in
 from paceline.system.machine import intra_op_threads
 from paceline.system.torch_random import torch_undisturbed
 
@@ -146,7 +146,8 @@ class _Runner(GraphRunner):
         """Seconds of a step, both passes."""
         self.module.zero_grad()
         begun_s = time.perf_counter()
-        out = self.module(**arguments)  # type: ignore[operator]
+        with inputs_unchanged(self.module, arguments):
+            out = self.module(**arguments)  # type: ignore[operator]
         if ends := [one for one in tensors_in(out) if one.requires_grad]:
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         return time.perf_counter() - begun_s

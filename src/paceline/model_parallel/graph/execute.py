@@ -21,7 +21,7 @@ from paceline.membership.environment import current_environment
 from paceline.model_parallel.graph.attributes import changed, values_of
 from paceline.model_parallel.graph.capture import (
     GraphRunner,
-    arguments_of,
+    bound,
     digest,
     in_training_mode,
     replace_constants,
@@ -38,6 +38,7 @@ from paceline.model_parallel.graph.gradients import (
     Tokens,
     added_in_another_order,
     pass_none_on,
+    whole_passes,
 )
 from paceline.model_parallel.graph.micro_batches import joined, mapped, micro_batch
 from paceline.model_parallel.graph.partition import MOST_READERS, Operation, programs
@@ -117,7 +118,7 @@ class PlacedPart(nn.Module):
 
     def _follow_changed(self, names: list[str]) -> None:
         """Traces the model again, since the loop has changed an attribute, such as an annealed factor."""
-        graph = trace_graph(self.whole, arguments_of(self.whole, dict.fromkeys(self.plan.arguments))[1])
+        graph = trace_graph(self.whole, self.plan.arguments)
         if digest(graph, dict(self.plan.constants)) != self.plan.digest:
             raise UsageError(
                 f"{names[0]} has changed since the model was placed, and changes the operations that forward runs or their "
@@ -247,16 +248,13 @@ class PlacedPart(nn.Module):
         return self._exchange, arguments
 
     def _checked(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if args and kwargs:
-            names = [node.target for node in self._graph.nodes if node.op == "placeholder"]
-            kwargs = {**dict(zip(map(str, names), args, strict=False)), **kwargs}
-        arguments, _ = arguments_of(self.whole, kwargs or tuple(args))
+        arguments, given = bound(self.whole, args, kwargs)
         number = self.plan.problem.microbatches
         shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
         cut = self.plan.cut or [False] * len(self.plan.inputs)
         rows = zip(self.plan.inputs, cut, strict=True)
         expected = tuple(((s[0] * number, *s[1:]) if is_cut else s, d) for (s, d), is_cut in rows)
-        if shapes != expected or tuple(arguments) != self.plan.arguments:
+        if shapes != expected or given != self.plan.arguments:
             raise UsageError(
                 f"The plan expects the shapes of its example's inputs, {_shapes(expected)}, but was given "
                 f"{_shapes(shapes)}: use batches of one size (drop_last=True), or place the model with another "
@@ -346,8 +344,12 @@ class PlacedPart(nn.Module):
 
     def _anchored(self, out: Any, tokens: list[torch.Tensor]) -> Any:
         """The output, connected so that a backward pass from it reaches all sends and receives of this worker."""
-        token = Tokens.apply(self._exchange, *tokens)
-        return mapped(out, lambda one: Anchor.apply(one, token) if one.is_floating_point() else one)
+        token, leaf = Tokens.apply(self._exchange, *tokens), torch.zeros((), requires_grad=True)
+        check = whole_passes(leaf)
+        for one in (token, *tensors_in(out)):
+            if len(tokens) > 1 and one.grad_fn is not None:
+                one.register_hook(check)
+        return mapped(out, lambda one: Anchor.apply(one, token, leaf) if one.is_floating_point() else one)
 
 
 def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:
@@ -360,7 +362,7 @@ def _owners(plan: PlanData, model: nn.Module) -> dict[str, int]:
 def graph_of(plan: PlanData, model: nn.Module) -> fx.Graph:
     """The model's graph; refuses another model than the plan's."""
     with in_training_mode(model):
-        graph = trace_graph(model, arguments_of(model, dict.fromkeys(plan.arguments))[1])
+        graph = trace_graph(model, plan.arguments)
     if digest(graph, dict(plan.constants)) != plan.digest:
         raise UsageError(
             f"The plan belongs to another model ({plan.model}) than this {type(model).__name__}: place this one, or "

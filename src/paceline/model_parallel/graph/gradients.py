@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.model_parallel.graph.exchange import Exchange
 from paceline.model_parallel.graph.partition import Transfer, adds_up
 from paceline.model_parallel.graph.plan_data import PlanData
+from paceline.system.torch_internals import graph_task
 
 #: The loss as a reader of the model's outputs.
 LOSS = ""
@@ -51,19 +52,38 @@ def pass_none_on(made: Iterable[torch.Tensor], before: Iterable[Any]) -> None:
             one.register_hook(lambda own, given: None if any(map(torch.is_tensor, given)) else (None,) * len(own))
 
 
+def whole_passes(leaf: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """A hook that refuses backward passes for some gradients only, which leave out sends, and for gradients of gradients.
+
+    Autograd reaches the `leaf` of `Anchor` before it goes on to the model, but not in passes for the gradients of others.
+    """
+    passed = [-1]
+    leaf.register_post_accumulate_grad_hook(lambda _: passed.append(graph_task()))
+
+    def check(_: torch.Tensor) -> None:
+        if passed[-1] != graph_task() or torch.is_grad_enabled():
+            raise UsageError(
+                "Gradients of a placed model come in messages, all in one pass, and have no gradients of their own: call "
+                "loss.backward() and read p.grad instead of torch.autograd.grad, and leave out inputs= and create_graph=True."
+            )
+
+    return check
+
+
 class Anchor(torch.autograd.Function):
     """Identity on an output of the model, tied to `Tokens`: the backward pass of any output runs that of all tokens.
 
+    It is tied to a leaf as well, which only passes for the gradients of all leaves reach.
     Each output has its own, so that operations whose outputs the loss leaves out do not run backwards.
     """
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, output: torch.Tensor, token: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0], torch.zeros(())
+        return gradients[0], torch.zeros(()), torch.zeros(())
 
 
 class Tokens(torch.autograd.Function):
@@ -76,11 +96,6 @@ class Tokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        if ctx.number > 1 and torch.is_grad_enabled():
-            raise UsageError(
-                "Gradients of a placed model have no gradients of their own, as they come in messages: leave out "
-                "create_graph=True."
-            )
         ctx.exchange.begin_backward()
         return None, *(torch.zeros(()) for _ in range(ctx.number))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.model_parallel.graph.capture import in_training_mode
-from paceline.model_parallel.graph.trace import Traced, tensors_in
+from paceline.model_parallel.graph.trace import Traced, inputs_unchanged, tensors_in
 from paceline.system.torch_internals import tree_map
 from paceline.system.torch_random import torch_state, torch_undisturbed
 
@@ -64,7 +64,8 @@ def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any]
     twin = copy.deepcopy(model)
     before = [one.clone() for one in twin.buffers()]
     with in_training_mode(twin), torch_undisturbed(), torch.enable_grad():
-        twin(**arguments)
+        with inputs_unchanged(model, arguments):
+            twin(**arguments)
         if all(map(torch.equal, before, twin.buffers())):
             randoms = [one for one in traced.nodes if one.is_random]
             for one in randoms:

@@ -19,7 +19,7 @@ from paceline.model_parallel.graph.micro_batches import inputs_to_cut, micro_bat
 from paceline.model_parallel.graph.place import Placement, check_placer
 from paceline.model_parallel.graph.plan import Plan
 from paceline.model_parallel.graph.problem import Device, Link, Problem, bounds, check_memory
-from paceline.model_parallel.graph.trace import Traced, trace
+from paceline.model_parallel.graph.trace import Traced, own_copy, trace
 from paceline.model_parallel.graph.verify import verify
 from paceline.simulator.hardware.core import COPY_VECTORS
 
@@ -68,7 +68,8 @@ def place(
 
     Args:
         model: on the CPU; it is copied and not changed.
-        example: a batch, as `forward` takes it: a tensor, a tuple, or a mapping of named arguments. Batches must match it.
+        example: a batch, as `forward` takes it: a tensor, a tuple, or a mapping of named arguments; it is not changed.
+            Batches must match it; an argument that is None is a constant.
         devices: number of workers, or a `Device` for each, with its slowness, memory and kind.
         objective: "latency" of one step, or "throughput" with several micro-batches in flight.
         microbatches: parts of a batch, for "throughput"; 8 by default. Their number must divide the batch, and the model must
@@ -90,8 +91,8 @@ def place(
         The plan: `explain()` it, `save` it, give it to `launch`, and call `plan.part(model)` in its workers.
 
     Raises:
-        UsageError: the model cannot be traced, or micro-batches would change its results; a pin, a constraint or the memory
-            is impossible; the cost model is too inaccurate; the plan would train something else than the model.
+        UsageError: the model cannot be traced, changes its inputs, or gives other results for micro-batches; a pin, a
+            constraint or the memory is impossible; the cost model is too inaccurate; the plan would train another model.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.
@@ -106,7 +107,8 @@ def place(
     if cluster is not None and link is None:
         link = _link_of(cluster)
         link_factors = tuple(one for one in cluster.link_factors if max(one[:2]) < len(machines))
-    batch, _ = arguments_of(model, example)
+    example = own_copy(example)
+    batch, given = arguments_of(model, example)
     traced, any_mode = _traced(model, example)
     arguments, cut = batch, ()
     if number > 1:
@@ -160,7 +162,7 @@ def place(
     plan = Plan(
         model=type(model).__name__,
         digest=traced.digest,
-        arguments=tuple(arguments),
+        arguments=given,
         inputs=traced.inputs,
         cut=cut,
         outputs=traced.outputs,

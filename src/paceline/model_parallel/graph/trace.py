@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import fx, nn
 from paceline.errors import UsageError, first_line
 from paceline.model_parallel.graph.capture import (
     GraphRunner,
+    about_none,
     arguments_of,
     digest,
     line_of,
@@ -68,23 +70,24 @@ def trace(model: nn.Module, example: Any) -> Traced:
     Costs: a copy of the model, and one forward pass.
 
     Raises:
-        UsageError: the model cannot be traced, or fails on the example.
+        UsageError: the model cannot be traced, fails on the example, or changes it.
     """
-    arguments, defaults = arguments_of(model, example)
+    arguments, given = arguments_of(model, example)
     if backward_hooks(model) or forward_hooks(model):
         raise UsageError(
             f"{type(model).__name__} has hooks, which its graph would not call: put them on a module of torch.nn, or call "
             "them in forward."
         )
-    graph = trace_graph(model, defaults)
+    graph = trace_graph(model, given)
     twin = copy.deepcopy(model)  # with the constants that tracing has added
     text = "\n".join(map(text_of, graph.nodes))
     run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
-    with torch_undisturbed(), torch.enable_grad():
+    with torch_undisturbed(), torch.enable_grad(), inputs_unchanged(model, arguments):
         try:
             run.run_with(arguments)
         except Exception as error:
-            raise UsageError(f"{type(model).__name__} fails on the example: {first_line(error)}.") from error
+            why = f"{first_line(error)}{about_none(arguments, error)}"
+            raise UsageError(f"{type(model).__name__} fails on the example: {why}.") from error
     identity = digest(graph, run.constants)
     replace_constants(graph, run.constants)
     kept = {node.name for node in graph.nodes}
@@ -120,12 +123,27 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a tensor, or in a tuple, list or dict."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
+    elif isinstance(value, Mapping | tuple | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors_in(one)
+
+
+def own_copy(example: Any) -> Any:
+    """A copy of an example, whatever contains its tensors: each is copied without its history, and a view without its base."""
+    fresh = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in tensors_in(example)}
+    return copy.deepcopy(example, fresh)
+
+
+@contextmanager
+def inputs_unchanged(model: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Refuses a model that changes its inputs, which the loop and other workers may read, in a run on these arguments."""
+    found = [(name, one, one._version) for name, value in arguments.items() for one in tensors_in(value)]
+    yield
+    if names := [name for name, one, version in found if one._version != version]:
+        raise UsageError(
+            f"forward of {type(model).__name__} changes its input {names[0]} in place, while the loop and other workers may "
+            "read it: change a copy, as x = x + 1 does instead of x += 1, or begin with x = x.clone()."
+        )
 
 
 class _Recorder(GraphRunner):

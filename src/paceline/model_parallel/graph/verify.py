@@ -47,9 +47,9 @@ def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str,
     with in_training_mode(model), torch_undisturbed(), torch.enable_grad():  # and so its copies
         first = micro_batch(batch, plan.cut, 0, number) if number > 1 else dict(batch)
         alone = _on_one(plan, traced, 1)
-        own, graph = _own(model, first), _of_graph(alone, model, first)
+        own, graph = _of_step(model, first), _of_step(model, first, alone)
         if not _agree(own, graph, share):
-            if not _agree(own, _own(model, first), share):
+            if not _agree(own, _of_step(model, first), share):
                 return False
             raise UsageError(
                 f"The graph of {plan.model} computes something else than its forward, first at "
@@ -147,17 +147,11 @@ def _step(called: nn.Module, batch: Mapping[str, Any]) -> Any:
     return out
 
 
-def _own(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _of_step(model: nn.Module, batch: Mapping[str, Any], plan: PlanData | None = None) -> dict[str, torch.Tensor]:
     twin = copy.deepcopy(model)
+    called = twin if plan is None else _Watched(plan, twin, 0, in_turn=True)
     torch.manual_seed(0)
-    return _results(twin, _step(twin, batch))
-
-
-def _of_graph(plan: PlanData, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    twin = copy.deepcopy(model)
-    part = _Watched(plan, twin, 0, in_turn=True)
-    torch.manual_seed(0)
-    return _results(twin, _step(part, batch))
+    return _results(twin, _step(called, batch))
 
 
 class _Calls(TorchFunctionMode):

@@ -127,7 +127,7 @@ def check_called(plan: CutPlan, model: nn.Module, inputs: Tensor) -> None:
     ]
     try:
         with evaluation_mode(model):
-            model(inputs)
+            model(inputs.clone())
     finally:
         for hook in hooks:
             hook.remove()
