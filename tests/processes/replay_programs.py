@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
+from paceline.membership.environment import current_environment
 
 # The beginning of a file with tasks.
 SIGNS = """
@@ -162,6 +163,18 @@ def without_dropout():
 
 def dies():
     trained(dies_at=3)
+
+
+def dies_after_its_loop():
+    trained()
+    _die_in_a_run()
+
+
+def _die_in_a_run():
+    """Ends worker 1, except in a replay."""
+    worker = current_environment()
+    if worker is not None and worker.worker_id == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass
