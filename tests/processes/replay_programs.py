@@ -67,6 +67,7 @@ def trained(
     sums=False,
     step_begins=lambda worker: None,
     step_ends=lambda worker: None,
+    loop_ends=lambda worker: None,
 ):
     """Dropout, momentum, and a clipped gradient."""
     with BUILDING:
@@ -94,6 +95,7 @@ def trained(
                 if reports == "after":
                     worker.report(loss)
                 step_ends(worker)
+        loop_ends(worker)
 
 
 def plain():
@@ -163,6 +165,10 @@ def without_dropout():
 
 def dies():
     trained(dies_at=3)
+
+
+def dies_after_its_last_batch():
+    trained(loop_ends=lambda worker: _die_in_a_run())
 
 
 def dies_after_its_loop():
