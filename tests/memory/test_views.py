@@ -41,6 +41,14 @@ def test_of_two_dead_workers_each_has_its_first_round(of):
     assert list(own.begin(2)) == [0]
 
 
+def test_a_worker_that_had_left_before_it_died_is_in_all_rounds(of):
+    own, supervisor = of(0), of(SUPERVISOR)
+    own.begin(0)
+    supervisor.mark_lost(2)
+    supervisor.mark_lost(2, is_dead=True)
+    assert supervisor.end_of(2)["first_without"] == 1
+
+
 def test_a_worker_waits_until_the_supervisor_has_decided(of, monkeypatch):
     """It looks between the mark and the number that follows it."""
     own, waits = of(0), []

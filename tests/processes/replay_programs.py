@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
+from paceline.membership.environment import current_environment
 
 # The beginning of a file with tasks.
 SIGNS = """
@@ -66,6 +67,7 @@ def trained(
     sums=False,
     step_begins=lambda worker: None,
     step_ends=lambda worker: None,
+    loop_ends=lambda worker: None,
 ):
     """Dropout, momentum, and a clipped gradient."""
     with BUILDING:
@@ -93,6 +95,7 @@ def trained(
                 if reports == "after":
                     worker.report(loss)
                 step_ends(worker)
+        loop_ends(worker)
 
 
 def plain():
@@ -162,6 +165,22 @@ def without_dropout():
 
 def dies():
     trained(dies_at=3)
+
+
+def dies_after_its_last_batch():
+    trained(loop_ends=lambda worker: _die_in_a_run())
+
+
+def dies_after_its_loop():
+    trained()
+    _die_in_a_run()
+
+
+def _die_in_a_run():
+    """Ends worker 1, except in a replay."""
+    worker = current_environment()
+    if worker is not None and worker.worker_id == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass

@@ -192,6 +192,12 @@ def test_others_go_on_in_rounds(tmp_path, algorithm, ends):
     repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(1, 0): 9}, ends), algorithm, 1)
 
 
+@pytest.mark.parametrize("program", [programs.dies_after_its_last_batch, programs.dies_after_its_loop])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "diloco(period=3)", "d-psgd"])
+def test_a_death_after_the_last_round(tmp_path, algorithm, program):
+    repeated(tmp_path / "run", program, algorithm, 1)
+
+
 @pytest.mark.parametrize("algorithm", ["all-reduce", "d-psgd"])
 def test_sums_with_and_without_a_dead_worker(tmp_path, algorithm):
     repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(0, 0): 9}, sums=True), algorithm, 0)

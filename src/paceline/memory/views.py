@@ -124,7 +124,8 @@ class SharedViews(SegmentPart[PartPlan]):
     def end_of(self, worker: int) -> dict[str, int]:
         """For replays, how far a dead worker was: the rounds that it had begun, those with it, its batches that are kept."""
         begun, sent, lost = (load(self._word(name, worker)) for name in ("begun", "sent", "lost"))
-        return {"left_at": begun, "first_without": lost - 1, "kept": sent}
+        first_without = lost - 1 if lost else self._newest()  # a worker that has left before it dies is in all rounds
+        return {"left_at": begun, "first_without": first_without, "kept": sent}
 
     # Newcomers
 

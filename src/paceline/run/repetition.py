@@ -220,6 +220,8 @@ class Repetition(ABC):
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
             alive = self._run.processes.keys() & self.machine.shared.model_ids()
+            if self._deaths is not None:  # a worker that died after its last round is still there
+                alive = {one for one in alive if not self._deaths.has_died(one)}
             saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
             now = self.machine.shared.workers
             there = {worker: one for worker, one in saved.items() if one is not None}
