@@ -238,7 +238,7 @@ def backups_of_run(
     if seen is None:
         raise UsageError(f"{run} has no events: plan from a run that has trained.")
     if seen.num_workers < 2:
-        raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with as many as you have.")
+        raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with all of your workers.")
     found = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
     source = f"{len(seen.times_s):,} steps of {run}" if seen.as_they_came else f"each worker's own times in {run}"
     if not as_json:

@@ -22,7 +22,7 @@ class FollowedScheduler:
     def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UsageError(
-                "ReduceLROnPlateau goes by a measure, not by steps: leave it as it is, and step it with the same measure on"
+                "ReduceLROnPlateau follows a metric, not steps: leave it as it is, and step it with the same metric on"
                 " all workers, such as worker.mean(loss)."
             )
         self.scheduler = scheduler  # any PyTorch scheduler that is stepped once per step of the optimizer

@@ -91,7 +91,7 @@ def read_order(path: Path) -> dict[int, np.ndarray]:
     remedy = "remove it, as only replays need it"
     arrays = read_npz(path, remedy) if path.exists() else {}
     if not all(name.isdecimal() and rows.dtype == ORDER_DTYPE and rows.ndim == 1 for name, rows in arrays.items()):
-        raise UsageError(f"{path} does not hold what timing has decided; {remedy}.")
+        raise UsageError(f"{path} does not hold the recorded order of events; {remedy}.")
     return {int(name): rows for name, rows in arrays.items()}
 
 

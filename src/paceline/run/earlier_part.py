@@ -287,8 +287,8 @@ def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray],
         missing = num_missing(records.get(int(worker), np.empty(0, RECORD_DTYPE)), groups)
         if missing is None:
             raise UsageError(
-                f"{folder} has other events of worker {worker} than its run wrote before the checkpoint {newest}: put "
-                "the run's own back, or start the run again."
+                f"{folder} has other events of worker {worker} than its run wrote before the checkpoint {newest}: restore "
+                "the original file, or start the run again."
             )
         gone += missing
     return gone

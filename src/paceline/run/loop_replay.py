@@ -62,7 +62,7 @@ class RecordedBatches(EpochClaims):
 
     def take_released(self, first: int, end: int) -> int | None:
         if first >= self._end:
-            raise ReplayMismatchError("The replay differs from the run: the loop begins an epoch more.", -1)
+            raise ReplayMismatchError("The replay differs from the run: the loop begins one more epoch.", -1)
         return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
 
 

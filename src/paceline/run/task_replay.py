@@ -29,7 +29,7 @@ class TaskReplay(Repetition, TaskSimulation):
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
             raise UsageError(
                 f"{run.folder} cannot be replayed: its training set had {before['samples']:,} samples, and this one has "
-                f"{now['samples']:,}, or others; --data names the folder of the run's."
+                f"{now['samples']:,}, or different ones: give the run's data folder with --data."
             )
         self._own_claims: dict[int, Any] = {}  # the newest of each worker
         if self.algorithm.lockstep:

@@ -87,7 +87,7 @@ def _text_bytes(path: Path, enough: int) -> int:
             while length <= enough and (part := text.read(2**20)):
                 length += len(part)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is damaged or cut short ({first_line(error)}); get it again.") from error
+        raise UsageError(f"{path} is damaged or cut short ({first_line(error)}); download it again.") from error
     return length
 
 

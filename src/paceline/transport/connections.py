@@ -44,8 +44,8 @@ class Peer:
     connection: int = -1
     welcomed: bool = False
     met: bool = False  # has been here
-    died: int = -1  # the newest incarnation that has ended for certain
-    heard_s: float = -math.inf  # when it was here for certain, if it is not here now
+    died: int = -1  # the newest incarnation that has certainly ended
+    heard_s: float = -math.inf  # when it was last known to be reachable, if it is not here now
     why_left: str = ""
     sent: int = 0  # messages on the connection that this worker opened
     taken: int = 0  # how many of those the peer has acknowledged

@@ -36,7 +36,7 @@ class _Standing(NamedTuple):
 class _Absence(NamedTuple):
     """The times between which a member became unreachable."""
 
-    heard_s: float  # until when it was reachable for certain
+    heard_s: float  # when it was last known to be reachable
     noticed_s: float
 
 

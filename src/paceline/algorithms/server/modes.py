@@ -170,7 +170,8 @@ class Sync(Mode):
     def check_workers(self, num_workers: int) -> None:
         if self.backups != "auto" and self.backups >= num_workers:
             raise UsageError(
-                f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
+                f"With {num_workers} workers, at most {num_workers - 1} can be backups, not {self.backups}: start more "
+                "workers."
             )
 
 
@@ -238,10 +239,11 @@ class Ringmaster(Mode):
     Not: `bounded`, where fast workers wait for slow ones and nothing is lost.
 
     Args:
-        threshold: R; a gradient counts if it is fewer than R updates late. None: the number of workers, so that equally fast
-            ones lose nothing. A large R is `async`; 1 takes only gradients of the newest parameters. `auto` begins with the
-            number of workers and rises, up to 64 times that, to the gradient noise scale that the server measures; the
-            learning rate does not follow. The result's `chosen_gradients` has it.
+        threshold: R; a gradient counts if it is fewer than R updates late. None: the number of workers, with
+            which equally fast workers lose no gradient. A large R is `async`; 1 takes only gradients of the newest
+            parameters. `auto` begins with the number of workers and rises to the gradient noise scale that the server
+            measures, but to at most 64 times the number of workers; the learning rate does not change with it. The result
+            has the threshold as `chosen_gradients`.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
         ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the target accuracy; our `auto` replaces the

@@ -42,8 +42,9 @@ class TrainedParameters(Guard):
             _refuse_unregistered(self._model, set(owned) - names.keys())
         if not self._shared.intersection(owned):
             raise UsageError(
-                "The optimizer has none of the parameters that the model trains, as where one of them was made outside the"
-                " function that each worker runs: make the model and the optimizer inside the function, in this order."
+                "The optimizer has none of the parameters that the model trains, for example because one of them was "
+                "made outside the function that each worker runs: make the model and the optimizer inside the function, "
+                "in this order."
             )
         for p in (*owned, *names):
             if p.requires_grad and p not in self._shared:

@@ -91,7 +91,7 @@ def place(
 
     Raises:
         UsageError: the model cannot be traced, or micro-batches would change its results; a pin, a constraint or the memory
-            is impossible; the cost model is too inaccurate; the plan would train something else than the model.
+            is impossible; the cost model is too inaccurate; the plan would not train the same model.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.

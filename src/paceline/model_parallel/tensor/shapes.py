@@ -155,7 +155,9 @@ def check_mode(mode: str, shape: Line | Grid) -> None:
     if mode not in get_args(Mode):
         raise UsageError(f"{shown(mode)} is not a mode of products: choose 'allgather' or 'summa'.")
     if mode == "summa" and isinstance(shape, Line):
-        raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
+        raise UsageError(
+            "A line of workers multiplies without broadcasts: leave out mode='summa', or give a grid (q=2)."
+        )
 
 
 def choose_mesh(
