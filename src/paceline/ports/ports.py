@@ -42,8 +42,8 @@ class Collectives(Protocol):
     """Operations that every worker of the run joins, in the same order.
 
     Attributes:
-        members: the workers, in the order of their ids, whose parts the last operation contains: all of the run, but for those
-            that have died where the others go on without them. The same on all that have its result.
+        members: the workers, in the order of their ids, whose parts the last operation contains: all of the run, except dead
+            workers without which the others continue. Equal on all workers that have the result.
     """
 
     @property

@@ -130,7 +130,7 @@ class TakesAverages(RepeatingReplica):
 
 
 class AveragingReplica(TakesAverages, RecordedReplica):
-    """A task's replica that takes averages."""
+    """A task's replica whose averages come from the run's records."""
 
 
 class Silence:

@@ -157,7 +157,7 @@ class _OrderedLoop(TakesTurns, RecordedLoop):
 
 
 class _AveragingLoop(TakesAverages, RecordedLoop):
-    """A loop's worker that takes averages."""
+    """A loop's worker whose averages come from the run's records."""
 
 
 class _ReplayedMembership(SimulatedMembership):

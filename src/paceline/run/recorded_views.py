@@ -57,7 +57,7 @@ class Deaths:
 
 
 class RecordedNewcomers(SimulatedNewcomers):
-    """Lets replacements in where the run did. One that died before it took part is let in, and left out at once."""
+    """Lets replacements in at the same rounds as the run. One that died before it took part is let in, and removed at once."""
 
     def __init__(
         self,

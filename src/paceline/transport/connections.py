@@ -85,7 +85,7 @@ def hello_vector(run: str, endpoint: str) -> torch.Tensor:
 
 
 def read_hello(x: torch.Tensor | None) -> tuple[str, str] | None:
-    """Run and endpoint from a hello; None where it is malformed."""
+    """Run and endpoint from a hello; None if it is malformed."""
     if x is None or x.dtype != torch.uint8 or x.numel() > _MOST_BYTES:
         return None
     words = bytes(x.tolist()).split(b" ")

@@ -44,7 +44,7 @@ class RoundHeader(NamedTuple):
         return torch.tensor([*self[:-1], *self.numbers], dtype=torch.float64)
 
     def why_unlike(self, own: RoundHeader, worker: int) -> str:
-        """What is wrong if this is not the header of the same round as `own`, which is the `worker`'s; or empty."""
+        """Why this header is of another round than `own`, the header of `worker`; empty if it is of the same round."""
         if (self.purpose, self.num_bytes) == (own.purpose, own.num_bytes):
             return ""
         what = f"and not at {_PLACES[own.purpose]} as worker {worker}"

@@ -36,7 +36,7 @@ class Mode:
 
     @property
     def note(self) -> str:
-        """A sentence for the run's result on the mode's assumptions; or empty."""
+        """A sentence about the mode's assumptions for the run's result; empty if there is none."""
         return ""
 
     def without_slowest(self, num_workers: int) -> Mode:
@@ -85,7 +85,7 @@ class Mode:
             )
 
     def check_copies(self) -> None:
-        """Refuses a second copy of a shard where it could not make the same updates."""
+        """Refuses a second copy of a shard if it could not make the same updates."""
         if self.one_server or self.follows_times:
             raise UsageError(
                 "The second copy of a shard receives updates, but not the gradients behind them: leave out "
@@ -279,9 +279,9 @@ class Rennala(Mode):
     Not: `sync(backups=b)`, which takes one gradient from each of the fastest: a fast worker waits there, and less is lost.
 
     Args:
-        gradients: B. None: the number of workers. `auto` begins with that and rises, up to 64 times that, to the gradient
-            noise scale that the server measures. The learning rate does not follow. The result's `chosen_gradients` has the
-            number.
+        gradients: B. None: the number of workers. `auto` begins with that and rises to the gradient noise scale that the
+            server measures, but to at most 64 times the number of workers. The learning rate does not change with it. The
+            result has the number as `chosen_gradients`.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the target accuracy;

@@ -58,7 +58,7 @@ class OutsideChanges:
     waited for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
-    memory for each sum, of which there are two a step where the loop has batches of the worker's.
+    memory for each sum, of which there are two per step if the loop uses `worker.batches`.
 
     Attributes:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
