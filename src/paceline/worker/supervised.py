@@ -99,7 +99,7 @@ class Outcome:
         """Names the workers that have not ended since the run failed; a missed worker that has not died is one of them."""
         if workers and self.kind == "worker-lost" and not self.workers_lost:
             who = name_workers(workers)
-            self.reason = f"{who[0].upper()}{who[1:]} stood still. {self.reason}"
+            self.reason = f"{who[0].upper()}{who[1:]} stalled. {self.reason}"
 
     def leave_out(self, number: int | None, why: str) -> None:
         """Notes that a checkpoint cannot be written and is left out; says so once."""

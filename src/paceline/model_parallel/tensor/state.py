@@ -153,7 +153,7 @@ def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
     for name, parameter in model.named_parameters():
         if id(parameter) not in placed:
             raise UsageError(
-                f"{name} belongs to no layer of paceline.model_parallel, so its gradient would be this worker's only: "
+                f"{name} belongs to no layer of paceline.model_parallel, so each worker would have a different gradient: "
                 "build the model from those layers."
             )
     return mesh, {name: placed[id(one)] for name, one in model.named_parameters(remove_duplicate=False)}
