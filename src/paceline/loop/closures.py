@@ -131,7 +131,7 @@ class StepHooks:
 
 
 class _Closure:
-    """What an optimizer gets in place of the loop's closure, for one step."""
+    """The closure that an optimizer gets instead of the loop's, for one step."""
 
     def __init__(
         self,

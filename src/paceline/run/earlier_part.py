@@ -129,7 +129,7 @@ class EarlierPart:
                 f"applied gradients by {apply_registry.spec(rules[0])} at its servers, whose state is in the checkpoint"
             )
         elif before.gossip and not algorithm.gossip:
-            why = "gave every worker a model of its own"
+            why = "gave every worker its own model"
         elif algorithm.in_rounds and not before.in_rounds and workers > 1:
             why = "let workers take different numbers of batches"
         else:

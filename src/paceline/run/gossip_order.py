@@ -1,4 +1,4 @@
-"""Makes the recorded averages of workers with models of their own again, each at its place between their updates."""
+"""Repeats the recorded averages of workers that have their own models, each at its place between their updates."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Admission:
 
     Attributes:
         backups: workers whose gradients this step can do without.
-        incomplete: updates made of other gradients than shard 0's.
+        incomplete: updates that contain different gradients than shard 0's.
         absent: members that send nothing until the others have reached the meeting where they wait.
     """
 

@@ -263,7 +263,7 @@ class OutsideChanges:
         return bool(self._addresses) and _addresses(self._parameters) != self._addresses
 
     def _are_replaced(self) -> bool:
-        """Whether the parameters lie elsewhere with other values than they had; with the same, they are bound as before."""
+        """Whether the parameters lie elsewhere and their values differ; if the values are equal, they are bound as before."""
         x = self._binding.bound_to
         if x is None or not self._are_elsewhere():
             return False

@@ -80,7 +80,7 @@ def _not_shared(parameter: torch.Tensor, name: str | None, when: str) -> str:
     if name is not None:
         return (
             f"The parameter {name} requires a gradient only since attach, and each worker would train its own: attach after"
-            " unfreezing or adding it, in a `with`, and a launch, of its own."
+            " unfreezing or adding it, in a separate `with` and a separate launch."
         )
     return (
         f"The optimizer was given a parameter of shape {tuple(parameter.shape)}{when} that is not in the model, and each"

@@ -164,7 +164,7 @@ class PlacedPart(nn.Module):
         """The model's output, on every worker.
 
         Raises:
-            UsageError: the inputs have other shapes than the example, or the workers are not connected.
+            UsageError: the inputs' shapes differ from the example's, or the workers are not connected.
             WorkerLostError: another worker has left, or sends nothing within the deadline.
         """
         exchange, arguments = self._prepared(args, kwargs)
@@ -228,7 +228,7 @@ class PlacedPart(nn.Module):
             )
         if self._transfers and torch.is_autocast_enabled("cpu"):
             raise UsageError(
-                "Under torch.autocast a placed model would make tensors of other dtypes than its plan sends: leave "
+                "Under torch.autocast a placed model would make tensors of different dtypes than its plan sends: leave "
                 'autocast out; pl.place(..., wire="bfloat16") halves the traffic.'
             )
         need_gradients = torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs)))

@@ -106,7 +106,7 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
     names = _names(model)
     groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
     if groups != [group["params"] for group in state["param_groups"]]:
-        raise UsageError("The saved optimizer has other parameter groups: build this optimizer with the same ones.")
+        raise UsageError("The saved optimizer has different parameter groups: build this optimizer with the same ones.")
     number = {name: at for at, name in enumerate(name for group in groups for name in group)}
     parameters = dict(model.named_parameters())
     packed = {}
