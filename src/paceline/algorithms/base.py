@@ -121,7 +121,7 @@ class Algorithm:
 
     @property
     def survivors_continue(self) -> bool:
-        """Whether rounds go on without dead workers, where a supervisor on one machine tells who is dead."""
+        """Whether rounds continue without dead workers if a supervisor on one machine reports the deaths."""
         return False
 
     @property
@@ -243,7 +243,7 @@ class Algorithm:
             raise UsageError(f"min_workers={min_workers} is more than the run's {num_workers} workers: lower it.")
         if min_workers > 1 and not (self.survivors_continue and self.needs.collectives):
             raise UsageError(
-                "min_workers is for methods in which all workers wait for each other and go on without a dead one, such as"
+                "min_workers is for methods in which all workers wait for each other and continue without a dead one, such as"
                 " all-reduce: leave it out."
             )
 

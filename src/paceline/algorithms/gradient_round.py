@@ -103,7 +103,7 @@ class GradientRound:
         Args:
             heard: what all workers have said; None: only time is simulated.
             samples: that the mean contains; None: unknown.
-            mean: returns the mean gradient (P,), where the others go on without dead workers.
+            mean: returns the mean gradient (P,), if the others continue without dead workers.
 
         Raises:
             WorkerLostError: the mean contains no sample, and an earlier one of this step is lost with those who had some.

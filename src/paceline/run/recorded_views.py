@@ -51,7 +51,7 @@ class Deaths:
             lives.start_again(worker_id, successor)
 
     def leave_out(self, worker_id: int) -> None:
-        """Barriers go on without this worker."""
+        """Barriers no longer wait for this worker."""
         if self._machine.all_reduce is not None:
             self._machine.all_reduce.lose(worker_id, "", is_dead=True)
 

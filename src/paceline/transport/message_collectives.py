@@ -1,4 +1,4 @@
-"""Means and sums by messages, among workers that have no supervisor, and go on without those that have died or left."""
+"""Means and sums by messages, among workers that have no supervisor and continue without dead or departed workers."""
 
 from __future__ import annotations
 
