@@ -60,8 +60,8 @@ class Downpour(Served):
             others wait. If it dies, the next one takes over.
         shards: servers, each with a contiguous part of the vector.
         codec: compresses pushed gradients; a dead worker's error feedback is lost, as in `parameter-server`.
-        on_death: when a worker dies: the others do not wait for it (`shrink`); during the warm start, all wait for its
-            successor (`wait`); or the run ends (`fail`).
+        on_death: after a worker's death, continue without it (`shrink`), wait for its successor if it died during the warm
+            start (`wait`), or end the run (`fail`).
         durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
         snapshot_s: for `snapshot`: seconds between a server's snapshots.
 

@@ -171,7 +171,7 @@ def _check_processes() -> None:
     file = getattr(main, "__file__", None)
     if file is not None and main.__spec__ is None and not Path(file).exists():
         raise UsageError(
-            f"Worker processes cannot import the program, because there is no file {printable(file)}: save it as one, "
+            f"Worker processes cannot import the program, because there is no file {printable(file)}: save it in a file, "
             "or use backend='threads'."
         )
 
