@@ -153,7 +153,7 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
         )
     if 0 in matrix.shape:
         raise UsageError(
-            f"{path} has {matrix.shape[0]} examples of {matrix.shape[1]} features; there must be one of each."
+            f"{path} has {matrix.shape[0]} examples of {matrix.shape[1]} features; give it at least one of each."
         )
     target = next((held[name] for name in _LABELS if name in held), None)
     if target is None:
