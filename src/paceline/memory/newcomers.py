@@ -147,7 +147,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     ) -> dict[str, Any] | None:
         """Waits until the others let this worker in; returns what they have, or None if they are in a later epoch.
 
-        `epoch` is the one that its loop has reached; negative: any epoch is accepted. The functions return the `newest` epoch of
+        `epoch` is the one that its loop has reached; negative: any epoch is right. The functions return the `newest` epoch of
         the others, whether they have ended, and whether an incarnation of a worker has died.
 
         Raises:

@@ -56,8 +56,8 @@ class PlacedWorker(Worker):
     Checkpoints identify parameters by name. Each worker saves its part with its optimizer's state, so a resumed run can divide
     the model by another plan and among another number of workers.
 
-    With an algorithm whose servers hold the parts, groups of workers are its replicas. Checkpoints are then like those of layouts,
-    and need the same plan.
+    With an algorithm whose servers hold the parts, groups of workers are its replicas. Checkpoints are then like those of
+    layouts, and need the same plan.
     """
 
     program: ClassVar[Algorithm | None] = PlacedProgram()
