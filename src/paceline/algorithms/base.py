@@ -211,7 +211,7 @@ class Algorithm:
         return self.lockstep
 
     def unrecorded(self, num_workers: int) -> str:
-        """What timing decides in a run and its records do not have, so that it cannot be replayed; "" if they have all."""
+        """The decisions of timing that a run's records lack, so that it cannot be replayed; empty if they lack none."""
         if num_workers == 1 or self.same_batches:
             return ""
         if not self.lockstep:

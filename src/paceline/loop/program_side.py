@@ -318,7 +318,7 @@ class ProgramSide(BaseReplica):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
+        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` sees only these elements.
 
         Raises:
             UsageError: the loop has changed its gradients, of which the workers see different parts.

@@ -72,7 +72,7 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 
 
 def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
+    """As `schedulers_of`, but also finds `ReduceLROnPlateau`, which leaves no trace in an optimizer; looks at all objects."""
     # gc.get_objects would also refer to tuples that other threads are building, which then fails with SystemError.
     owners = gc.get_referrers(*optimizers)
     owners += gc.get_referrers(*(one for one in owners if type(one) is dict))  # whose attributes are in a dict

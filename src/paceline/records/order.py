@@ -1,4 +1,4 @@
-"""What timing decides in a run and the records of steps do not have: 16 bytes for each answer of a server, or average.
+"""Decisions of timing that the records of steps lack: 16 bytes for each answer of a server, or for each average.
 
 Under methods with servers a row is one shard's answer: `moment` counts the worker's requests, `peer` is the shard, `at` the
 version of the parameters after it, and `of` the version of the update that the worker's gradient became.

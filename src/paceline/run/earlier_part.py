@@ -143,7 +143,7 @@ class EarlierPart:
 
     @property
     def batches_done(self) -> frozenset[int]:
-        """Batches from the next one on whose updates the checkpoint already contains: they were under way then."""
+        """Batches, from the next one on, whose updates the checkpoint already contains: they were in progress then."""
         if self.saved is None:
             return frozenset()
         return frozenset(batch for batch in _batches(self.run.records) if batch >= self.saved.next_batch)

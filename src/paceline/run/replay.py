@@ -257,8 +257,8 @@ class RecordedRun:
     ) -> Update | None:
         """The first update after which `holds(model)` is true, if it stays true; None: it is not after the last one.
 
-        If workers average in pairs, it is the first update after which it is true of any worker's model, each as the worker's
-        last update made it.
+        If workers average in pairs, it is the first update after which it is true of any worker's model, taken after that
+        worker's last update.
 
         Costs: log2 of the number of updates in replays, each up to another update.
 

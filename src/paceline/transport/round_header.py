@@ -50,4 +50,4 @@ class RoundHeader(NamedTuple):
         what = f"and not at {_PLACES[own.purpose]} as worker {worker}"
         if self.purpose == own.purpose:
             what = "with vectors of another length"
-        return f"is at {_PLACES[self.purpose]}, {what}: all must make as many steps, and call worker.sum alike"
+        return f"is at {_PLACES[self.purpose]}, {what}: all must make as many steps, and as many calls of worker.sum"
