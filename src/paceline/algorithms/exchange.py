@@ -9,9 +9,9 @@ The two changes are opposite, so the sum over all workers never moves, even if e
 the requesting worker applies every answer, however late, with the snapshot of that request. So a worker keeps a request until
 it is resolved, by one of these:
 
-    answer              the partner has made its half, and this worker makes its own; the weight is for how long, in seconds,
-                        the partner has held the request
-    busy                no half is made: the partner refused the request, or dropped it because it was withdrawn
+    answer              the partner has applied its half, and this worker applies its own; the weight is the number of seconds
+                        for which the partner has held the request
+    busy                no half is applied: the partner refused the request, or dropped it because it was withdrawn
     answered            a reply to a withdrawal: an answer was sent earlier; if it is missing, its connection lost it
     the partner's end   all that it sent has arrived; or it died, and its model is gone
 
@@ -178,7 +178,7 @@ class Exchanges:
         Args:
             peer: the partner that says so.
             number: the request's.
-            was_answered: the partner has made its half, and its answer was lost with the connection.
+            was_answered: the partner has applied its half, and its answer was lost with the connection.
         """
         own = self.own
         request = self._resolve(peer, number)

@@ -98,7 +98,7 @@ def backups(
 
 
 def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
-    """A cluster's compute times as a law; an unknown distribution by 2,000 draws."""
+    """A cluster's compute times as a law; 2,000 draws represent an unknown distribution."""
     from scipy import stats
 
     from paceline.planner.order_statistics import RecordedTimes

@@ -246,7 +246,7 @@ class Storage(Protocol):
 class Counts:
     """A worker's communication so far; the record of each step takes the difference.
 
-    The transports count messages and bytes, the algorithm averages and failures.
+    The transports count messages and bytes; the algorithm counts averages and failures.
     """
 
     messages: int = 0  # sent to other workers

@@ -88,7 +88,7 @@ class RunData:
         Args:
             folder: the run's.
             decided: whether gradients that still waited when the run ended count as dropped. False: the run is about to be
-                resumed, so they keep the versions that they would make, and `config.json` must have its checksum.
+                resumed, so they keep the versions of their future updates, and `config.json` must have its checksum.
 
         Raises:
             UsageError: the folder does not exist, holds no run, or a file in it is damaged.

@@ -83,7 +83,7 @@ def attach(
         others |= {"layout": layout, "example_inputs": example_inputs}
     elif example_inputs is not None:
         raise UsageError(
-            "example_inputs are used only to choose a layout: give attach a layout too, or leave them out."
+            "example_inputs are used only to choose a layout: give attach a layout, too, or leave them out."
         )
     own_kind = getattr(model, "worker_kind", None) or getattr(layout, "worker_kind", None)
     kind: Any = resolve_name(own_kind) if own_kind else Worker

@@ -130,7 +130,7 @@ def hung(workers: Iterable[WorkerState], arena: Arena | None) -> list[int]:
 
 
 def is_replica_lost(workers: Iterable[WorkerState], mates: range) -> bool:
-    """Whether these workers, which have the parts of one replica, are not all there, while others can train on."""
+    """Whether a replica, of which these workers have the parts, has lost one of them while other replicas can continue."""
     own, others = set[bool](), set[bool]()
     for one in workers:
         (own if one.worker_id in mates else others).add(not one.lost and one.failure is None)

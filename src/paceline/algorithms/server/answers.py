@@ -64,8 +64,9 @@ def _count(rows: Rows) -> int:
 class Answers:
     """Sends workers a shard's parameters.
 
-    A worker that had its last parameters from this process, and says so, gets what has changed since; all others, such as the
-    workers of a dead server, get all. Tables whose rows a worker looks up are left out, and their rows are sent on request.
+    A worker that says that its last parameters came from this process gets the elements that have changed since. All others,
+    such as the workers of a dead server, get all elements. Tables whose rows a worker looks up are left out, and their rows
+    are sent on request.
 
     Args:
         ports: the server's, whose shared vector is sent.
