@@ -33,11 +33,11 @@ class OutsideChanges:
 
     The effect of a change, such as clamping the weights, depends on the vector that the parameters were views of:
 
-    - *The trained vector*, which other workers write at any time (`hogwild`, and right after a step `locked` and `ad-psgd`):
+    - *The trained vector*, which other workers write at any time (`hogwild`; also `locked` and `ad-psgd`, right after a step):
       the change takes effect immediately, like an update, and others may overwrite it. A comparison is impossible. During a
-      step, others would compute at values that the loop may put back: if PyTorch's counts or addresses show a change, a
+      step, others would compute at values that the loop may restore. If PyTorch's counts or addresses show a change, a
       warning says so once, and this worker computes on a copy from then on. Changes left in the copy are added to the trained
-      vector. Changes by `p.data`, such as `p.data.add_`, before that go unseen.
+      vector. Earlier changes by `p.data`, such as `p.data.add_`, go unseen.
     - *The worker's own model* (`local-sgd`, `d-psgd`): the change takes effect, and counts in means, like a step of this
       worker. Under `d-psgd` this holds until the model is sent to the neighbours, at the beginning of the next step.
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): the change takes effect if all workers make the

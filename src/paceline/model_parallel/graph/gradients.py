@@ -78,7 +78,7 @@ class Tokens(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         if ctx.number > 1 and torch.is_grad_enabled():
             raise UsageError(
-                "Gradients of a placed model have no gradients of their own, as they come in messages: leave out "
+                "A placed model has no second derivatives, because its gradients come in messages: leave out "
                 "create_graph=True."
             )
         ctx.exchange.begin_backward()
