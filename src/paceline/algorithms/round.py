@@ -192,7 +192,7 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
     return UsageError(
         f"{who[0].upper()}{who[1:]} skipped {which} and went on to another batch, but the others did not, as happens "
         "if a loop runs `continue` or `break` on some workers only: their steps would no longer belong to the same "
-        "rounds. Let all workers decide together, for example with worker.sum, or make the step with a loss times 0. "
+        "rounds. Let all workers decide together, for example with worker.sum, or step with a loss multiplied by 0. "
         "If the workers' own loaders differ in length and the loop steps when its own ends, step after a fixed number "
         "of batches. ad-psgd has no rounds."
     )
