@@ -76,7 +76,7 @@ class Collectives(Protocol):
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
         """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,).
 
-        The parts of workers that are no members stay as they are.
+        Does not change the parts of workers that are not members.
         """
         ...
 
