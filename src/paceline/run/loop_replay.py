@@ -76,8 +76,8 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         is_cut_off: whether the replay has ended, and the loop leaves its step unfinished.
 
     Attributes:
-        kept: step -> that gradient (P,), as `backward` has left it.
-        samples_of: batch -> the sampler's output for it, of these steps; None: it has no sampler.
+        kept: step -> its kept gradient (P,), as `backward` has left it.
+        samples_of: batch of such a step -> the sampler's output for it; None: it has no sampler.
         compared: number of steps that were equal.
     """
 

@@ -49,7 +49,7 @@ class ChangedRows:
             self._num_rows -= _count(oldest)
 
     def since(self, version: int) -> Selection | None:
-        """What has changed after this version; None: it can be anything."""
+        """The elements that have changed after this version; None: not known."""
         if version < self._known_from:
             return None
         after = [rows for _, rows in takewhile(lambda update: update[0] > version, reversed(self._updates))]
