@@ -99,7 +99,7 @@ def test_meshes():
         mp.Mesh.open("2x2")
     with pytest.raises(UsageError, match="A line of workers multiplies without broadcasts"):
         mp.Mesh.open("line 1", mode="summa")
-    with pytest.raises(UsageError, match="'cannon' is not a mode of products"):
+    with pytest.raises(UsageError, match="'cannon' is not a mode of multiplication"):
         mp.Mesh.open("1x1", mode="cannon")
     for text in ("2x3", "2x2x2x2", "", "cube", "line 2x2", "-", "2x2x"):
         with pytest.raises(UsageError, match="is not a mesh: write"):
