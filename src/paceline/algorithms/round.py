@@ -136,7 +136,7 @@ class Round:
             self.replicas.compare(UNEQUAL_EVALUATIONS if self.is_evaluating else "")
 
     def exchange(self, reports: Reports, since: int | None = None) -> None:
-        """All members exchange reports; raises as `check`."""
+        """All members exchange reports; raises the same errors as `check`."""
         self._collectives.start_all_reduce(reports.numbers).wait()
         self.check(reports, since)
 
