@@ -1,4 +1,4 @@
-"""Checkpoints and configurations that say something else than what a run has written, with checksums that are right."""
+"""Checkpoints and configurations that differ from what a run has written, with valid checksums."""
 
 import json
 

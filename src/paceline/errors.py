@@ -66,7 +66,7 @@ class WorkerLostError(PacelineError, RuntimeError):
 
 
 class ExcludedError(WorkerLostError):
-    """This worker could not reach the others, which may train on without it.
+    """This worker could not reach the others, which may continue without it.
 
     Attributes:
         why: what happened, as a sentence.

@@ -201,7 +201,7 @@ def test_a_saved_schedule_goes_on_where_it_was():
 def test_a_schedule_that_is_stepped_twice_or_goes_by_a_measure_is_refused():
     model, optimizer = made()
     with pl.attach(model, optimizer) as worker:
-        with pytest.raises(pl.UsageError, match="goes by a measure"):
+        with pytest.raises(pl.UsageError, match="follows a metric"):
             worker.follow(lr_scheduler.ReduceLROnPlateau(optimizer))
         scheduler = by_hand(optimizer)
         worker.follow(scheduler)

@@ -125,7 +125,7 @@ def test_a_pass_of_its_own_for_each_is_refused(algorithm):
                 one.step()
 
     model, _ = made()
-    with pytest.raises(pl.UsageError, match=r"A backward pass came when optimizer 0 \(Adam\) had stepped"):
+    with pytest.raises(pl.UsageError, match=r"A backward pass began when optimizer 0 \(Adam\) had stepped"):
         pl.simulate(lambda: loop(model, halves(model)), workers=1)
 
 

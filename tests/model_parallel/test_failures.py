@@ -119,7 +119,7 @@ def test_a_worker_that_hangs_ends_the_step_on_all_within_the_deadline(monkeypatc
     loop = partial(train_killed, "two towers", plan, None, 1, 3, signal.SIGSTOP, 1)
     with pytest.raises(
         pl.WorkerLostError,
-        match=r"^Worker 1 stood still\. Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)",
+        match=r"^Worker 1 stalled\. Worker 0 waited for worker 1, .*(nothing came within 6 s|it has left)",
     ):
         pl.launch(loop, workers=2, plan=plan, step_deadline_s=6)  # which no step waits for a core
 

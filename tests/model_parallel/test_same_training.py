@@ -391,7 +391,7 @@ class Functional(TwoTowers):
 
 def test_evaluation_of_a_part_is_refused_where_keywords_depend_on_the_mode():
     plan = pl.place(made(Functional), x := batches()[0][0], devices=1, repeats=1, force=True)
-    with pytest.raises(pl.UsageError, match="computes something else in evaluation mode"):
+    with pytest.raises(pl.UsageError, match="computes a different result in evaluation mode"):
         plan.part(made(Functional)).eval()(x)
 
 

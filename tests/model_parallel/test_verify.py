@@ -49,7 +49,9 @@ class AsksForGradient(TwoTowers):
     [(AsksForKind, "add", "after the difference"), (AsksForGradient, "mul", "without a gradient")],
 )
 def test_a_graph_that_is_not_the_models_is_refused_with_the_first_operation(kind, operation, line):
-    words = rf"of {kind.__name__} computes something else .* first at {operation} \(test_verify.py:{line_with(line)}\)"
+    words = (
+        rf"of {kind.__name__} computes a different result .* first at {operation} \(test_verify.py:{line_with(line)}\)"
+    )
     with pytest.raises(pl.UsageError, match=words):
         place(kind)
 

@@ -241,8 +241,6 @@ def test_a_worker_that_is_stopped_for_less_than_the_deadline_is_waited_for():
 
 
 def test_a_worker_that_is_stopped_for_good_ends_the_run_and_is_named():
-    with pytest.raises(
-        pl.WorkerLostError, match=r"^Worker 1 stood still\. D-PSGD round \d: worker \d did not"
-    ) as raised:
+    with pytest.raises(pl.WorkerLostError, match=r"^Worker 1 stalled\. D-PSGD round \d: worker \d did not") as raised:
         pl.launch(programs.is_stopped, workers=3, algorithm="d-psgd(deadline_s=10.0)")
     raised.value.__traceback__ = None

@@ -132,7 +132,7 @@ def test_an_error_in_a_loaders_process_arrives(tmp_path):
 
 
 def test_a_worker_without_a_batch_in_the_first_epoch_compares_its_data_too(tmp_path):
-    with pytest.raises(pl.UsageError, match="other samples than another worker's"):
+    with pytest.raises(pl.UsageError, match="different samples than another worker's"):
         pl.launch(Late(tmp_path), workers=2, algorithm="hogwild")
     wait_for_end_of(loading(tmp_path))
 

@@ -160,7 +160,7 @@ def test_a_part_that_there_is_not_is_refused_before_the_run_is_joined(monkeypatc
     plan = planned("two towers", 2)
     monkeypatch.setenv("PACELINE_JOIN", "127.0.0.1:1")
     monkeypatch.setattr(joined, "JoinedRun", lambda *_: pytest.fail("it has joined"))
-    with pytest.raises(pl.UsageError, match="There is no worker 2 in a plan for 2 workers, from 0"):
+    with pytest.raises(pl.UsageError, match="There is no worker 2 in a plan for 2 workers, numbered from 0"):
         plan.part(made("two towers"), 2)
     with pytest.raises(pl.UsageError, match="The plan belongs to another model"):
         plan.part(made("skips"))

@@ -143,7 +143,7 @@ LAUNCH = ["-m", "paceline", "launch", "--workers", "2"]
         ("by_worker_0_alone", "steps a SGD that attach was not given"),
         ("aliased", "share memory, as after `b.weight.data = a.weight.data`"),
         ("unfrozen", "requires a gradient only since attach"),
-        ("follows_a_measure", "ReduceLROnPlateau goes by a measure"),
+        ("follows_a_measure", "ReduceLROnPlateau follows a metric"),
         ("steps_inside_backward", "calls step() inside backward"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_program_from_standard_input_is_refused(tmp_path):
     ran = run("-", "leashed", tmpdir=tmp_path, input=PROGRAM)
     assert ran.returncode == 2
     assert ran.stderr.startswith("paceline: ")
-    assert ran.stderr.endswith("there is no file <stdin>: save it as one, or use backend='threads'.\n")
+    assert ran.stderr.endswith("there is no file <stdin>: save it in a file, or use backend='threads'.\n")
     assert ran.stderr.count("\n") == 1
 
 

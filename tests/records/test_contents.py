@@ -112,7 +112,7 @@ def test_messages(tmp_path):
     save(tmp_path, 10)
     checkpoint_files.complete(tmp_path, 10, [0, 1], {})
     newest = checkpoint_files.newest(tmp_path)
-    with pytest.raises(pl.UsageError, match="other parameter groups"):
+    with pytest.raises(pl.UsageError, match="different parameter groups"):
         checkpoint.load_worker(newest, 0, optimizer_after(0, groups=2))
     for name in ("parameters.pt", "worker-1.pt", "complete.json"):
         whole = (newest / name).read_bytes()

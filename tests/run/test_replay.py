@@ -461,7 +461,7 @@ def test_another_training_set_is_refused(moved, now, samples):
     path.write_text(TASK.replace("randn(240", now))
     result = cli(folder)
     assert result.exit_code == 2
-    assert f"its training set had 240 samples, and this one has {samples}, or others" in result.stderr
+    assert f"its training set (240 samples) differs from this one ({samples} samples)" in result.stderr
 
 
 @pytest.mark.parametrize(

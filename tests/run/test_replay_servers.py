@@ -268,7 +268,7 @@ def test_a_file_that_holds_no_order_is_refused(sharded, tmp_path):
     with pytest.raises(pl.UsageError, match=r"order\.npz is not a readable NPZ file"):
         pl.RecordedRun(folder)
     np.savez(folder / "order.npz", **{"0": np.zeros(3)})
-    with pytest.raises(pl.UsageError, match="does not hold what timing has decided"):
+    with pytest.raises(pl.UsageError, match="does not hold the recorded order of events"):
         pl.RecordedRun(folder)
 
 

@@ -98,7 +98,7 @@ def test_own_parts_of_the_data(partition, algorithm):
     ("settings", "message"),
     [
         ({"algorithm": "sequential", "workers": 2}, "1 worker, not 2"),
-        ({"algorithm": "lockstep", "optimizer_state": "shared"}, "an optimizer of its own"),
+        ({"algorithm": "lockstep", "optimizer_state": "shared"}, "a separate optimizer on every worker"),
         ({"algorithm": "leashed(persistance=1)"}, "persistence"),
         ({"algorithm": "hogwild", "optimizer": "adagrad", "optimizer_state": "shared"}, "cannot share its state"),
         ({"optimizer": "lbfgs"}, "several times per step"),

@@ -1,4 +1,4 @@
-"""Which peers have ended for certain."""
+"""Which peers have certainly ended."""
 
 import time
 

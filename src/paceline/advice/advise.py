@@ -55,9 +55,9 @@ def advise(
 ) -> Advice:
     """Compares algorithms and numbers of workers by when they will reach a target.
 
-    Takes about the budget, on all cores: short real runs of every algorithm (not with a cluster file), then simulations of
-    every candidate with real gradients, then repeats of the leaders. The recommended candidate has been simulated to the
-    target, not trained.
+    Uses all cores for about the budget. Makes short real runs of every algorithm (not with a cluster file), simulates every
+    candidate with real gradients, and repeats the simulations of the best ones. The recommended candidate has been
+    simulated to the target, not trained.
 
     Args:
         program: `FILE.py:FUNCTION` that calls `paceline.attach`, a built-in task, or a `Program`.

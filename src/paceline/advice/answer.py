@@ -104,7 +104,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Candidates in order, and how certain that order is."""
+    """The ranked candidates, and how certain the ranking is."""
 
     program: str  # as the user named it
     target: Target

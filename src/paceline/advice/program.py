@@ -150,7 +150,7 @@ def observed(run: RunData, target: Target, *, real: bool, setup_s: float = 0.0) 
 
 
 def _curve(run: RunData, *, above: bool, gossip: bool) -> list[tuple[float, float, float]]:
-    """Seconds, samples and accuracy; or the running loss once its window is full, which a target loss is compared with."""
+    """Rows of seconds, samples and accuracy, or, for a target loss, the running loss once its window is full."""
     if above:
         rows = [one for one in run.evaluations if one.get("test_accuracy") is not None]
         return sorted((float(one["elapsed_s"]), float(one["samples"]), float(one["test_accuracy"])) for one in rows)

@@ -24,7 +24,7 @@ _WORTH = 0.95  # of the time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """A change, and the time per sample that it would take relative to the run's; None: it is not simulated."""
+    """A change to the run, and its time per sample relative to the run's; None: it was not simulated."""
 
     spec: str  # another algorithm; "": batches fetched in the background
     relative_time: float | None

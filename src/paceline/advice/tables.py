@@ -96,7 +96,7 @@ def _measure(advice: Advice, found: Estimate | None, kind: str) -> Cell:
 
 
 def _number(value: float) -> str:
-    """A number for a cell, never wider than eight characters: `640,000`, `12.3 M`; a dash where it is not known."""
+    """A number for a cell, never wider than eight characters: `640,000`, `12.3 M`; a dash if it is not known."""
     if not math.isfinite(value):
         return ABSENT
     return f"{number_text(value / 1e6)} M" if value >= 9.995e6 else number_text(value)

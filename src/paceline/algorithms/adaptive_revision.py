@@ -42,7 +42,7 @@ class AdaptiveRevision(Served):
         durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
         snapshot_s: for `snapshot`: seconds between snapshots of a server's state.
 
-    Differs from the paper: snapshots are held per worker, so that a dead worker's snapshots are freed.
+    Differs from the paper: the server keeps snapshots per worker, so it can free those of a dead worker.
 
     Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
     """

@@ -59,11 +59,11 @@ class Algorithm:
 
     @property
     def overrides(self) -> str:
-        """A sentence if the method overrides the user's optimizer settings; or empty."""
+        """A sentence if the method overrides the user's optimizer settings; empty otherwise."""
         return ""
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """A sentence if these arguments are valid but likely a mistake; or empty.
+        """A sentence if these arguments are valid but likely a mistake; empty otherwise.
 
         `delay` is the delay that the program has chosen; None: not yet.
         """
@@ -80,11 +80,11 @@ class Algorithm:
         return {}
 
     def note(self, num_workers: int) -> str:
-        """A sentence for the run's result, such as on options without effect at this number of workers; or empty."""
+        """A sentence for the run's result, such as one about options without effect; empty if there is none."""
         return ""
 
     def lost_with(self, workers: Sequence[int]) -> str:
-        """A sentence on what dead workers take with them besides their last gradients; or empty."""
+        """A sentence about what is lost with dead workers besides their last gradients; empty if nothing is."""
         return ""
 
     @property
@@ -102,7 +102,7 @@ class Algorithm:
         return "everyone" if self.lockstep else "none"
 
     def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
-        """An algorithm, or its spec, whose workers wait less where one worker or the network is slow; None: there is none."""
+        """An algorithm, or its spec, whose workers wait less if one worker or the network is slow; None: there is none."""
         return "ad-psgd" if self.lockstep else None
 
     @property
@@ -121,7 +121,7 @@ class Algorithm:
 
     @property
     def survivors_continue(self) -> bool:
-        """Whether rounds go on without dead workers, where a supervisor on one machine tells who is dead."""
+        """Whether rounds continue without dead workers if a supervisor on one machine reports the deaths."""
         return False
 
     @property
@@ -191,7 +191,7 @@ class Algorithm:
         return False
 
     def weighting(self, num_workers: int) -> str:
-        """The option that scales each gradient separately, which needs a linear optimizer; or empty."""
+        """The option that scales each gradient separately, which needs a linear optimizer; empty if there is none."""
         return ""
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
@@ -211,7 +211,7 @@ class Algorithm:
         return self.lockstep
 
     def unrecorded(self, num_workers: int) -> str:
-        """What timing decides in a run and its records do not have, so that it cannot be replayed; "" if they have all."""
+        """The decisions of timing that a run's records lack, so that it cannot be replayed; empty if they lack none."""
         if num_workers == 1 or self.same_batches:
             return ""
         if not self.lockstep:
@@ -243,7 +243,7 @@ class Algorithm:
             raise UsageError(f"min_workers={min_workers} is more than the run's {num_workers} workers: lower it.")
         if min_workers > 1 and not (self.survivors_continue and self.needs.collectives):
             raise UsageError(
-                "min_workers is for methods in which all workers wait for each other and go on without a dead one, such as"
+                "min_workers is for methods in which all workers wait for each other and continue without a dead one, such as"
                 " all-reduce: leave it out."
             )
 

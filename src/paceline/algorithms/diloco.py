@@ -88,7 +88,7 @@ class DiLoCo(AveragedModels):
         return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
 
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """A warning if merges drop most of the local steps, also a lone worker's."""
+        """A warning if merges drop most of the local steps, even with one worker."""
         if self.delay != "auto":
             return slow_progress(self.progress_factor(self.delay))
         said = slow_progress(self.progress_factor(delay)) if delay is not None else ""

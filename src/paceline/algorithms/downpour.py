@@ -41,7 +41,7 @@ class Downpour(Served):
     Costs per step: 1/push of a gradient sent and 1/fetch of the parameters received by every worker; one vector of AdaGrad's
     state at the servers, and one of accrued gradients per worker if push is above 1.
     Clipping acts on each of the worker's gradients, before they are accrued.
-    With a tensor layout or a plan, several workers form a replica, and each part of the model has servers of its own, `shards`
+    With a tensor layout or a plan, several workers form a replica, and each part of the model has its own servers, `shards`
     of them.
     Use when: many workers are unequally fast, come and go, and one rate for all parameters makes training unstable.
     When N doubles: gradients are twice as stale; AdaGrad's rate can stay where a fixed one must fall. The default rate is
@@ -60,8 +60,8 @@ class Downpour(Served):
             others wait. If it dies, the next one takes over.
         shards: servers, each with a contiguous part of the vector.
         codec: compresses pushed gradients; a dead worker's error feedback is lost, as in `parameter-server`.
-        on_death: when a worker dies: the others do not wait for it (`shrink`); during the warm start, all wait for its
-            successor (`wait`); or the run ends (`fail`).
+        on_death: after a worker's death, continue without it (`shrink`), wait for its successor if it died during the warm
+            start (`wait`), or end the run (`fail`).
         durability: what survives a dead server, as in `parameter-server`: its last `snapshot`, or a `replica` of its shard.
         snapshot_s: for `snapshot`: seconds between a server's snapshots.
 

@@ -43,7 +43,7 @@ class Evaluations:
         self._round.is_evaluating = True
 
     def end(self) -> None:
-        """Ends the step; raises as `begin`."""
+        """Ends the step; raises the same errors as `begin`."""
         self._tell(evaluates=False)
         self._round.is_evaluating = False
 

@@ -9,9 +9,9 @@ The two changes are opposite, so the sum over all workers never moves, even if e
 the requesting worker applies every answer, however late, with the snapshot of that request. So a worker keeps a request until
 it is resolved, by one of these:
 
-    answer              the partner has made its half, and this worker makes its own; the weight is for how long, in seconds,
-                        the partner has held the request
-    busy                no half is made: the partner refused the request, or dropped it because it was withdrawn
+    answer              the partner has applied its half, and this worker applies its own; the weight is the number of seconds
+                        for which the partner has held the request
+    busy                no half is applied: the partner refused the request, or dropped it because it was withdrawn
     answered            a reply to a withdrawal: an answer was sent earlier; if it is missing, its connection lost it
     the partner's end   all that it sent has arrived; or it died, and its model is gone
 
@@ -84,7 +84,7 @@ class Exchanges:
         self.own: Request | None = None  # the exchange whose answer this worker waits for
         self.aside: dict[int, Request] = {}  # by partner, its unresolved request that this worker no longer waits for
         # A list, as it is nearly always empty: a deque takes 600 bytes, and there may be thousands of simulated workers.
-        # Requests from lower ids, to be answered when the own exchange is over, and when each arrived.
+        # Requests from lower ids, answered when this worker's own exchange is over, and when each arrived.
         self.held: list[tuple[int, Message, float]] = []
         self._answered: dict[int, int] = {}  # by partner: its last request that was answered
         # By partner: its withdrawn request whose outcome could not be sent.
@@ -116,7 +116,7 @@ class Exchanges:
             self.own = Request(peer, self._number, snapshot, version, now_s, until_s, turns_left)
 
     def withdraw(self) -> None:
-        """Sets the own exchange aside, whose deadline has passed."""
+        """Sets aside this worker's exchange, whose deadline has passed."""
         own = self.own
         assert own is not None
         self._set_aside(own)
@@ -173,12 +173,12 @@ class Exchanges:
             self._refuse(peer, theirs)
 
     def refused(self, peer: int, number: int, *, was_answered: bool = False) -> Request | None:
-        """Ends a request without an answer; returns the own exchange if it was that.
+        """Ends a request without an answer; returns the request if it was this worker's current one.
 
         Args:
             peer: the partner that says so.
             number: the request's.
-            was_answered: the partner has made its half, and its answer was lost with the connection.
+            was_answered: the partner has applied its half, and its answer was lost with the connection.
         """
         own = self.own
         request = self._resolve(peer, number)
@@ -208,7 +208,7 @@ class Exchanges:
     # Answering
 
     def requested(self, received: Received) -> bool:
-        """Answers a request, refuses it, or holds it until the own exchange is over; returns whether it was answered.
+        """Answers a request, refuses it, or holds it until this worker's exchange is over; returns whether it was answered.
 
         Raises:
             MalformedMessageError: its vector does not match this worker's.
@@ -276,7 +276,7 @@ class Exchanges:
     # Partners that come and go
 
     def left(self, event: PeerLeft) -> Request | None:
-        """A partner has left; returns the own exchange if it was with that one."""
+        """A partner has left; returns this worker's exchange if it was with that partner."""
         peer = event.peer
         if event.reason == "ended":  # all that it sent has arrived
             return self.gone(peer)
@@ -298,7 +298,7 @@ class Exchanges:
             self.ask_about(peer)
 
     def gone(self, peer: int) -> Request | None:
-        """A partner has stopped averaging, and all its messages have arrived; returns the own exchange if it was with it."""
+        """A partner has stopped averaging, and all its messages have arrived; returns this worker's exchange with it."""
         self._drop_held(peer)
         request = self.aside.pop(peer, None)
         if request is not None and request.is_cut:  # an answer may have been lost while it was unreachable
@@ -326,7 +326,7 @@ class Exchanges:
         return self._first_number + version
 
     def note(self, version: int, peer: int, at: int, of: int) -> None:
-        """What has made this version of the own vector, for replays; `at` is the partner's stamped version."""
+        """Records for replays what made this version of the worker's vector; `at` is the partner's stamped version."""
         incarnation, at = divmod(at, _INCARNATION_NUMBERS)
         self._decided(version, peer=peer, at=at, of=of, peer_incarnation=incarnation)
 

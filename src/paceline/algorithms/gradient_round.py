@@ -42,7 +42,7 @@ class GradientRound:
         replacements: lets newcomers in.
         round: what all workers tell each other.
         unit: the power of two nearest to the last round's mean weight, by which weights are divided. Factors are then near 1,
-            exactly 1 for the usual batch sizes, and never round: every unit gives the same bits.
+            and exactly 1 for the usual batch sizes. A power of two never rounds, so every unit gives the same bits.
         is_void: no worker had a batch in this round, so that no step follows: those that had one have died.
     """
 
@@ -103,7 +103,7 @@ class GradientRound:
         Args:
             heard: what all workers have said; None: only time is simulated.
             samples: that the mean contains; None: unknown.
-            mean: returns the mean gradient (P,), where the others go on without dead workers.
+            mean: returns the mean gradient (P,), if the others continue without dead workers.
 
         Raises:
             WorkerLostError: the mean contains no sample, and an earlier one of this step is lost with those who had some.

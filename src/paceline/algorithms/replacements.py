@@ -50,7 +50,7 @@ class Replacements:
     Attributes:
         parts: of the program, in the same order on all workers.
         accepted: the newcomers that this worker, if it is the first, has accepted; worker id: incarnation.
-        num_members: of the last round that the program has looked at, with newcomers that have come since.
+        num_members: number of members of the last round that the program has seen, and of the newcomers since.
         incarnations: of all workers that replace others.
     """
 
@@ -93,7 +93,7 @@ class Replacements:
             self._ports.views.announce(self.accepted)
 
     def accept(self, *, has_closure: bool) -> dict[int, int]:
-        """Accepts the newcomers that can come in, if this worker is the first; returns all that it has accepted."""
+        """Accepts the newcomers that can enter, if this worker is the first; returns all that it has accepted."""
         port = self._ports.newcomers
         if port is None or self._ports.worker_id != self._group.members[0]:
             return {}

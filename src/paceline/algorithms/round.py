@@ -136,7 +136,7 @@ class Round:
             self.replicas.compare(UNEQUAL_EVALUATIONS if self.is_evaluating else "")
 
     def exchange(self, reports: Reports, since: int | None = None) -> None:
-        """All members exchange reports; raises as `check`."""
+        """All members exchange reports; raises the same errors as `check`."""
         self._collectives.start_all_reduce(reports.numbers).wait()
         self.check(reports, since)
 
@@ -192,7 +192,7 @@ def left_out(workers: list[int], step: int, first: int | None = None) -> UsageEr
     return UsageError(
         f"{who[0].upper()}{who[1:]} skipped {which} and went on to another batch, but the others did not, as happens "
         "if a loop runs `continue` or `break` on some workers only: their steps would no longer belong to the same "
-        "rounds. Let all workers decide together, for example with worker.sum, or make the step with a loss times 0. "
+        "rounds. Let all workers decide together, for example with worker.sum, or step with a loss multiplied by 0. "
         "If the workers' own loaders differ in length and the loop steps when its own ends, step after a fixed number "
         "of batches. ad-psgd has no rounds."
     )

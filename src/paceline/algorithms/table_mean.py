@@ -31,7 +31,7 @@ class TableMean:
     """sum_k (w_k / u) g_k / sum_k (w_k / u) as in dense rounds, of gradients that are sparse in the replica's `tables`.
 
     The workers tell each other how many rows of each table their gradients have, then which. All then know the union of the
-    rows, in whose order they add up one vector: the header, these rows, and all other parameters. So a worker that dies
+    rows, and sum one vector: the header, these rows in order, and all other parameters. So a worker that dies
     counts with its whole gradient or not at all, and rows that only it has are left out. A table with a dense gradient on any
     worker gets a dense mean. A table whose gradient has no row on any worker gets a sparse mean without rows.
 

@@ -98,7 +98,7 @@ def backups(
 
 
 def _law(compute: ComputeTime, source: str, batch_size: int | None) -> tuple[Law, str, int | None]:
-    """A cluster's compute times as a law; an unknown distribution by 2,000 draws."""
+    """A cluster's compute times as a law; 2,000 draws represent an unknown distribution."""
     from scipy import stats
 
     from paceline.planner.order_statistics import RecordedTimes
@@ -238,7 +238,7 @@ def backups_of_run(
     if seen is None:
         raise UsageError(f"{run} has no events: plan from a run that has trained.")
     if seen.num_workers < 2:
-        raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with as many as you have.")
+        raise UsageError(f"{run} had 1 worker, but backups need several: plan from a run with all of your workers.")
     found = plan_arrivals(seen.times_s, half_efficient=half_efficient, max_backups=max_backups)
     source = f"{len(seen.times_s):,} steps of {run}" if seen.as_they_came else f"each worker's own times in {run}"
     if not as_json:

@@ -20,8 +20,8 @@ def blame(
 ) -> None:
     """Find the worker that made a run slow, and why.
 
-    Follows the critical path through the recorded steps: from the end of the run back to the worker for which each wait
-    ended, and what that one did meanwhile. Simulates a remedy with the recorded speeds.
+    Follows the critical path through the recorded steps: from the end of the run back, and from each wait to the
+    worker that ended it. Simulates a remedy with the recorded speeds.
 
     Example: paceline blame runs/one
     """

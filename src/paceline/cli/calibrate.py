@@ -35,9 +35,9 @@ def calibrate(
     force: Annotated[bool, options.in_run("--force", help="Replace an existing file.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure this machine, and write a cluster file that `simulate` reads: steps, memory, messages.
+    """Measure steps, memory and messages on this machine, and write them to a cluster file for `simulate`.
 
-    Works best on an otherwise idle machine. Under a launcher, all its workers measure, and their links, too.
+    Works best on an otherwise idle machine. Under a launcher, all workers measure, and their links are measured too.
 
     Example: paceline calibrate --task mnist-mlp --out here.toml
 

@@ -117,7 +117,7 @@ class Tuner:
             longest: maximum number of elements coded as one in a mean.
 
         Returns:
-            A warning to give once; or empty.
+            A warning to give once; empty if there is none.
         """
         return ""
 

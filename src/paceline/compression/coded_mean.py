@@ -166,7 +166,7 @@ class CodedMean(Coding):
 
 
 def without_memories(state: dict[str, Any]) -> dict[str, Any]:
-    """What all workers have alike of a state."""
+    """The part of a state that is equal on all workers."""
     slots = {
         number: {name: slot[name] for name in ("count", "rights") if name in slot}
         for number, slot in state["slots"].items()

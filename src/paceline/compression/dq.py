@@ -171,8 +171,8 @@ class _SizesOfDQ(Tuner):
 class ErrorTuner(_SizesOfDQ):
     """Chooses the fewest bits that keep the present step's error within the target, by the bounds of all its roundings.
 
-    The second rounding, of the mean, sees rounded vectors. Rounding keeps the largest magnitudes. It increases the square of a
-    Euclidean norm by the error on average, and with it the bound of the second rounding.
+    The second rounding, of the mean, sees rounded vectors. Rounding does not change the largest
+    magnitudes. On average it increases a squared Euclidean norm by the error, and so the bound of the second rounding.
     """
 
     asks_first = True

@@ -1,8 +1,8 @@
 """Loops over elements, compiled: stochastic rounding to levels, and codes packed into bits.
 
 Random numbers are hashes of a key and the element's index: the same key gives the same codes on any processor, with any number
-of threads and in any order. Rounding uses 23 bits of the hash: a rounded number is right on average to 2^-24 of a level, and
-numbers on a level, such as zero, stay there.
+of threads and in any order. Rounding uses 23 bits of the hash: it is unbiased to within 2^-24 of a level, and numbers on a
+level, such as zero, do not change.
 """
 
 from __future__ import annotations

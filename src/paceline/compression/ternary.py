@@ -19,12 +19,11 @@ from paceline.specs.bounds import ABOVE_0, BUCKET
 class Ternary(BucketCodec):
     """Every element becomes minus its bucket's scale, zero or plus, at random: 1.6 bits, five elements in a byte.
 
-    Without a clip, decoded values are unbiased. The squared error is on average the sum over elements of their magnitude
-    times what the scale is more than that.
+    Without a clip, decoded values are unbiased. The expected squared error is the sum over elements of |x| (scale - |x|).
 
-    Use when: a fifth of the bytes of float32's 8-bit forms still are too many. Noise is larger than that of `qsgd(bits=4)`:
-    larger batches, or a lower learning rate.
-    Not: `sign`, which sends a bit less, is wrong on average, and remembers.
+    Use when: 4 or 8 bits per element are too many. Noise is larger than that of `qsgd(bits=4)`: use larger batches or a
+    lower learning rate.
+    Not: `sign`, which sends 1 bit per element, is biased, and needs error feedback.
 
     Args:
         clip: magnitudes beyond so many times the vector's root mean square are cut to that, which lowers the scale and the

@@ -34,7 +34,7 @@ class EpochClaims(Protocol):
         """Records that the batch was handed out."""
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Lets others take these batches (None: all) of a worker; `is_left`: a resumed run can leave them out."""
+        """Lets others take these batches of a worker (None: all of them); `is_left`: a resumed run can leave them out."""
 
     def take_released(self, first: int, end: int) -> int | None:
         """A released batch from `first` to `end`, or None."""

@@ -77,12 +77,12 @@ class PlannedBatches(LoaderBatches):
 
 
 def shared_batches(loader: Iterable[Any], seed: int, shares: RoundShares | None = None) -> LoaderBatches | None:
-    """The loader's batches one by one; None where it can only be iterated.
+    """The loader's batches one by one; None if it can only be iterated.
 
     `shares` deals the samples of a round of batches; None: each batch goes to one worker.
 
     Raises:
-        UsageError: it has no batch, or its batches cannot be shared; the message names what stands in the way.
+        UsageError: it has no batch, or its batches cannot be shared; the message names the reason.
     """
     plain = unwrapped_loader(loader)
     if isinstance(plain, DataLoader):

@@ -89,7 +89,7 @@ class RoundDeal:
         return [self._at(number) for number in range(first, first + len(self.members))]
 
     def is_over(self, round: int, has: Callable[[int], bool]) -> bool:
-        """Whether the epoch ends before a round, because its first member has no batch; `has`: whether a place has one.
+        """Whether the epoch ends before a round, because its first member has no batch; `has(place)`: the place has one.
 
         A newcomer's first round exists even if only a dead worker had a batch in it, because the others have begun it.
         """

@@ -55,7 +55,7 @@ def check_same(own: Fingerprint, first: Sequence[int]) -> None:
         raise UsageError(
             f"This worker's {name} has {numbers[0] - 1:,} batches, and another worker's has {first[0] - 1:,}: {_REMEDY}"
         )
-    others = f"This worker's {name} has other samples than another worker's"
+    others = f"This worker's {name} has different samples than another worker's"
     if differ[1] and own.is_list:
         warnings.warn(
             f"{others}, and each worker uses its share of them. If you did not intend that, {_REMEDY}", stacklevel=2

@@ -15,8 +15,8 @@ _WORDS = {
     ),
     "give attach all that is trained before the first step, as in attach((model, loss), optimizer), and loose parameters in"
     " an nn.ParameterList": "hold it in the module, and loose parameters in an nn.ParameterList",
-    "attach after unfreezing or adding it, in a `with`, and a launch, of its own": (
-        "unfreeze or add it before fit, and start this fit by a launch of its own"
+    "attach after unfreezing or adding it, in a separate `with` and a separate launch": (
+        "unfreeze or add it before fit, and start this fit with a separate launch"
     ),
     ", or write worker.batches(loader, own=True)": "",
     "if each worker has its own data, for example by its rank, write worker.batches(loader, own=True)": (

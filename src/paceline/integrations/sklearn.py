@@ -1,6 +1,6 @@
-"""Linear models by Hogwild! with scikit-learn's conventions, and the parameters of its `SGDClassifier` and `SGDRegressor`.
+"""Linear models trained by Hogwild!, with the conventions and parameters of scikit-learn's `SGDClassifier` and `SGDRegressor`.
 
-What differs from those:
+Differences from those two:
 
 * `n_jobs` threads share the work of one fit; None means all cores here. Fits too small to be worth a thread use fewer.
 * Threads race, so that two fits with one seed differ slightly. `deterministic=True` makes updates in the order of the

@@ -34,7 +34,7 @@ class CarriedState:
         return len({_name(one) for one in own}) == len(own) and not (own and followed)
 
     def _look(self) -> tuple[list[Any], list[Any]]:
-        """The schedulers that follow the run, and all others; takes 70 ms where the objects of a process are not frozen."""
+        """The schedulers that follow the run, and all others; takes 70 ms without an earlier `gc.freeze`."""
         calls = [getattr(one, "__self__", None) for one in self._on_progress]
         followed = [one.scheduler for one in calls if isinstance(one, FollowedScheduler)]
         found = _outermost(self._optimizer)

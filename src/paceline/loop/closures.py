@@ -76,8 +76,8 @@ class StepHooks:
             return None
         if graph_task() >= 0:
             raise UsageError(
-                "The loop calls step() inside backward, as hooks that step each parameter by itself do; attach needs the whole"
-                " gradient before a step: call step() after backward(), of one optimizer with all parameters."
+                "The loop calls step() inside backward, for example in a hook of each parameter, but attach needs the whole"
+                " gradient before a step: use one optimizer with all parameters, and call its step() after backward()."
             )
         if replica.evaluations is not None and replica.evaluations.under_way:
             raise UsageError(_RAISED)
@@ -131,7 +131,7 @@ class StepHooks:
 
 
 class _Closure:
-    """What an optimizer gets in place of the loop's closure, for one step."""
+    """The closure that an optimizer gets instead of the loop's, for one step."""
 
     def __init__(
         self,

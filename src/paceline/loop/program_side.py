@@ -198,12 +198,12 @@ class ProgramSide(BaseReplica):
 
     @property
     def adds_up(self) -> bool:
-        """Whether passes only add up: the loop asked for it, or optimizers step in turn, and a step shows whose turn it is."""
+        """Whether passes only accumulate: the loop asked for it, or only a step shows whose turn it is."""
         return self.accumulates or self._optimizers.in_turn
 
     @property
     def waits_for_end(self) -> bool:
-        """Whether buckets leave at the end of the pass: their weight is 0, or the worker is slowed down on purpose."""
+        """Whether buckets are sent only at the end of the pass: their weight is 0, or the worker is slowed down on purpose."""
         return self.repeats or self._slowness is not None
 
     def wants_gradient(self) -> bool:
@@ -319,7 +319,7 @@ class ProgramSide(BaseReplica):
             raise DivergedError(f"The parameters are no longer finite at step {self.step}.")
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:
-        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` finds these elements alone.
+        """Lets the optimizer take its one step on `to` (S,): the loop's own call of `step` sees only these elements.
 
         Raises:
             UsageError: the loop has changed its gradients, of which the workers see different parts.

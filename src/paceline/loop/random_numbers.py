@@ -59,10 +59,10 @@ def go_apart(device: torch.device, states: Sequence[int], equal: Sequence[bool],
 def common_randomness(
     device: torch.device, rows: Sequence[Sequence[int]] | None, own: Sequence[int]
 ) -> Callable[[int], SeparateRandomness]:
-    """Makes the CPU generators' states for each epoch, equal on all workers, for data that all of them read.
+    """For data that all workers read: gives the CPU generators equal states on all workers in each epoch.
 
-    The first epoch begins with the present states; one that differs between workers is derived from worker 0's. Later epochs
-    begin with states derived from worker 0's and the epoch, wherever the epoch before ended.
+    The first epoch begins with the current states; a state that differs between workers is derived from worker 0's. Later
+    epochs begin with states derived from worker 0's and the epoch's number, independent of where the previous epoch ended.
 
     Args:
         device: the model's.

@@ -14,12 +14,12 @@ class RunProgress:
     |---|---|
     | alone | its own |
     | in lockstep, with `worker.batches` | the batches of the rounds so far, the same on all workers |
-    | in lockstep, one model, own batches | workers times rounds; samples as they are weighed in the mean |
-    | in lockstep, own models, own batches | workers times its own |
+    | in lockstep, one model, own batches | the number of workers times rounds; samples as the mean weights them |
+    | in lockstep, a model per worker, own batches | the number of workers times its own |
     | not in lockstep, on one machine or simulated | what every worker has counted in shared memory |
-    | not in lockstep, else | by the number of its last batch; with own batches, workers times its own |
+    | not in lockstep, otherwise | by the number of its last batch; with own batches, the number of workers times its own |
 
-    Gradients that were dropped count as well: a loop alone would have applied them.
+    Dropped gradients count as well: a loop with one worker would have applied them.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class FollowedScheduler:
     def __init__(self, scheduler: Any, position: Callable[[], float]) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UsageError(
-                "ReduceLROnPlateau goes by a measure, not by steps: leave it as it is, and step it with the same measure on"
+                "ReduceLROnPlateau follows a metric, not steps: leave it as it is, and step it with the same metric on"
                 " all workers, such as worker.mean(loss)."
             )
         self.scheduler = scheduler  # any PyTorch scheduler that is stepped once per step of the optimizer
@@ -72,7 +72,7 @@ def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
 
 
 def find_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """As `schedulers_of`, also a `ReduceLROnPlateau`, of which an optimizer shows no trace; always looks at all objects."""
+    """As `schedulers_of`, but also finds `ReduceLROnPlateau`, which leaves no trace in an optimizer; looks at all objects."""
     # gc.get_objects would also refer to tuples that other threads are building, which then fails with SystemError.
     owners = gc.get_referrers(*optimizers)
     owners += gc.get_referrers(*(one for one in owners if type(one) is dict))  # whose attributes are in a dict

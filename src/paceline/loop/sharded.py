@@ -102,7 +102,7 @@ class OwnedPieces:
     def make_whole(self, collectives: Collectives) -> None:
         """Collects the optimizer's state of all workers in the parameters' shapes; all call it at the same time.
 
-        Parameters without state on any worker, as they never had a gradient, stay without.
+        A parameter that never had a gradient has no state on any worker, and gets none.
         """
         parameters = self._binding.parameters
         kinds = self._state_kinds()
@@ -140,7 +140,7 @@ class OwnedPieces:
         return [by_parameter.get(id(parameter), {}) for parameter in self._binding.parameters]
 
     def _cut(self, parameter: nn.Parameter, span: _Span | None) -> None:
-        """Keeps, of state that the optimizer had before, what is owned."""
+        """Keeps this worker's part of the parameter's optimizer state."""
         if parameter not in self._optimizer.state:
             return
         if span is None:

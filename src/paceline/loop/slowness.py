@@ -48,6 +48,8 @@ def checked_factors(slow: Mapping[int, float] | None, num_workers: int) -> dict[
             raise UsageError(f"slow maps workers to factors, not {shown(worker)} to {shown(factor)}.") from error
     for worker, factor in factors.items():
         if not 0 <= worker < num_workers:
-            raise UsageError(f"slow names worker {shown(worker)}, but there are {num_workers} workers, from 0.")
+            raise UsageError(
+                f"slow names worker {shown(worker)}, but there are {num_workers} workers, numbered from 0."
+            )
         FACTOR_FROM_1.check(f"What worker {worker} is slowed by", factor)
     return factors

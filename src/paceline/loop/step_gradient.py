@@ -100,7 +100,7 @@ class ParameterGradient:
         """Accepts a change that all workers have made to the gradient."""
 
     def hand_out_rest(self) -> bool:
-        """Hands out, before a step, what no backward pass has handed out; returns whether there was anything."""
+        """Hands out, before a step, the gradients that no backward pass has handed out; returns whether there were any."""
         return False
 
     def forget_program(self) -> None:

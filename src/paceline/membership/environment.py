@@ -32,7 +32,7 @@ class WorkerEnvironment:
     worker_id: int = 0  # 0 to num_workers - 1, kept over restarts
     num_workers: int = 1  # as the run was started
     incarnation: int = 0  # 0 for the worker's first process, one more after each restart
-    algorithm: str | None = None  # the launcher's canonical spec, or None where the user's code names the algorithm
+    algorithm: str | None = None  # the launcher's canonical spec, or None if the user's code names the algorithm
     seed: int = 0
     min_workers: int = 1  # if fewer than this many workers are left, they wait for replacements
     #: Whether each worker's loaders have samples of their own, so that their batches are not shared out.

@@ -289,7 +289,7 @@ class Arena:
 
     @property
     def furthest_round(self) -> int:
-        """The furthest round that any worker has asked for; of a divided model, any of the first group."""
+        """The furthest round that any worker has asked for; with a divided model, any worker of the first group."""
         return atomics.load(self.segment.address + self.plan.rounds[0]) >> 1
 
     def rounds_address(self) -> int:

@@ -234,7 +234,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return self._num_barriers
 
     def end_of(self, worker: int) -> dict[str, int]:
-        """For replays, where a dead worker stopped: at the last barrier that it, or else its predecessor, came to."""
+        """For replays: the last barrier that a dead worker, or else its predecessor, reached."""
         return {"left_at": load(self._arrivals + worker * LINE_BYTES)}
 
     def _gather_members(self) -> None:

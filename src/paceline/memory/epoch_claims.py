@@ -65,7 +65,7 @@ class SharedEpochClaims:
         self._table[worker_id][self._table[worker_id] == (number + 1) << 2 | _HELD] = 0
 
     def release(self, worker_id: int, numbers: Collection[int] | None, *, is_left: bool) -> None:
-        """Lets others take these (or all) batches of a worker that gives them back or has been declared dead."""
+        """Lets other workers take these batches of a worker (None: all of them), which has returned them or died."""
         row = self._table[worker_id].copy()
         for place in np.flatnonzero((row != 0) & (row & _STATE == _HELD)):
             if numbers is not None and (row[place] >> 2) - 1 not in numbers:

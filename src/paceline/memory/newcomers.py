@@ -147,8 +147,8 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     ) -> dict[str, Any] | None:
         """Waits until the others let this worker in; returns what they have, or None if they are in a later epoch.
 
-        `epoch` is the one that its loop has reached; negative: any is right. The functions tell the `newest` epoch of the
-        others, whether they have ended, and whether an incarnation of a worker has died.
+        `epoch` is the one that its loop has reached; negative: any epoch is right. The functions return the `newest` epoch of
+        the others, whether they have ended, and whether an incarnation of a worker has died.
 
         Raises:
             NotReplacedError: they cannot let it in, or the worker that was to give it the state has died.

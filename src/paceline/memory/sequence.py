@@ -7,12 +7,12 @@ counting updates is independent of it.
 x86 keeps loads in order, and stores. Other machines, such as aarch64, do not, and an atomic access orders the ordinary
 accesses around it, such as those of vectors, on one side only. So there are two fences, in the terms of C11 and LLVM:
 
-- `begin` stores the odd word. A store with release ordering stays behind what comes before it, but what comes after it may
-  become visible first. The fence behind it forbids that.
-- `end` stores the even word with release ordering: behind all stores of the write.
-- `read_begin` loads the word with acquire ordering: in front of all loads of the copy.
-- `read_end` loads it again. A load with acquire ordering stays in front of what comes after it, but what comes before it may
-  be loaded later. The fence in front of it forbids that.
+- `begin` stores the odd word. A store with release ordering cannot move before earlier accesses, but later stores may become
+  visible before it. The fence after it prevents that.
+- `end` stores the even word with release ordering: after all stores of the write.
+- `read_begin` loads the word with acquire ordering: before all loads of the copy.
+- `read_end` loads it again. A load with acquire ordering cannot move after later accesses, but earlier loads may happen
+  after it. The fence before it prevents that.
 
 Suppose that a copy is valid, and that both loads of the word returned 2 n. If the copy had a value of a write later than the
 n-th, the writer's fence and the reader's would synchronize through that value: the second load would see that write's odd

@@ -1,4 +1,4 @@
-"""The parameters of a divided model that servers hold: each part has a vector, and servers, of its own."""
+"""The parameters of a divided model that servers hold: each part has its own vector and its own servers."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class SlotPool(SegmentPart[SlotPlan]):
         """Frees the hazard and the claims of a dead participant, before it restarts; returns False, as nothing is torn.
 
         A participant that died between publishing and giving its claim back left a claim on a published slot, perhaps
-        the head. Freeing that is right too: the slot is protected by being the head or by its readers' hazards.
+        the head. Freeing that claim is safe too: the slot is protected by being the head or by its readers' hazards.
         """
         # Hazard words carry no incarnation. That is sound because only one incarnation of a participant lives at a
         # time, and the next one starts after this.

@@ -20,9 +20,9 @@ _GROUPS_PLACE = 6  # index of `groups` in a convolution's arguments
 def model_layers(model: nn.Module, inputs: Tensor) -> list[Layer]:
     """Each layer, at each use in the order of the forward pass, with the sizes of its images.
 
-    A grouped convolution has fewer inputs per output, by the number of groups; a linear layer over a sequence has as many
-    outputs per point as the sequence is long. Calls of `torch.nn.functional` count, so modules that make them themselves are
-    included; a matrix product written as `x @ w`, or PyTorch's attention, which is one operation, is not.
+    A convolution with g groups has 1/g of the inputs per output. A linear layer over a sequence has one output per position
+    of the sequence. Calls of `torch.nn.functional` count, so modules that call it directly are included. A matrix product
+    written as `x @ w` is not included, and neither is PyTorch's attention, which is one operation.
 
     Args:
         model: runs once, without gradients, in evaluation mode; its mode is restored.

@@ -1,4 +1,4 @@
-"""Which worker made a run slow, by what, and since when: from the critical path through its steps."""
+"""Finds which worker made a run slow, why, and since when, from the critical path through its steps."""
 
 from __future__ import annotations
 

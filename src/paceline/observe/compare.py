@@ -61,7 +61,7 @@ def evaluated_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def run_labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One distinct label per run: its method's, with the seed where a method has several runs."""
+    """One distinct label per run: its method's, with the seed if the method has several runs."""
     methods = method_labels(results)
     runs = Counter(methods)
     seeds = (f" · seed {result.get('seed', '?')}" for result in results)

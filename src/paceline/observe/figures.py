@@ -131,7 +131,7 @@ def _accuracy(series: Sequence[Series]) -> Figure | None:
 
 
 def staleness(series: Sequence[Series]) -> Figure | None:
-    """One histogram per run; in bins where there are more than 50 values."""
+    """One histogram per run; with bins if there are more than 50 values."""
     found = [(one, (one.run.result.get("staleness") or {}).get("histogram") or {}) for one in series]
     shown = [(one, {int(value): count for value, count in histogram.items()}) for one, histogram in found if histogram]
     if not shown:

@@ -67,7 +67,7 @@ def steps_of(records: Mapping[int, np.ndarray]) -> Steps:
 
 
 def is_divided(run: RunData) -> bool:
-    """Whether workers have parts of one model, and so wait within groups, which no record tells."""
+    """Whether workers have parts of one model, and so wait within groups; records do not show these waits."""
     return run.config.get("layout") is not None or run.result.get("waits_for") is None
 
 

@@ -83,9 +83,9 @@ class Selection:
                 x.index_copy_(0, one, part)
 
     def spread(self, values: torch.Tensor, into: Selection, out: torch.Tensor) -> None:
-        """Copies `values` (count,) to their places in `out` (into.count,), of a selection of at least these elements.
+        """Copies `values` (count,) to their places in `out` (into.count,).
 
-        Both have rows of the same tables, which lie in this part.
+        `into` selects at least these elements. Both selections have rows of the same tables, which lie in this part.
         """
         targets = zip(self._places, values.split(self._lengths), out.split(into._lengths), strict=True)
         tables = iter(self.rows.items())

@@ -146,7 +146,7 @@ def not_linear(option: str, name: str, otherwise: str) -> UsageError:
 
 
 def check_rows(settings: OptimizerSettings, rows: Rows | None) -> None:
-    """Refuses optimizers that cannot step with such a gradient.
+    """Refuses optimizers that cannot step with a gradient of these rows.
 
     Args:
         settings: of the step.

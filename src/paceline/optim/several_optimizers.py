@@ -113,7 +113,7 @@ class SeveralOptimizers(torch.optim.Optimizer):
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._stepping:
             raise UsageError(
-                f"A backward pass came when {self._named(self._stepping)} had stepped but "
+                f"A backward pass began when {self._named(self._stepping)} had stepped but "
                 f"{self._named(self._waiting())} had not: optimizers that step together share one gradient. To give "
                 "each its own passes, give the models one by one, as in attach((a, b), [optimizer_a, optimizer_b]), "
                 "so that they step in turn."

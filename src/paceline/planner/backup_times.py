@@ -27,7 +27,7 @@ def steps_to_target(gradients: float, half_efficient: float = PUBLISHED_HALF_EFF
     Args:
         gradients: k.
         half_efficient: k at which a gradient is worth half of what it is worth alone; infinity: steps fall as
-            1 / k. The default is Inception, which needs little more than half as many steps with 100 workers as with 50.
+            1 / k. The default is Inception's: 100 workers need little more than half as many steps as 50.
     """
     return 1 / gradients if math.isinf(half_efficient) else 1 + half_efficient / gradients
 

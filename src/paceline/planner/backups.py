@@ -121,7 +121,7 @@ def _plan(
     spare: bool = False,
     subsets: Sequence[np.ndarray] = (),
 ) -> BackupPlan:
-    """From `step_times` of b = 0, 1, ... backups, and the same without one part of the records or another."""
+    """The choice from `step_times` of b = 0, 1, ... backups; `subsets` are the same, each without a part of the records."""
     if not half_efficient >= 0:
         raise UsageError(f"half_efficient must be 0 or more, not {half_efficient}.")
     n, mean_s = gradients[0], steps_s[:, 0]

@@ -45,5 +45,5 @@ def half_width(parts: Sequence[LogSpread]) -> float:
 
 
 def within_factor(value: float, half: float, *, open_above: bool = False) -> Estimate:
-    """A value whose logarithm is known to within `half`; nothing is known of its upper end where it is open above."""
+    """A value whose logarithm is known to within `half`; with `open_above`, its upper end is unknown."""
     return Estimate(value=value, low=value * math.exp(-half), high=math.inf if open_above else value * math.exp(half))

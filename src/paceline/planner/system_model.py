@@ -71,7 +71,9 @@ class SystemModel:
         s = np.ones_like(m) if sizes is None else np.asarray(sizes, float)
         times = np.asarray(times_s, float)
         if not m.size or m.shape != s.shape or m.shape != times.shape or m.ndim != 1:
-            raise UsageError("A system model needs one time and one size for each number of workers, and at least one.")
+            raise UsageError(
+                "A system model needs one time and one size for each number of workers, and at least one number of workers."
+            )
         if not (np.all(m >= 1) and np.all(np.isfinite(m))):
             raise UsageError("A system model's numbers of workers must be 1 or more.")
         if not all(np.all(one > 0) and np.all(np.isfinite(one)) for one in (s, times)):

@@ -42,8 +42,8 @@ class Collectives(Protocol):
     """Operations that every worker of the run joins, in the same order.
 
     Attributes:
-        members: the workers, in the order of their ids, whose parts the last operation contains: all of the run, but for those
-            that have died where the others go on without them. The same on all that have its result.
+        members: the workers, in the order of their ids, whose parts the last operation contains: all of the run, except dead
+            workers without which the others continue. Equal on all workers that have the result.
     """
 
     @property
@@ -76,7 +76,7 @@ class Collectives(Protocol):
     def start_all_gather(self, part: torch.Tensor, vector: torch.Tensor) -> Handle:
         """Begins collecting every worker's `part` (n / num_workers,), in the order of their ids, in `vector` (n,).
 
-        The parts of workers that are no members stay as they are.
+        Does not change the parts of workers that are not members.
         """
         ...
 
@@ -246,7 +246,7 @@ class Storage(Protocol):
 class Counts:
     """A worker's communication so far; the record of each step takes the difference.
 
-    The transports count messages and bytes, the algorithm averages and failures.
+    The transports count messages and bytes; the algorithm counts averages and failures.
     """
 
     messages: int = 0  # sent to other workers

@@ -108,17 +108,17 @@ class RoundShares:
         self._changes.append((from_round, first, sizes))
 
     def changes(self, round: int = 0) -> list[list[int]]:
-        """The changes that apply from a round on, without the initial equal sizes: each as its round, `first` and sizes."""
+        """The changes that apply from a round on, except the initial equal sizes; each is its round, `first` and the sizes."""
         before = [number for number, (at, *_) in enumerate(self._changes) if at <= round]
         return [[at, first, *sizes] for at, first, sizes in list(self._changes)[max(before, default=0) :] if at]
 
     def take_over(self, changes: Sequence[Sequence[int]]) -> None:
-        """Divides rounds as a worker does that has had these changes."""
+        """Divides rounds like a worker that has had these changes."""
         for at, first, *sizes in changes:
             self.change(tuple(sizes), at, first)
 
     def note(self, samples: int, work_s: float) -> None:
-        """Notes this worker's time for a step's samples, without waits."""
+        """Records this worker's time for a step's samples, without waits."""
         self._times_s.append(work_s / samples)
 
     def time_per_sample_s(self) -> float:

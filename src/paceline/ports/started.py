@@ -44,7 +44,7 @@ class CarriedOutTogether:
         return self._start(Operation("all-gather", vector, part))
 
     def start_all_to_all(self, given: torch.Tensor, taken: torch.Tensor) -> Handle:
-        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) becomes what all have for this worker."""
+        """Begins sending piece k of `given` (n,) to worker k; `taken` (n,) receives the pieces for this worker."""
         return self._start(Operation("all-to-all", given, taken))
 
     def _start(self, operation: Operation) -> Handle:

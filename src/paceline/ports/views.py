@@ -1,4 +1,4 @@
-"""The port through which workers that exchange messages in rounds go on without dead ones."""
+"""The port through which workers that exchange messages in rounds continue without dead ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Survivors(Protocol):
 
 
 class ElasticGroup(Survivors, Protocol):
-    """Workers that go on without dead ones, and that replacements can come to.
+    """Workers that continue without dead ones, and that replacements can join.
 
     Attributes:
         members: in the order of their ids, as far as this worker knows.

@@ -294,7 +294,7 @@ def load_worker(
     settings = state_for_checkpoints(optimizer)["param_groups"]
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in settings]:
         raise UsageError(
-            f"The optimizer saved in {checkpoint} has other parameter groups than this one; resume with the model and "
+            f"The optimizer saved in {checkpoint} has different parameter groups than this one; resume with the model and "
             "optimizer that the run was started with."
         )
     check_state(state["optimizer"]["state"], members_of(optimizer), sizes=sizes)

@@ -1,4 +1,4 @@
-"""What timing decides in a run and the records of steps do not have: 16 bytes for each answer of a server, or average.
+"""Decisions of timing that the records of steps lack: 16 bytes for each answer of a server, or for each average.
 
 Under methods with servers a row is one shard's answer: `moment` counts the worker's requests, `peer` is the shard, `at` the
 version of the parameters after it, and `of` the version of the update that the worker's gradient became.
@@ -91,7 +91,7 @@ def read_order(path: Path) -> dict[int, np.ndarray]:
     remedy = "remove it, as only replays need it"
     arrays = read_npz(path, remedy) if path.exists() else {}
     if not all(name.isdecimal() and rows.dtype == ORDER_DTYPE and rows.ndim == 1 for name, rows in arrays.items()):
-        raise UsageError(f"{path} does not hold what timing has decided; {remedy}.")
+        raise UsageError(f"{path} does not hold the recorded order of events; {remedy}.")
     return {int(name): rows for name, rows in arrays.items()}
 
 

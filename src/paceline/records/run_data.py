@@ -46,7 +46,7 @@ class RunData:
         config: the run's options: task, algorithm, workers, seed, learning rate and so on.
         result: `summarize`'s figures plus outcome, versions, machine and command.
         records: worker_id -> that worker's steps (`RECORD_DTYPE`), times in seconds from the run's start.
-        order: worker_id -> what timing has decided and the steps do not have (`ORDER_DTYPE`), where replays need that.
+        order: worker_id -> decisions that depended on timing and are not in the steps (`ORDER_DTYPE`), if replays need them.
         evaluations: dicts with `elapsed_s`, `version`, `samples`, `train_loss`, `test_loss`, `test_accuracy`; a value
             that was not measured is None.
         returned: worker_id -> its function's return value; from `simulate` only, and not saved.
@@ -88,7 +88,7 @@ class RunData:
         Args:
             folder: the run's.
             decided: whether gradients that still waited when the run ended count as dropped. False: the run is about to be
-                resumed, so they keep the versions that they would make, and `config.json` must have its checksum.
+                resumed, so they keep the versions of their future updates, and `config.json` must have its checksum.
 
         Raises:
             UsageError: the folder does not exist, holds no run, or a file in it is damaged.

@@ -52,7 +52,7 @@ class RowFormat(NamedTuple):
 
 
 STEPS = RowFormat(RECORD_DTYPE, RECORD_STRUCT)
-#: What only runs with a codec have, and with messages: files of events leave it out where all is 0.
+#: Fields that only runs with a codec, or with messages, have: files of events leave them out if all are 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
 PARTNER = ("partner", "partner_s")
 assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 200

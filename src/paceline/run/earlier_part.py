@@ -129,7 +129,7 @@ class EarlierPart:
                 f"applied gradients by {apply_registry.spec(rules[0])} at its servers, whose state is in the checkpoint"
             )
         elif before.gossip and not algorithm.gossip:
-            why = "gave every worker a model of its own"
+            why = "gave every worker its own model"
         elif algorithm.in_rounds and not before.in_rounds and workers > 1:
             why = "let workers take different numbers of batches"
         else:
@@ -143,7 +143,7 @@ class EarlierPart:
 
     @property
     def batches_done(self) -> frozenset[int]:
-        """Batches from the next one on whose updates the checkpoint already contains: they were under way then."""
+        """Batches, from the next one on, whose updates the checkpoint already contains: they were in progress then."""
         if self.saved is None:
             return frozenset()
         return frozenset(batch for batch in _batches(self.run.records) if batch >= self.saved.next_batch)
@@ -287,8 +287,8 @@ def _check_events(folder: Path, newest: Path, records: Mapping[int, np.ndarray],
         missing = num_missing(records.get(int(worker), np.empty(0, RECORD_DTYPE)), groups)
         if missing is None:
             raise UsageError(
-                f"{folder} has other events of worker {worker} than its run wrote before the checkpoint {newest}: put "
-                "the run's own back, or start the run again."
+                f"{folder} has other events of worker {worker} than its run wrote before the checkpoint {newest}: restore "
+                "the original file, or start the run again."
             )
         gone += missing
     return gone

@@ -1,4 +1,4 @@
-"""Makes the recorded averages of workers with models of their own again, each at its place between their updates."""
+"""Repeats the recorded averages of workers that have their own models, each at its place between their updates."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class TakesAverages(RepeatingReplica):
 
 
 class AveragingReplica(TakesAverages, RecordedReplica):
-    """A task's replica that takes averages."""
+    """A task's replica whose averages come from the run's records."""
 
 
 class Silence:

@@ -85,7 +85,7 @@ def launch(
         slow: by worker, how many times as long its gradients take: it sleeps for the rest of that time.
         plan: from `place`, of a model whose parts the workers have; their loop attaches `plan.part(model)`. Without an
             algorithm, there is one worker for each of the plan's devices, and all get the same batches in the same order. With
-            `downpour`, each of its replicas has as many workers, and each part has servers of its own.
+            `downpour`, each of its replicas has as many workers, and each part has its own servers.
         step_deadline_s: with a plan: how long a worker waits for another in a step. A death is noticed sooner.
         on_progress: called whenever the launcher checks the workers, about 20 times a second.
 

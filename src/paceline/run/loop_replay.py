@@ -62,7 +62,7 @@ class RecordedBatches(EpochClaims):
 
     def take_released(self, first: int, end: int) -> int | None:
         if first >= self._end:
-            raise ReplayMismatchError("The replay differs from the run: the loop begins an epoch more.", -1)
+            raise ReplayMismatchError("The replay differs from the run: the loop begins one more epoch.", -1)
         return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
 
 
@@ -76,8 +76,8 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         is_cut_off: whether the replay has ended, and the loop leaves its step unfinished.
 
     Attributes:
-        kept: step -> that gradient (P,), as `backward` has left it.
-        samples_of: batch -> the sampler's output for it, of these steps; None: it has no sampler.
+        kept: step -> its kept gradient (P,), as `backward` has left it.
+        samples_of: batch of such a step -> the sampler's output for it; None: it has no sampler.
         compared: number of steps that were equal.
     """
 
@@ -157,7 +157,7 @@ class _OrderedLoop(TakesTurns, RecordedLoop):
 
 
 class _AveragingLoop(TakesAverages, RecordedLoop):
-    """A loop's worker that takes averages."""
+    """A loop's worker whose averages come from the run's records."""
 
 
 class _ReplayedMembership(SimulatedMembership):

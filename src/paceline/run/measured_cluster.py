@@ -46,14 +46,14 @@ def recorded_conditions(run: RunData | Path | str) -> RecordedConditions:
     """Reads the speeds, links and deaths of a run.
 
     Raises:
-        UsageError: the run has no steps of some worker, or its records do not say what a simulation needs.
+        UsageError: the run lacks steps of a worker, or other records that a simulation needs.
     """
     name = "The run" if isinstance(run, RunData) else str(run)
     run = run if isinstance(run, RunData) else RunData.load(run)
     if not run.result.get("algorithm") or not any(map(len, run.records.values())):
         raise UsageError(f"{name} has no result or no events: name a run that has ended, or resume this one first.")
     if not isinstance(run.result["algorithm"], str) or not isinstance(run.result.get("workers_lost", []), list):
-        raise UsageError(f"{name} is damaged: algorithm or workers_lost in its result.json is no such value.")
+        raise UsageError(f"{name} is damaged: algorithm or workers_lost in its result.json has an invalid value.")
     if is_divided(run):
         raise UsageError(f"{name} has a layout or a plan, which simulations do not support: name a run without one.")
     run = since_resumed(run)

@@ -55,13 +55,13 @@ class Deaths:
             lives.start_again(worker_id, successor)
 
     def leave_out(self, worker_id: int) -> None:
-        """Barriers go on without this worker."""
+        """Barriers no longer wait for this worker."""
         if self._machine.all_reduce is not None:
             self._machine.all_reduce.lose(worker_id, "", is_dead=True)
 
 
 class RecordedNewcomers(SimulatedNewcomers):
-    """Lets replacements in where the run did. One that died before it took part is let in, and left out at once."""
+    """Lets replacements in at the same rounds as the run. One that died before it took part is let in, and removed at once."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ class Recording(RunRecord):
         }
 
     def _notes(self, delay: int) -> list[str]:
-        """What was lost with workers, and what the programs' choice of this delay means."""
+        """Sentences about what was lost with workers, and about the delay that the programs chose."""
         algorithm, num_workers = self.supervisor.algorithm, self.supervisor.num_workers
         if algorithm is None:
             return []

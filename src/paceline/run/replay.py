@@ -83,8 +83,8 @@ def replay(run: str | Path, train: Callable[[], Any] | None = None, *, data: Pat
 
     Raises:
         ReplayMismatchError: a step differs from its record, or the parameters from the checkpoint's; the message names the
-            update, the step and the worker. A function that draws random numbers without seeds, or has other data than in the
-            run, differs at its first such step.
+            update, the step and the worker. A function that draws random numbers without seeds, or uses different data than
+            the run, differs at its first such step.
         UsageError: the folder holds no run, or one that cannot be replayed; the message says why.
     """
     recorded = RecordedRun(run, data, train=train)
@@ -210,13 +210,13 @@ class RecordedRun:
 
         Raises:
             ReplayMismatchError: a step before it differs from its record.
-            UsageError: the run has no such update, or each worker has a model of its own, averaged in rounds.
+            UsageError: the run has no such update, or each worker has its own model, averaged in rounds.
         """
         return self._up_to(version).update(version)
 
     def _up_to(self, version: int) -> Repetition:
         if self.algorithm.gossip and not self._of_own_models:
-            raise UsageError("Each worker of this run has a model and updates of its own: replay the whole run.")
+            raise UsageError("Each worker of this run has its own model and updates: replay the whole run.")
         if version not in range(self.first_update, self.updates + 1):
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
@@ -257,8 +257,8 @@ class RecordedRun:
     ) -> Update | None:
         """The first update after which `holds(model)` is true, if it stays true; None: it is not after the last one.
 
-        If workers average in pairs, it is the first update after which it is true of any worker's model, each as the worker's
-        last update made it.
+        If workers average in pairs, it is the first update after which it is true of any worker's model, taken after that
+        worker's last update.
 
         Costs: log2 of the number of updates in replays, each up to another update.
 

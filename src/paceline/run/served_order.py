@@ -16,8 +16,8 @@ Process = tuple[int, int]  # a worker and its incarnation
 class ShardOrder:
     """The order in which one shard received gradients and other requests.
 
-    A gradient comes when the shard has the version before its update and has answered whom it answered at that version.
-    Another request comes at the version that it was answered with.
+    A gradient comes when the shard has the version before its update and has sent all answers that it sent at that version.
+    Any other request comes at the version with which it was answered.
 
     Args:
         exchanges: by process of a worker.

@@ -95,7 +95,7 @@ def simulate(
             early.
             Or all workers were killed.
         PacelineError: the workers wait for each other, or all have ended without an update.
-        Exception: any other that a worker's function raised, except for a loss that is not finite: that run has diverged.
+        Exception: any other exception of a worker's function. A loss that is not finite raises none: the run ends as diverged.
     """
     if like is not None:
         cluster, faults = _like(like, cluster, faults)

@@ -73,8 +73,9 @@ def simulate_task(
         timing_only: compute no gradient: the worker programs run on empty vectors, and no loss is known.
         num_parameters: for timing only: length of the vectors, float32, instead of the task's; with `steps` set, no data
             are loaded either.
-        faults: what goes wrong, and when; as in a real run, `config.restarts` deaths are answered by a new incarnation, except
-            where a method needs all workers: it ends, unless its workers share one machine and go on without the dead.
+        faults: what goes wrong, and when. As in a real run, up to `config.restarts` dead workers are replaced. Under a
+            method that needs all workers, the run ends instead, unless the workers share one machine and continue without
+            dead ones.
         out: the run's folder, new or empty; None: nothing is written. Host times, dates and paths are only in its `host.json`.
         command: the command line, for the report and `host.json`.
 

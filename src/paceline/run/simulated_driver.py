@@ -97,6 +97,6 @@ def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> Simulat
 
 
 def survivors_in(algorithm: Algorithm, ports: Ports[Any]) -> Survivors | None:
-    """What `RoundDeal` asks; None: these workers do not go on without others, or lose no steps with them."""
+    """What `RoundDeal` asks; None: these workers do not continue without dead ones, or lose no steps with them."""
     collectives = ports.collectives if isinstance(ports.collectives, SimulatedCollectives) else None
     return (ports.views or collectives) if algorithm.loses_steps else None

@@ -28,8 +28,8 @@ class TaskReplay(Repetition, TaskSimulation):
         before, now = run.inputs, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
             raise UsageError(
-                f"{run.folder} cannot be replayed: its training set had {before['samples']:,} samples, and this one has "
-                f"{now['samples']:,}, or others; --data names the folder of the run's."
+                f"{run.folder} cannot be replayed: its training set ({before['samples']:,} samples) differs from this one "
+                f"({now['samples']:,} samples): give the run's data folder with --data."
             )
         self._own_claims: dict[int, Any] = {}  # the newest of each worker
         if self.algorithm.lockstep:

@@ -94,7 +94,9 @@ def prepared(
     served = algorithm.needs.kind == "served"
     if (algorithm.lockstep or algorithm.gossip or served) and config.optimizer_state == "shared":
         where = "at its servers" if served else "on every worker"
-        raise UsageError(f"{config.algorithm} keeps an optimizer of its own {where}; leave out the shared state.")
+        raise UsageError(
+            f"{config.algorithm} keeps a separate optimizer {where}; leave out the shared optimizer state."
+        )
     train_set, test_set = task.load(config.data)
     plan = resolved.plan(train_set)
     algorithm = resolved.delayed_algorithm(plan)

@@ -20,7 +20,7 @@ _WHY = "the gradient of a killed worker is in an update and has no record"
 def with_unrecorded(run: RunData) -> tuple[RunData, str]:
     """The run of `sync` mode with a row for each such gradient, of which samples and loss are unknown.
 
-    Also leaves out the answers that a killed worker got and did not come to record.
+    Also leaves out answers that a killed worker received but did not record.
 
     Returns:
         the run, and why it cannot be replayed, as a part of a sentence; "" if it can.

@@ -80,7 +80,7 @@ class AllReduceState:
         return True
 
     def lose(self, worker_id: int, reason: str, *, is_dead: bool = False) -> None:
-        """Records that a worker is gone: programs that wait for it fail, or, if it `is_dead`, may go on without it."""
+        """Records that a worker is gone: programs that wait for it fail, or, if it `is_dead`, may continue without it."""
         if is_dead and self._survivors_continue and worker_id not in self._lost:
             if worker_id not in self.members:  # a replacement that waited
                 return

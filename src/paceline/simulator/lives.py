@@ -18,7 +18,7 @@ class Lives:
     Attributes:
         lost: workers that were killed, in that order.
         restarts: how many of them were replaced.
-        newcomers: their replacements, where the others go on without the dead; None: elsewhere.
+        newcomers: their replacements, if the others go on without the dead; None otherwise.
         incarnations: how often each worker was replaced, if it was.
         on_gone: called with a worker that has ended or was killed; set by the caller.
         restart: makes a worker's new incarnation and starts its program; set by the caller.

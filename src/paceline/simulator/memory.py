@@ -203,7 +203,7 @@ class ReplicatedState:
         is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than one model that all share.
 
     Attributes:
-        ends: the last update in which each dead worker has a part; None where the others have made none without it.
+        ends: the last update in which each dead worker has a part; None if the others have made none without it.
     """
 
     def __init__(self, x: torch.Tensor, num_workers: int, *, is_mean: bool) -> None:

@@ -129,7 +129,7 @@ class GraphCut:
             raise UsageError("Weights of edges must be above 0 and finite.")
         if labels < 2 or not all(0 <= node < count and 0 <= label < labels for node, label in given.items()):
             raise UsageError(
-                f"There must be 2 labels or more, and given ones must name nodes below {count} and labels below {labels}."
+                f"A cut needs 2 labels or more, and given must map nodes below {count} to labels below {labels}."
             )
         self.x = np.full((count, labels), 1 / labels)
         self._given = np.zeros(count, np.bool_)

@@ -87,7 +87,7 @@ def _text_bytes(path: Path, enough: int) -> int:
             while length <= enough and (part := text.read(2**20)):
                 length += len(part)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is damaged or cut short ({first_line(error)}); get it again.") from error
+        raise UsageError(f"{path} is damaged or cut short ({first_line(error)}); download it again.") from error
     return length
 
 
@@ -153,7 +153,7 @@ def _read_npz(path: Path, labels: bool) -> tuple[Any, np.ndarray]:
         )
     if 0 in matrix.shape:
         raise UsageError(
-            f"{path} has {matrix.shape[0]} examples of {matrix.shape[1]} features; there must be one of each."
+            f"{path} has {matrix.shape[0]} examples of {matrix.shape[1]} features; give it at least one of each."
         )
     target = next((held[name] for name in _LABELS if name in held), None)
     if target is None:

@@ -109,7 +109,7 @@ def facets_of(trials: Trials, down_first: str = "batch_size") -> Facets:
 
 
 def estimate_text(one: SampleEstimate) -> str:
-    """A median with its interval, `1.23 (1.10 to 1.40)`; a dash where it is unknown."""
+    """A median with its interval, `1.23 (1.10 to 1.40)`; a dash if it is unknown."""
     if one.count == 0 or np.isnan(one.value):
         return ABSENT
     if np.isinf(one.value):

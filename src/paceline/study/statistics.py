@@ -161,7 +161,7 @@ def log_ratios(base: Times, other: Times) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times sooner the other of each pair was, in the median pair."""
+    """The median over all pairs of how many times sooner the other of the pair was."""
 
     #: Lower bound of the median ratio; equal to `at_most` unless runs that did not arrive leave it unknown.
     at_least: float

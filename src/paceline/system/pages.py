@@ -28,7 +28,7 @@ def empty_pages(x: torch.Tensor) -> None:
 
 
 def take_small_pages(x: torch.Tensor) -> None:
-    """Makes a write to a tensor (n,) take one page of 4 KB, also where the kernel prefers 2 MB."""
+    """Makes a write to a tensor (n,) take one page of 4 KB, even if the kernel prefers 2 MB."""
     _advise(x, _NO_HUGE_PAGES)
 
 

@@ -37,8 +37,8 @@ class _Digesting:
 def save(path: Path, content: dict[str, Any], *, sync: bool = True) -> str:
     """Writes `content`, as `files.replacing` does; returns the SHA-256 of the file's bytes.
 
-    Costs: PyTorch's own writing, the digest (0.8 s of processor time per GB with SHA instructions), and with `sync` waiting
-        for the disk.
+    Costs: PyTorch's own writing; the digest, 0.8 s of processor time per GB with SHA instructions; with `sync`, the wait for
+        the disk.
 
     Raises:
         NotWrittenError: it cannot be written; `path` is unchanged.

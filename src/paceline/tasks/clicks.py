@@ -17,7 +17,7 @@ _TRAINING, _TEST = 200_000, 20_000
 
 
 def clicks() -> Task:
-    """Two tables of 700,000 users and 300,000 items, sparse gradients: does a user click on an item? 220,000 pairs."""
+    """Predicts whether a user clicks on an item: 220,000 pairs of 700,000 users and 300,000 items, sparse gradients."""
     return Task(
         name="clicks",
         model=Recommender,

@@ -70,7 +70,7 @@ def read_npz(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.nda
     Raises:
         UsageError: the file is not an NPZ file, or an array is missing or has another shape.
     """
-    arrays = plain_files.read_npz(path, "get it again")
+    arrays = plain_files.read_npz(path, "download it again")
     missing = [key for key in shapes if key not in arrays]
     if missing:
         raise UsageError(f"{path} has no array '{missing[0]}'; it needs {', '.join(shapes)}.")
@@ -95,7 +95,9 @@ def mnist_arrays(data: Path | None) -> dict[str, np.ndarray]:
     for part in ("train", "test"):
         images, labels = len(arrays[f"{part}_images"]), len(arrays[f"{part}_labels"])
         if images != labels:
-            raise UsageError(f"MNIST's {part} files do not match: {images} images, {labels} labels; get both again.")
+            raise UsageError(
+                f"MNIST's {part} files do not match: {images} images, {labels} labels; download both again."
+            )
     return arrays
 
 

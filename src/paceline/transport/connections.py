@@ -44,8 +44,8 @@ class Peer:
     connection: int = -1
     welcomed: bool = False
     met: bool = False  # has been here
-    died: int = -1  # the newest incarnation that has ended for certain
-    heard_s: float = -math.inf  # when it was here for certain, if it is not here now
+    died: int = -1  # the newest incarnation that has certainly ended
+    heard_s: float = -math.inf  # when it was last known to be reachable, if it is not here now
     why_left: str = ""
     sent: int = 0  # messages on the connection that this worker opened
     taken: int = 0  # how many of those the peer has acknowledged
@@ -85,7 +85,7 @@ def hello_vector(run: str, endpoint: str) -> torch.Tensor:
 
 
 def read_hello(x: torch.Tensor | None) -> tuple[str, str] | None:
-    """Run and endpoint from a hello; None where it is malformed."""
+    """Run and endpoint from a hello; None if it is malformed."""
     if x is None or x.dtype != torch.uint8 or x.numel() > _MOST_BYTES:
         return None
     words = bytes(x.tolist()).split(b" ")

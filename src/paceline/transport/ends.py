@@ -1,4 +1,4 @@
-"""Which peers of a mailbox have ended for certain, and until when the others were reachable for certain."""
+"""Detects which peers of a mailbox have certainly ended, and when each of the others was last known to be reachable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EndDetector:
     that comes back has given a sign of life only once a message has come from it.
 
     Args:
-        peer_deadline_s: how long a peer may be silent until the mailbox loses it.
+        peer_deadline_s: how long a peer may be silent before the mailbox counts it as lost.
     """
 
     def __init__(self, peers: Mapping[int, Peer], peer_deadline_s: float) -> None:
@@ -31,13 +31,13 @@ class EndDetector:
         self._ticks_s = deque([time.monotonic()], maxlen=3)
 
     def has_ended(self, worker_id: int, incarnation: int) -> bool:
-        """Whether an incarnation of a peer has ended for certain."""
+        """Whether an incarnation of a peer has certainly ended."""
         peer = self._peers[worker_id]
         self._look_at(peer)
         return peer.died >= incarnation
 
     def heard_s(self, worker_id: int) -> float:
-        """Until when a peer was reachable for certain, in seconds of `time.monotonic`."""
+        """When a peer was last known to be reachable, in seconds of `time.monotonic`."""
         peer = self._peers[worker_id]
         return time.monotonic() if peer.here else peer.heard_s
 

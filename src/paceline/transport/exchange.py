@@ -42,7 +42,7 @@ class Exchange:
             self.say(self.kinds.pieces, self.number, other, self.vectors.message_to(other))
 
     def advance(self) -> bool:
-        """Takes what has come; returns whether the results are complete. Raises `WorkerLostError` for a wrong message."""
+        """Processes messages; returns whether the results are complete. Raises `WorkerLostError` for a wrong message."""
         if not self._is_reduced and (messages := self._all(self.kinds.pieces)) is not None:
             self._mine, self._is_reduced = self.vectors.reduce(messages), True
             if self.vectors.is_cut:

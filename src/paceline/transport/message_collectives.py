@@ -1,4 +1,4 @@
-"""Means and sums by messages, among workers that have no supervisor, and go on without those that have died or left."""
+"""Means and sums by messages, among workers that have no supervisor and continue without dead or departed workers."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class MessageCollectives(CarriedOutTogether):
     bits as in shared memory. A worker that has all sums votes. Its round is over once it has the votes of all members.
 
     Vectors that are started long before their round, as while backward computes, are added up early: once several have about
-    an eighth of the last round's bytes, they travel together. So that all members do the same, they do it only in a view in
-    which the last round has ended by votes. In another view, these vectors are part of the round.
+    an eighth of the last round's bytes, they are sent together. All members must do the same, so this happens only in a view
+    in which the last round has ended by votes. In any other view, these vectors are part of the round.
 
     Members of a round are those of a numbered view (`RoundMembers`). Once all living members have proposed the next view, each
     knows how far the others are. If another member is in the next round already, this worker's round is over, with the result
@@ -287,7 +287,7 @@ class MessageCollectives(CarriedOutTogether):
                 if missing := self._next.missing():
                     self._exclude_itself(
                         f"{name_workers(missing)} could not be reached for {self._deadline_s:g} s, and only a majority"
-                        " of the workers may train on."
+                        " of the workers may continue."
                     )
                 return self._is_over(self._next.begin())
             self._hear()

@@ -1,4 +1,4 @@
-"""Which workers may go on without others that may be alive."""
+"""Which workers may continue without others that may be alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 class Quorum:
-    """Decides whether workers may go on without others that may be alive. At most one side of a cut network may.
+    """Decides whether workers may continue without others that may be alive. At most one side of a cut network may.
 
     They need a majority in the last view that all its members are known to have begun, and in every later one that this worker
     has begun. A majority is more than half of the workers of a view that have not ended, or half of them with the lowest id.

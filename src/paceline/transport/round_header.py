@@ -44,10 +44,10 @@ class RoundHeader(NamedTuple):
         return torch.tensor([*self[:-1], *self.numbers], dtype=torch.float64)
 
     def why_unlike(self, own: RoundHeader, worker: int) -> str:
-        """What is wrong if this is not the header of the same round as `own`, which is the `worker`'s; or empty."""
+        """Why this header is of another round than `own`, the header of `worker`; empty if it is of the same round."""
         if (self.purpose, self.num_bytes) == (own.purpose, own.num_bytes):
             return ""
         what = f"and not at {_PLACES[own.purpose]} as worker {worker}"
         if self.purpose == own.purpose:
             what = "with vectors of another length"
-        return f"is at {_PLACES[self.purpose]}, {what}: all must make as many steps, and call worker.sum alike"
+        return f"is at {_PLACES[self.purpose]}, {what}: all must make as many steps, and as many calls of worker.sum"

@@ -36,7 +36,7 @@ class _Standing(NamedTuple):
 class _Absence(NamedTuple):
     """The times between which a member became unreachable."""
 
-    heard_s: float  # until when it was reachable for certain
+    heard_s: float  # when it was last known to be reachable
     noticed_s: float
 
 
@@ -178,7 +178,7 @@ class RoundMembers:
         return dict.fromkeys(ended, Status.GONE) | dict.fromkeys(silent, Status.EXCLUDED)
 
     def _is_overdue(self, absence: _Absence) -> bool:
-        """Whether to exclude a member; a worker that has just computed for long, or was stopped, first waits a while."""
+        """Whether to exclude a member. After a long computation or a pause, a worker first waits a while."""
         since_s = max(absence.heard_s, absence.noticed_s - (1 - _LOOK_AGAIN_FOR) * self._deadline_s)
         return self._now_s() - since_s > self._deadline_s
 

@@ -1,4 +1,4 @@
-"""The vectors of one round: what a worker sends to each member, and what it makes of the members' messages."""
+"""The vectors of one round: what a worker sends to each member, and how it combines the members' messages."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Parcel(NamedTuple):
 
 
 def pack(sort: Sort, message: Message, sender: int, incarnation: int) -> tuple[bytes, memoryview | None]:
-    """The one or two frames of a message; the second is the vector's own memory where it is contiguous and on the CPU.
+    """The one or two frames of a message; the second is the vector's own memory if it is contiguous and on the CPU.
 
     Raises:
         ValueError: the message does not fit into them.

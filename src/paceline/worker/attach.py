@@ -82,7 +82,9 @@ def attach(
             )
         others |= {"layout": layout, "example_inputs": example_inputs}
     elif example_inputs is not None:
-        raise UsageError("example_inputs help to choose a layout: give attach a layout, too, or leave them out.")
+        raise UsageError(
+            "example_inputs are used only to choose a layout: give attach a layout, too, or leave them out."
+        )
     own_kind = getattr(model, "worker_kind", None) or getattr(layout, "worker_kind", None)
     kind: Any = resolve_name(own_kind) if own_kind else Worker
     environment = current_environment()

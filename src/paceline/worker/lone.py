@@ -171,8 +171,8 @@ class _Samples:
             if not self._given:
                 if (self._seen, self._num_changes) != before:
                     raise UsageError(
-                        "This loop fetches its own batches and read worker.progress only after its first step, so "
-                        "samples are not counted: read it before the loop begins, or use worker.batches(loader)."
+                        "This loop fetches its own batches and reads worker.progress only after its first step, so "
+                        "samples were not counted: read it before the loop begins, or use worker.batches(loader)."
                     )
                 self._own = own = OwnBatches(self._model, self._parameters, lambda: None)
                 self._undo += [leave_out_of_copies(self._model), own.close]

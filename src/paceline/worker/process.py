@@ -87,7 +87,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class NotSaved:
-    """A part of a checkpoint cannot be written (the worker, or server, continues), or a server's snapshot."""
+    """A part of a checkpoint or a server's snapshot cannot be written; the worker or server continues."""
 
     why: str  # a sentence
     number: int | None = None  # of the checkpoint; None: the last one

@@ -99,7 +99,7 @@ class Outcome:
         """Names the workers that have not ended since the run failed; a missed worker that has not died is one of them."""
         if workers and self.kind == "worker-lost" and not self.workers_lost:
             who = name_workers(workers)
-            self.reason = f"{who[0].upper()}{who[1:]} stood still. {self.reason}"
+            self.reason = f"{who[0].upper()}{who[1:]} stalled. {self.reason}"
 
     def leave_out(self, number: int | None, why: str) -> None:
         """Notes that a checkpoint cannot be written and is left out; says so once."""
@@ -130,7 +130,7 @@ def hung(workers: Iterable[WorkerState], arena: Arena | None) -> list[int]:
 
 
 def is_replica_lost(workers: Iterable[WorkerState], mates: range) -> bool:
-    """Whether these workers, which have the parts of one replica, are not all there, while others can train on."""
+    """Whether a replica, of which these workers have the parts, has lost one of them while other replicas can continue."""
     own, others = set[bool](), set[bool]()
     for one in workers:
         (own if one.worker_id in mates else others).add(not one.lost and one.failure is None)
@@ -171,7 +171,7 @@ def _check_processes() -> None:
     file = getattr(main, "__file__", None)
     if file is not None and main.__spec__ is None and not Path(file).exists():
         raise UsageError(
-            f"Worker processes cannot import the program, because there is no file {printable(file)}: save it as one, "
+            f"Worker processes cannot import the program, because there is no file {printable(file)}: save it in a file, "
             "or use backend='threads'."
         )
 

@@ -85,9 +85,9 @@ class WholeRun:
 
         Args:
             scheduler: of the optimizer that was attached; not ReduceLROnPlateau.
-            samples_per_step: samples per step of a lone loop, if steps have fewer here because the loop divides its batches by
-                the workers: the scheduler is then at step `worker.progress / samples_per_step`. None: every worker's step is
-                a step.
+            samples_per_step: samples in one step of a loop with one worker. Give it if the loop divides its batches by the
+                number of workers: the scheduler is then at step `worker.progress / samples_per_step`. None: every worker's
+                step counts as a step.
 
         Returns:
             the scheduler, with a `step` that does nothing; `load_state_dict` resumes from the saved step.
@@ -100,7 +100,7 @@ class WholeRun:
         if samples_per_step is None and isinstance(self._optimizer, SeveralOptimizers) and self._optimizer.in_turn:
             raise UsageError(
                 "When optimizers step in turn, worker.follow cannot tell how many of the run's steps make one step of "
-                "the scheduler: give samples_per_step, by how much worker.progress grows in one step of a lone loop."
+                "the scheduler: give samples_per_step, the number of samples in one step of a loop with one worker."
             )
         self._silence_schedules()
         progress = self._progress

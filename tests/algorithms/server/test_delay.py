@@ -35,7 +35,7 @@ def test_a_constant_delay_is_the_staleness(d):
     [
         ("constant(updates_late=-1)", "updates_late of ConstantDelay must be 0 or more"),
         ("constant(updates_late=3, ramp_updates=-1)", "ramp_updates of ConstantDelay must be 0 or more"),
-        ("random(lowest=4, highest=3)", "above highest, 3: raise highest"),
+        ("random(lowest=4, highest=3)", "above highest (3): raise highest"),
         ("recorded(delays=0-3)", "as 0_3_1"),
     ],
 )

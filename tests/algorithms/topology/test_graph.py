@@ -152,7 +152,7 @@ def test_torus_is_as_square_as_possible():
 @pytest.mark.parametrize(
     ("shape", "n", "says"),
     [
-        (BipartiteExponential(), 5, "bipartite-exponential needs an even number of workers, not 5: an odd circle cannot be"),
+        (BipartiteExponential(), 5, "bipartite-exponential needs an even number of workers, not 5: an odd cycle cannot be"),
         (BipartiteExponential(), 5, "Use 4 or 6 workers, or topology=exponential."),
         (BipartiteRing(), 3, "Use 2 or 4 workers, or topology=ring."),
         (Torus(), 5, "cannot arrange 5 workers, a prime number, .*: use 4 or 6 workers, or topology=ring."),

@@ -97,9 +97,9 @@ def test_an_optimizer_that_looks_at_whole_matrices():
 def test_meshes():
     with pytest.raises(UsageError, match="A grid of 2 x 2 needs 4 workers, and there are 1: start 4"):
         mp.Mesh.open("2x2")
-    with pytest.raises(UsageError, match="A line multiplies without broadcasts"):
+    with pytest.raises(UsageError, match="A line of workers multiplies without broadcasts"):
         mp.Mesh.open("line 1", mode="summa")
-    with pytest.raises(UsageError, match="'cannon' is not a mode of products"):
+    with pytest.raises(UsageError, match="'cannon' is not a mode of multiplication"):
         mp.Mesh.open("1x1", mode="cannon")
     for text in ("2x3", "2x2x2x2", "", "cube", "line 2x2", "-", "2x2x"):
         with pytest.raises(UsageError, match="is not a mesh: write"):

@@ -72,7 +72,7 @@ def with_a_dropout_along_nothing():
         ("tensor(q=2, line=2)", 4, "all-reduce", of_layers, "a line or a grid"),
         ("tensor()", 4, "all-reduce", of_layers, "a line or a grid"),
         ("tensor(line=2, depth=2)", 4, "all-reduce", of_layers, "a line or a grid"),
-        ("tensor(line=2, mode=summa)", 2, "all-reduce", of_layers, "A line multiplies without broadcasts"),
+        ("tensor(line=2, mode=summa)", 2, "all-reduce", of_layers, "A line of workers multiplies without broadcasts"),
         ("tensor(line=2)", 2, "hogwild", of_layers, "hogwild does not work with a tensor layout"),
         ("tensor(line=2)", 2, "ad-psgd", of_layers, "ad-psgd does not work with a tensor layout"),
         ("tensor(line=2)", 2, "d-psgd", of_layers, "d-psgd does not work with a tensor layout"),

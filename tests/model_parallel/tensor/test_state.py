@@ -78,5 +78,5 @@ def test_a_state_of_another_model_is_refused():
         state.load_full_state_dict(model, {**whole, "norm.bias": torch.zeros(5)})
     one = torch.optim.SGD([{"params": [model.norm.bias]}, {"params": [model.norm.weight]}], momentum=0.9)
     other = torch.optim.SGD(model.parameters(), momentum=0.9)
-    with pytest.raises(UsageError, match="has other parameter groups"):
+    with pytest.raises(UsageError, match="has different parameter groups"):
         state.load_full_optimizer_state(model, other, state.full_optimizer_state(model, one))

@@ -161,7 +161,7 @@ def fit_link(round_trips_s: Mapping[int, Sequence[float]]) -> Link:
     s_per_byte: Any = theilslopes([medians_s[num_bytes] for num_bytes in large], large)[0]
     if s_per_byte <= 0:
         raise PacelineError(
-            "Longer messages took no longer: the machine is too busy to measure; try again when it is idle."
+            "Longer messages took no more time: the machine is too busy to measure; try again when it is idle."
         )
     return Link(medians_s[small], 1 / float(s_per_byte))
 

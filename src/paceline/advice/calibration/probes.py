@@ -164,11 +164,11 @@ class ProcessTeam:
         found = []
         for line in self._lines[:number]:
             if not line.poll(_DEADLINE_S):
-                raise PacelineError(f"A measuring process did not answer within {_DEADLINE_S:.0f} s; try again.")
+                raise PacelineError(f"A measurement process did not answer within {_DEADLINE_S:.0f} s; try again.")
             try:
                 found.append(line.recv())
             except (EOFError, ConnectionResetError):
-                raise PacelineError("A measuring process has ended; run `paceline doctor`.") from None
+                raise PacelineError("A measurement process has ended; run `paceline doctor`.") from None
         return found
 
     def together(self, job: Callable[..., Any], number: int, **arguments: Any) -> list[Any]:

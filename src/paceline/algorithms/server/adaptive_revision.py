@@ -38,7 +38,7 @@ class AdaptiveRevision(ApplyRule):
         reads_kept: snapshots kept per worker that reads more often than it sends; gradients at older reads are refused.
 
     Reference: McMahan and Streeter, "Delay-Tolerant Algorithms for Asynchronous Distributed Online Learning", NIPS 2014.
-        Differs: snapshots are held per worker, so that a dead worker's snapshots are freed.
+        Differs: the server keeps snapshots per worker, so it can free those of a dead worker.
     """
 
     alpha: Annotated[float, ABOVE_0] | None = None

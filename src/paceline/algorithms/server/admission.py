@@ -33,7 +33,7 @@ class Admission:
 
     Attributes:
         backups: workers whose gradients this step can do without.
-        incomplete: updates made of other gradients than shard 0's.
+        incomplete: updates that contain different gradients than shard 0's.
         absent: members that send nothing until the others have reached the meeting where they wait.
     """
 
@@ -362,9 +362,9 @@ class Follower(Quorum):
 
 
 class WarmStart(Admission):
-    """Applies every gradient as it arrives; but for the first `num_updates` updates only one worker may read.
+    """Applies every gradient as it arrives, but lets only one worker read until `num_updates` updates have been made.
 
-    That is the member with the lowest id, so if it dies or runs out of data, the next one takes over. A successor, or a
+    That worker is the member with the lowest id, so if it dies or runs out of data, the next one takes over. A successor, or a
     resumed run, continues the count.
     """
 

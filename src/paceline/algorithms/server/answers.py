@@ -49,7 +49,7 @@ class ChangedRows:
             self._num_rows -= _count(oldest)
 
     def since(self, version: int) -> Selection | None:
-        """What has changed after this version; None: it can be anything."""
+        """The elements that have changed after this version; None: not known."""
         if version < self._known_from:
             return None
         after = [rows for _, rows in takewhile(lambda update: update[0] > version, reversed(self._updates))]
@@ -64,8 +64,9 @@ def _count(rows: Rows) -> int:
 class Answers:
     """Sends workers a shard's parameters.
 
-    A worker that had its last parameters from this process, and says so, gets what has changed since; all others, such as the
-    workers of a dead server, get all. Tables whose rows a worker looks up are left out, and their rows are sent on request.
+    A worker that says that its last parameters came from this process gets the elements that have changed since. All others,
+    such as the workers of a dead server, get all elements. Tables whose rows a worker looks up are left out, and their rows
+    are sent on request.
 
     Args:
         ports: the server's, whose shared vector is sent.

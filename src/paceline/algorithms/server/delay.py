@@ -76,7 +76,7 @@ class RandomDelay(Delay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lowest > self.highest:
-            raise ValueError(f"lowest is {self.lowest}, above highest, {self.highest}: raise highest")
+            raise ValueError(f"lowest ({self.lowest}) is above highest ({self.highest}): raise highest")
 
     def full_updates(self, n: int) -> int:
         return Random(f"{self.seed} {n}").randint(self.lowest, self.highest)

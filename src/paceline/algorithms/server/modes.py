@@ -36,7 +36,7 @@ class Mode:
 
     @property
     def note(self) -> str:
-        """A sentence for the run's result on the mode's assumptions; or empty."""
+        """A sentence about the mode's assumptions for the run's result; empty if there is none."""
         return ""
 
     def without_slowest(self, num_workers: int) -> Mode:
@@ -85,7 +85,7 @@ class Mode:
             )
 
     def check_copies(self) -> None:
-        """Refuses a second copy of a shard where it could not make the same updates."""
+        """Refuses a second copy of a shard if it could not make the same updates."""
         if self.one_server or self.follows_times:
             raise UsageError(
                 "The second copy of a shard receives updates, but not the gradients behind them: leave out "
@@ -170,7 +170,8 @@ class Sync(Mode):
     def check_workers(self, num_workers: int) -> None:
         if self.backups != "auto" and self.backups >= num_workers:
             raise UsageError(
-                f"Of {num_workers} workers at most {num_workers - 1} can be backups, not {self.backups}: start more workers."
+                f"With {num_workers} workers, at most {num_workers - 1} can be backups, not {self.backups}: start more "
+                "workers."
             )
 
 
@@ -238,10 +239,11 @@ class Ringmaster(Mode):
     Not: `bounded`, where fast workers wait for slow ones and nothing is lost.
 
     Args:
-        threshold: R; a gradient counts if it is fewer than R updates late. None: the number of workers, so that equally fast
-            ones lose nothing. A large R is `async`; 1 takes only gradients of the newest parameters. `auto` begins with the
-            number of workers and rises, up to 64 times that, to the gradient noise scale that the server measures; the
-            learning rate does not follow. The result's `chosen_gradients` has it.
+        threshold: R; a gradient counts if it is fewer than R updates late. None: the number of workers, with
+            which equally fast workers lose no gradient. A large R is `async`; 1 takes only gradients of the newest
+            parameters. `auto` begins with the number of workers and rises to the gradient noise scale that the server
+            measures, but to at most 64 times the number of workers; the learning rate does not change with it. The result
+            has the threshold as `chosen_gradients`.
 
     Reference: Maranjyan, Tyurin and Richtárik, "Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity",
         ICML 2025, arXiv:2501.16168. There R follows from the gradients' noise and the target accuracy; our `auto` replaces the
@@ -277,9 +279,9 @@ class Rennala(Mode):
     Not: `sync(backups=b)`, which takes one gradient from each of the fastest: a fast worker waits there, and less is lost.
 
     Args:
-        gradients: B. None: the number of workers. `auto` begins with that and rises, up to 64 times that, to the gradient
-            noise scale that the server measures. The learning rate does not follow. The result's `chosen_gradients` has the
-            number.
+        gradients: B. None: the number of workers. `auto` begins with that and rises to the gradient noise scale that the
+            server measures, but to at most 64 times the number of workers. The learning rate does not change with it. The
+            result has the number as `chosen_gradients`.
 
     Reference: Tyurin and Richtárik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed
         Computation Model", NeurIPS 2023, arXiv:2305.12387. There B follows from the gradients' noise and the target accuracy;

@@ -46,7 +46,7 @@ class NoiseMeter:
         self._count = 0
 
     def take(self, gradient: Tensor) -> None:
-        """One more (P_s,); one that is not finite is left out, with the group that it came into."""
+        """Adds a gradient (P_s,). One that is not finite is left out, with its whole group."""
         one = gradient.to(sum_type(gradient.dtype))
         square = _square(one)
         if not math.isfinite(square):

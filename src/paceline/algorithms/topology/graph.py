@@ -325,7 +325,7 @@ def _divisor_below_root(number: int) -> int:
 def _check_even(name: str, num_workers: int, *, instead: str) -> None:
     if num_workers % 2 and num_workers != 1:
         raise UsageError(
-            f"Topology {name} needs an even number of workers, not {num_workers}: an odd circle cannot be split into active "
+            f"Topology {name} needs an even number of workers, not {num_workers}: an odd cycle cannot be split into active "
             f"and passive workers. Use {num_workers - 1} or {num_workers + 1} workers, or topology={instead}."
         )
 

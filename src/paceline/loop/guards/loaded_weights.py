@@ -46,7 +46,7 @@ class Places(Guard):
         self.put_back()
 
     def put_back(self) -> None:
-        """Copies the values of replaced buffers into the original ones, and restores these."""
+        """Puts the original buffers back in place of new ones, with the new ones' values."""
         for own, name, buffer in self._buffers:
             other = own.get(name)
             if other is not buffer and other is not None and _is_like(other, buffer):

@@ -35,11 +35,11 @@ class OutsideChanges:
 
     The effect of a change, such as clamping the weights, depends on the vector that the parameters were views of:
 
-    - *The trained vector*, which other workers write at any time (`hogwild`, and right after a step `locked` and `ad-psgd`):
+    - *The trained vector*, which other workers write at any time (`hogwild`; also `locked` and `ad-psgd`, right after a step):
       the change takes effect immediately, like an update, and others may overwrite it. A comparison is impossible. During a
-      step, others would compute at values that the loop may put back: if PyTorch's counts or addresses show a change, a
+      step, others would compute at values that the loop may restore. If PyTorch's counts or addresses show a change, a
       warning says so once, and this worker computes on a copy from then on. Changes left in the copy are added to the trained
-      vector. Changes by `p.data`, such as `p.data.add_`, before that go unseen.
+      vector. Earlier changes by `p.data`, such as `p.data.add_`, go unseen.
     - *The worker's own model* (`local-sgd`, `d-psgd`): the change takes effect, and counts in means, like a step of this
       worker. Under `d-psgd` this holds until the model is sent to the neighbours, at the beginning of the next step.
     - *The worker's replica of the common model* (`lockstep`, `all-reduce`): the change takes effect if all workers make the
@@ -60,7 +60,7 @@ class OutsideChanges:
     waited for, there are addresses and counts alone.
 
     Costs some 8 us a step for ten parameters, 3 us for a lone worker, where addresses are looked at once a step; a pass over
-    memory for each sum, of which there are two a step where the loop has batches of the worker's.
+    memory for each sum, of which there are two per step if the loop uses `worker.batches`.
 
     Attributes:
         lasting: a lone worker's vector on which its racing program computes, as long as the parameters are views of it. It
@@ -265,7 +265,7 @@ class OutsideChanges:
         return bool(self._addresses) and [*map(_data_ptr, self._parameters)] != self._addresses
 
     def _are_replaced(self) -> bool:
-        """Whether the parameters lie elsewhere with other values than they had; with the same, they are bound as before."""
+        """Whether the parameters lie elsewhere and their values differ; if the values are equal, they are bound as before."""
         x = self._binding.bound_to
         if x is None or not self._are_elsewhere():
             return False

@@ -42,8 +42,9 @@ class TrainedParameters(Guard):
             _refuse_unregistered(self._model, set(owned) - names.keys())
         if not self._shared.intersection(owned):
             raise UsageError(
-                "The optimizer has none of the parameters that the model trains, as where one of them was made outside the"
-                " function that each worker runs: make the model and the optimizer inside the function, in this order."
+                "The optimizer has none of the parameters that the model trains, for example because one of them was "
+                "made outside the function that each worker runs: make the model and the optimizer inside the function, "
+                "in this order."
             )
         for p in (*owned, *names):
             if p.requires_grad and p not in self._shared:
@@ -79,7 +80,7 @@ def _not_shared(parameter: torch.Tensor, name: str | None, when: str) -> str:
     if name is not None:
         return (
             f"The parameter {name} requires a gradient only since attach, and each worker would train its own: attach after"
-            " unfreezing or adding it, in a `with`, and a launch, of its own."
+            " unfreezing or adding it, in a separate `with` and a separate launch."
         )
     return (
         f"The optimizer was given a parameter of shape {tuple(parameter.shape)}{when} that is not in the model, and each"

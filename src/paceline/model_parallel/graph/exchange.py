@@ -193,5 +193,5 @@ class Exchange:
         return WorkerLostError(
             f"Worker {self.first + self.worker} waited for worker {self.first + worker}, which has part of the model,"
             f" over {what}: {why}. The step has ended on all workers; resume from the newest checkpoint, if there is one, and"
-            " make a plan for the workers that are left by plan.again(devices=...)."
+            " make a plan for the remaining workers with plan.again(devices=...)."
         )

@@ -165,7 +165,7 @@ class PlacedPart(nn.Module):
         """The model's output, on every worker.
 
         Raises:
-            UsageError: the inputs have other shapes than the example, or the workers are not connected.
+            UsageError: the inputs' shapes differ from the example's, or the workers are not connected.
             WorkerLostError: another worker has left, or sends nothing within the deadline.
         """
         exchange, arguments = self._prepared(args, kwargs)
@@ -224,13 +224,13 @@ class PlacedPart(nn.Module):
         """The messages with the others, and the arguments by name."""
         if not (self.training or self.plan.any_mode):
             raise UsageError(
-                f"{self.plan.model} computes something else in evaluation mode than in training mode, in which it was "
+                f"{self.plan.model} computes a different result in evaluation mode than in training mode, in which it was "
                 "placed: evaluate with the whole model, as attach(..., evaluate=...) does."
             )
         if self._transfers and torch.is_autocast_enabled("cpu"):
             raise UsageError(
-                "Under torch.autocast a placed model would make tensors of other dtypes than its plan sends: leave it "
-                'out; pl.place(..., wire="bfloat16") halves what is sent.'
+                "Under torch.autocast a placed model would make tensors of different dtypes than its plan sends: leave "
+                'autocast out; pl.place(..., wire="bfloat16") halves the traffic.'
             )
         need_gradients = torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in((args, kwargs)))
         if need_gradients and self.plan.workers > 1:

@@ -63,7 +63,7 @@ def whole_passes(leaf: torch.Tensor) -> Callable[[torch.Tensor], None]:
     def check(_: torch.Tensor) -> None:
         if passed[-1] != graph_task() or torch.is_grad_enabled():
             raise UsageError(
-                "Gradients of a placed model come in messages, all in one pass, and have no gradients of their own: call "
+                "The gradients of a placed model come in messages, all in one pass, and have no gradients of their own: call "
                 "loss.backward() and read p.grad instead of torch.autograd.grad, and leave out inputs= and create_graph=True."
             )
 

@@ -58,7 +58,7 @@ def run_parts(
     work: Callable[[PlacedPart], Any],
     make: Callable[[PlanData, nn.Module, int], PlacedPart] = PlacedPart,
 ) -> list[Any]:
-    """The results of `work` for each worker's part of its model; models may be one, as parts have no parameter in common."""
+    """The results of `work` for each worker's part of its model; `models` can repeat one, as parts share no parameter."""
     parts = [make(plan, model, worker) for worker, model in enumerate(models)]
     post, found, errors = _Post(), [None] * len(parts), list[BaseException]()
 

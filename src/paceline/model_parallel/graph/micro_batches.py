@@ -47,13 +47,13 @@ def joined(outs: list[Any]) -> Any:
 
 
 def inputs_to_cut(model: nn.Module, traced: Traced, arguments: Mapping[str, Any], number: int) -> tuple[bool, ...]:
-    """By tensor of the batch, whether it has a sample in each row: then micro-batches give the results of the batch.
+    """For each tensor of the batch, whether each of its rows is a sample, so that it can be cut into micro-batches.
 
-    Tensors as long as the first one are cut. If that changes results or gradients of a copy of the model, as for a table with
-    as many rows as the batch, some of them stay whole.
+    Cuts all tensors with as many rows as the first one. If that changes results or gradients of a copy of the model, for
+    example because a table happens to have as many rows as the batch, some of them stay whole.
 
     Raises:
-        UsageError: all choices change them, or the model changes buffers, which it would do once per micro-batch.
+        UsageError: every choice changes results or gradients, or the model changes buffers, as it would per micro-batch.
     """
     found = list(tensors_in(arguments))
     size = next((len(one) for one in found if one.dim()), 0)

@@ -53,11 +53,11 @@ _Settings = dict[str, tuple[dict[str, Any], dict[str, Any]]]
 class PlacedWorker(Worker):
     """One worker of a placed model, as its loop sees it.
 
-    Checkpoints go by parameter names: each worker saves its part with its optimizer's state, and a resumed run may divide the
-    model by another plan and among other workers.
+    Checkpoints identify parameters by name. Each worker saves its part with its optimizer's state, so a resumed run can divide
+    the model by another plan and among another number of workers.
 
-    With an algorithm whose servers hold the parts, groups of workers are its replicas. Checkpoints are then those of layouts,
-    and of one plan.
+    With an algorithm whose servers hold the parts, groups of workers are its replicas. Checkpoints are then like those of
+    layouts, and need the same plan.
     """
 
     program: ClassVar[Algorithm | None] = PlacedProgram()

@@ -92,7 +92,7 @@ def place(
 
     Raises:
         UsageError: the model cannot be traced, changes its inputs, or gives other results for micro-batches; a pin, a
-            constraint or the memory is impossible; the cost model is too inaccurate; the plan would train another model.
+            constraint or the memory is impossible; the cost model is too inaccurate; the plan would not train the same model.
 
     Reference: Abadi et al., "TensorFlow: Large-Scale Machine Learning on Heterogeneous Distributed Systems", 2015,
         arXiv:1603.04467, section 3.2.

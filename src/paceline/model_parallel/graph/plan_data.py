@@ -66,7 +66,7 @@ class PlanData:
     def check_worker(self, worker: int) -> None:
         """Refuses a worker that has no part."""
         if not 0 <= worker < self.workers:
-            raise UsageError(f"There is no worker {worker} in a plan for {self.workers} workers, from 0.")
+            raise UsageError(f"There is no worker {worker} in a plan for {self.workers} workers, numbered from 0.")
 
     def check_workers(self, number: int) -> None:
         """Refuses a run with more or fewer workers."""

@@ -256,8 +256,9 @@ def check_memory(problem: Problem) -> None:
         largest = max((one for one in room if one is not None), default=None)
         if None not in room and largest is not None and need > largest:
             raise UsageError(
-                f"{problem.groups[first].name} and what must be with it need {need / 1e6:,.1f} MB, and the largest device that"
-                f" they may be on has {largest / 1e6:,.1f} MB: give it more memory, or cut the model there."
+                f"{problem.groups[first].name} and the operations that must share its device need "
+                f"{need / 1e6:,.1f} MB, and the largest device that they may be on has {largest / 1e6:,.1f} MB: give it "
+                "more memory, or cut the model there."
             )
     total = sum(needs.values())
     if None not in limits and total > (there := sum(one or 0 for one in limits)):

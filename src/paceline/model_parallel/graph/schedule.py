@@ -109,7 +109,7 @@ class Run:
         return Schedule(max(self.free), tuple(self.busy), tuple(self.events))
 
     def forward_only(self, forward: list[list[Operation]]) -> list[float]:
-        """By device, when it has run its operations, which may be the beginning of a step's."""
+        """The time at which each device has run its operations, which may be the first ones of a step."""
         self._phase("forward", forward, range(1))
         return self.free
 

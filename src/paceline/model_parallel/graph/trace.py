@@ -98,8 +98,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
     for name in outputs:
         if name in kinds and not kinds[name].is_tensor:
             raise UsageError(
-                f"{type(model).__name__} returns {name}, which is not a tensor but of type "
-                f"{type(run.values[name]).__name__}: return tensors, alone or in a tuple, list or dict."
+                f"{type(model).__name__} returns {name} of type {type(run.values[name]).__name__}, "
+                "which is not a tensor: return tensors, alone or in a tuple, list or dict."
             )
     shapes = tuple((tuple(one.shape), str(one.dtype)) for value in arguments.values() for one in tensors_in(value))
     return Traced(graph, nodes, outputs, run.constants, shapes, run.values, identity, text)

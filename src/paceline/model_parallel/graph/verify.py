@@ -52,7 +52,7 @@ def verify(plan: PlanData, model: nn.Module, traced: Traced, batch: Mapping[str,
             if not _agree(own, _of_step(model, first), share):
                 return False
             raise UsageError(
-                f"The graph of {plan.model} computes something else than its forward, first at "
+                f"The graph of {plan.model} computes a different result than its forward, first at "
                 f"{_first_in_graph(alone, model, first)}: move code that depends on more than values of "
                 "tensors out of forward, or into a function marked with torch.fx.wrap."
             )
@@ -67,7 +67,7 @@ def _compare_parts(plan: PlanData, alone: PlanData, model: nn.Module, batch: Map
     for part in (parts := _run(plan, cut, batch)):
         if not _agree(_results(whole, one.out), _results(cut, part.out), share):
             raise UsageError(
-                f"The parts of {plan.model} compute something else than the whole, first at {_first(one, parts, share)}: "
+                f"The parts of {plan.model} compute a different result than the whole, first at {_first(one, parts, share)}: "
                 "this is an error of Paceline; pin that operation to the worker of its neighbours, and report it."
             )
 

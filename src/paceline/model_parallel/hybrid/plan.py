@@ -76,7 +76,7 @@ def plan_cuts(model: nn.Module, layout: HybridParallel, num_workers: int) -> Cut
         if isinstance(module, _OTHER_DROPOUTS) and module.p:
             raise UsageError(
                 f"{type(module).__name__} {name} draws from each worker's own generator, so results would depend on "
-                "the number of workers: use nn.Dropout, whose masks a layout draws by sample and feature."
+                "the number of workers: use nn.Dropout, whose masks under a layout depend only on sample and feature."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UsageError(

@@ -34,8 +34,8 @@ class GradientMeans:
 
     Backward itself adds zeros to the gradients that are means; local gradients go into buckets, whose means are added when
     they arrive. So gradients of several passes accumulate, and PyTorch's version counter, which hooks of the parameters may
-    have noted, does not change. Matrices, which are partial only along the depth, leave as soon as a bucket is full; vectors
-    follow together at the end. Implements `PendingGradients`.
+    have noted, does not change. Matrices, which are partial only along the depth, are sent as soon as a bucket is full;
+    vectors are sent together at the end. Implements `PendingGradients`.
 
     Costs: an all-reduce for each bucket and axis; memory for the gradients in transit.
     """

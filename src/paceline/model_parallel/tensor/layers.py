@@ -62,7 +62,7 @@ class Cut(nn.Module):
         parameter = getattr(self, name)
         if torch.is_autocast_enabled(parameter.device.type):
             raise UsageError(
-                "Layers on a mesh add up in the dtype of their parameters: use them outside torch.autocast."
+                "Layers on a mesh compute sums in the dtype of their parameters: use them outside torch.autocast."
             )
         placement, axes = self.placement(name), self.mesh.axes
         self.mesh.gradients.watch(parameter, placement)

@@ -18,7 +18,7 @@ class TensorParallel:
     The model consists of layers of `paceline.model_parallel`, built on `Mesh.alone()`. With k times as many workers as the
     mesh has, there are k replicas of it: workers 0 to p - 1 are the first. Workers of a mesh have the same batches, other
     replicas have others. The algorithm averages across replicas, between the workers with the same parts; under `downpour`,
-    each part has servers of its own.
+    each part has its own servers.
 
     Costs per step: those of `Line` and `Grid`; the algorithm's, for a worker's part of the parameters. Gradients are summed
     along a grid's rows and depth in buckets of 25 MiB.

@@ -153,9 +153,11 @@ def parse_mesh(text: str) -> Line | Grid:
 def check_mode(mode: str, shape: Line | Grid) -> None:
     """Rejects an unknown mode, or one that this mesh does not support."""
     if mode not in get_args(Mode):
-        raise UsageError(f"{shown(mode)} is not a mode of products: choose 'allgather' or 'summa'.")
+        raise UsageError(f"{shown(mode)} is not a mode of multiplication: choose 'allgather' or 'summa'.")
     if mode == "summa" and isinstance(shape, Line):
-        raise UsageError("A line multiplies without broadcasts: leave out mode='summa', or give a grid (q=2).")
+        raise UsageError(
+            "A line of workers multiplies without broadcasts: leave out mode='summa', or give a grid (q=2)."
+        )
 
 
 def choose_mesh(

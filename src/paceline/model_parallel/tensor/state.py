@@ -106,7 +106,7 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
     names = _names(model)
     groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
     if groups != [group["params"] for group in state["param_groups"]]:
-        raise UsageError("The saved optimizer has other parameter groups: build this optimizer with the same ones.")
+        raise UsageError("The saved optimizer has different parameter groups: build this optimizer with the same ones.")
     number = {name: at for at, name in enumerate(name for group in groups for name in group)}
     parameters = dict(model.named_parameters())
     packed = {}
@@ -153,7 +153,7 @@ def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:
     for name, parameter in model.named_parameters():
         if id(parameter) not in placed:
             raise UsageError(
-                f"{name} belongs to no layer of paceline.model_parallel, so its gradient would be this worker's only: "
+                f"{name} belongs to no layer of paceline.model_parallel, so each worker would have a different gradient: "
                 "build the model from those layers."
             )
     return mesh, {name: placed[id(one)] for name, one in model.named_parameters(remove_duplicate=False)}

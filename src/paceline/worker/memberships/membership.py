@@ -156,7 +156,7 @@ class Membership(Protocol):
 
         The result is the weights that worker 0's loop has `left` in its model, if any. Otherwise it is the run's newest
         parameters after all updates, or, if workers have their own models, the mean of all, for which each tells how many
-        batches it was `given`. Buffers are then worker 0's, but without a supervisor only if it has left weights.
+        batches it was `given`. Buffers are then worker 0's; without a supervisor, only if it has left weights.
 
         Returns: the mean and its statistics; None without a mean.
 
