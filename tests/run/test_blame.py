@@ -167,6 +167,21 @@ def test_several_backward_passes_are_the_workers_own_time():
     assert blame(run).cause.worker == 2
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce", "leashed"])
+@pytest.mark.parametrize("after", ["backward", "step"])
+def test_other_code_of_a_loop_is_blamed_on_its_worker(algorithm, after):
+    run = simulated(algorithm, CLUSTER.idle(worker=1, idle_s=FAULT_S))
+    rows = run.records[1] = run.records[1].copy()
+    if after == "backward":
+        rows["gradient_ended_s"] -= FAULT_S
+    else:
+        rows["started_s"] += FAULT_S
+        rows["gradient_started_s"] += FAULT_S
+    cause = blame(run).cause
+    assert (cause.worker, cause.activity) == (1, "loop")
+    assert cause.own_s == pytest.approx(FAULT_S, rel=0.01)
+
+
 def test_a_backup_worker_does_not_hold_up_rounds():
     config = pl.TrainConfig(algorithm="parameter-server(mode=sync(backups=1))", workers=4, epochs=1)
     run = pl.simulate_task(config, cluster=CLUSTER.idle(worker=2, idle_s=FAULT_S), timing_only=True)

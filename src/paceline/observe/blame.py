@@ -19,7 +19,7 @@ _CLEARLY_SERVED = 1.5  # the others wait for the slow way once, its worker twice
 _MOST_ROWS = 48
 _LEAST_SHOWN = 0.005
 NOTE = (
-    "Shares of each worker's time. Loop: its own code between steps. Waiting: for the workers in the next column;"
+    "Shares of each worker's time. Loop: the loop's own code, such as logging. Waiting: for the workers in the next column;"
     " messages: all other waiting. Path: its share of the critical path."
 )
 
@@ -263,7 +263,7 @@ def slow_link(steps: Steps, times_s: np.ndarray, lost: float = 0.0, *, in_rounds
 # In words
 
 _WORDS = {
-    "computing": "forward and backward", "input": "input", "updating": "update", "loop": "own code between steps",
+    "computing": "forward and backward", "input": "input", "updating": "update", "loop": "own code",
     "communicating": "communication",
 }  # fmt: skip
 

@@ -60,9 +60,11 @@ def steps_of(records: Mapping[int, np.ndarray]) -> Steps:
     own_s = np.maximum(rows["ended_s"] - rows["started_s"], 0)
     wait = np.minimum(wait, own_s)
     gradient = rows["gradient_ended_s"] - rows["gradient_started_s"]
-    computing = np.clip(np.minimum(gradient, own_s - input_s - wait - apply), 0, None)
+    own_code = np.clip(own_s - input_s - wait - apply, 0, None)
+    computing = np.clip(np.minimum(gradient, own_code), 0, None)
     released = rows["ended_s"] - np.clip(rows["ended_s"] - rows["gradient_ended_s"] - wait, 0, apply)
-    took = np.stack([computing, input_s, apply, rows["started_s"] - begun, np.zeros(len(rows))], axis=1)
+    loop = rows["started_s"] - begun + own_code - computing
+    took = np.stack([computing, input_s, apply, loop, np.zeros(len(rows))], axis=1)
     return Steps(rows, worker, begun, released - wait, released, took)
 
 
@@ -159,7 +161,11 @@ def critical_path(steps: Steps, blocker: np.ndarray, since_s: np.ndarray) -> Pat
     rows = steps.rows
     ended_s = rows["ended_s"].tolist()
     begun_s, arrived_s, released_s = steps.begun_s.tolist(), steps.arrived_s.tolist(), steps.released_s.tolist()
-    gradient_s, worker = rows["gradient_started_s"].tolist(), steps.worker.tolist()
+    started_s, gradient_s, worker = (
+        rows["started_s"].tolist(),
+        rows["gradient_started_s"].tolist(),
+        steps.worker.tolist(),
+    )
     took, blocks, events_s = steps.took_s.tolist(), blocker.tolist(), since_s.tolist()
     first = {one: int(np.searchsorted(steps.worker, one)) for one in np.unique(steps.worker).tolist()}
     ends = {one: rows["ended_s"][steps.worker == one] for one in first}
@@ -187,9 +193,10 @@ def critical_path(steps: Steps, blocker: np.ndarray, since_s: np.ndarray) -> Pat
             now_s = arrived_s[at]
         left_s = max(0.0, now_s - begun_s[at])
         computing, input_s, _, loop, _ = took[at]
-        part[LOOP] = min(loop, left_s)
-        part[INPUT] = min(input_s, left_s - part[LOOP])
-        part[COMPUTING] = min(computing, max(0.0, min(now_s - gradient_s[at], left_s - part[LOOP] - part[INPUT])))
+        before_s = min(started_s[at] - begun_s[at], left_s)
+        part[INPUT] = min(input_s, left_s - before_s)
+        part[COMPUTING] = min(computing, max(0.0, min(now_s - gradient_s[at], left_s - before_s - part[INPUT])))
+        part[LOOP] = min(loop, left_s - part[INPUT] - part[COMPUTING])
         if at == first[worker[at]]:
             break
         at -= 1
