@@ -110,7 +110,7 @@ def test_a_lost_worker_ends_the_wait_and_the_message_names_it():
     for message in errors.values():
         assert message.startswith("all-reduce 1: workers 0, 1 and 3 arrived, worker 2 did not")
         assert "killed" in message
-        assert "paceline train --resume" in message
+        assert "--resume RUN" in message
     assert members[0].waited_s > 0.0
 
 

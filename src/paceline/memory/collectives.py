@@ -30,7 +30,7 @@ _MOST_AREAS = 2**16  # that are kept; each bucket has one for every worker
 _STRIP_ELEMENTS = 16  # each worker's piece of a vector may be padded to a multiple of this
 
 _REMEDY = (
-    "Resume the run from its last checkpoint (`paceline train --resume RUN`), or choose an algorithm that continues "
+    "Resume the run from its last checkpoint (`--resume RUN`, in Python `resume=`), or choose an algorithm that continues "
     "without a worker (`paceline algorithms --tolerates kill`)."
 )
 
