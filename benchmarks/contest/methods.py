@@ -41,7 +41,7 @@ class Method:
 LEADING = "ad-psgd"
 BY_SPEED = "all-reduce, shares by speed"
 #: The controls: a single worker, workers whose models are averaged only for the evaluation, and leaving the slow one out.
-ALONE, SILENT, WITHOUT = "one worker alone", "no communication", "DistributedDataParallel without the slow worker"
+ALONE, SILENT, WITHOUT = "one worker alone", "no communication", "DDP without the slow worker"
 CONTROLS = (SILENT, ALONE, WITHOUT)
 
 METHODS = {

@@ -189,13 +189,13 @@ def short_summary(records: Sequence[Record]) -> str:
     )
     names = dict.fromkeys((LEADING, best, peer, *CONTROLS))
     rows = {name: costs for name in names if (costs := times(of(runs, method=name)))}
-    text = "; ".join(f"`{name}` {said(costs)}" for name, costs in rows.items())
+    about = {peer: ", the fastest of PyTorch, torchft and hivemind,"}
+    text = "; ".join(f"`{name}`{about.get(name, '')} {said(costs)}" for name, costs in rows.items())
     missing = [name for name in CONTROLS if name not in rows]
-    absent = f" Not run as controls: {', '.join(missing)}." if missing else ""
+    absent = f" Controls that were not run: {', '.join(missing)}." if missing else ""
     words = (
         f"MNIST, four processes on two cores, one of them {factor:g} times as slow: seconds to {100 * target:g} %, median and"
-        f" range of {min(map(len, rows.values()))} runs: {text}. `{peer}` was the fastest of PyTorch, torchft and"
-        f" hivemind.{absent}"
+        f" range of {min(map(len, rows.values()))} runs: {text}.{absent}"
     )
     return _wrapped(words)
 

@@ -295,7 +295,7 @@ def test_steps_inside_backward_are_refused(together):
         with pl.attach(model, optimizers):
             nn.functional.cross_entropy(model(x), y).backward()
 
-    with pytest.raises(pl.UsageError, match=r"call step\(\) after backward\(\)"):
+    with pytest.raises(pl.UsageError, match=r"call its step\(\) after backward\(\)"):
         launched(loop)
 
 
