@@ -284,7 +284,9 @@ def test_replicas_with_other_rates_have_other_digests():
     for rates in (7, 8):
         replica = SimpleNamespace(round=0, step=1, rates=rates, closure=None, changed_outside=False, deal=None)
         collectives = SimpleNamespace(members=range(2))
-        ports = SimpleNamespace(num_workers=2, worker_id=0, incarnation=0, collectives=collectives, newcomers=None)
+        ports = SimpleNamespace(
+            num_workers=2, worker_id=0, incarnation=0, collectives=collectives, newcomers=None, views=None
+        )
         own = Round(replica, ports, Replacements(replica, ports))
         own.replicas.note([torch.arange(8.0)])
         found.append(own.header())

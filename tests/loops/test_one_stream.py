@@ -147,10 +147,10 @@ def drawn_by_the_loop():
 
 
 DIFFERENT = {
-    "list shuffled by the loop": (shuffled_list, "other samples"),
-    "batches drawn by the loop": (drawn_by_the_loop, "other samples"),
-    "divided samples": (lambda: DataLoader(divided(), batch_size=4, shuffle=True), "other samples"),
-    "divided stream": (lambda: DataLoader(Divided(), batch_size=4), "other samples"),
+    "list shuffled by the loop": (shuffled_list, "different samples"),
+    "batches drawn by the loop": (drawn_by_the_loop, "different samples"),
+    "divided samples": (lambda: DataLoader(divided(), batch_size=4, shuffle=True), "different samples"),
+    "divided stream": (lambda: DataLoader(Divided(), batch_size=4), "different samples"),
     "lengths": (lambda: [(HELD_OUT[:4], torch.arange(4))] * (4 + own_id()), "batches, and another worker's has"),
 }
 
@@ -184,7 +184,7 @@ def test_a_later_epoch_is_compared_too():
             data = Subset(NUMBERED, ALL if not epoch or own_id() else ALL[::-1])
             yield worker.batches(DataLoader(data, batch_size=4))
 
-    with pytest.raises(pl.UsageError, match="other samples"):
+    with pytest.raises(pl.UsageError, match="different samples"):
         seen_by("lockstep", epochs)
 
 

@@ -192,7 +192,7 @@ def test_all_workers_are_told_the_same():
     rounds = []
     for worker, (round_, step) in enumerate(places):
         replica = SimpleNamespace(round=round_, step=step, rates=0, closure=None)
-        ports = SimpleNamespace(worker_id=worker, num_workers=4, incarnation=0, collectives=board)
+        ports = SimpleNamespace(worker_id=worker, num_workers=4, incarnation=0, collectives=board, views=None)
         rounds.append(Round(replica, ports, Replacements(replica, ports)))
     total = Reports(sum(one.own_report().numbers for one in rounds))
     for one in rounds:

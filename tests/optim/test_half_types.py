@@ -118,7 +118,9 @@ def replica_of(samples):
 
 
 def ports_of(vectors, collectives, **more):
-    return SimpleNamespace(num_workers=len(vectors), collectives=collectives, incarnation=0, newcomers=None, **more)
+    return SimpleNamespace(
+        num_workers=len(vectors), collectives=collectives, incarnation=0, newcomers=None, views=None, **more
+    )
 
 
 def overlapped(vectors, weights, members):

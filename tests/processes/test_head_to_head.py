@@ -145,11 +145,11 @@ def test_a_headline_is_of_one_method_of_ours_in_all_scenes_not_of_our_best():
     assert "backup" not in said
     assert "seconds to 96 %: `ad-psgd` 13.0 (12.0 to 14.0)" in said
     assert "DistributedDataParallel, the first of the 2 others measured so far, of 5, 50.0 (1, 3 runs)" in said
-    assert "The controls (no communication, one worker alone) were not run" in said
+    assert "The controls (no communication, one worker alone, DDP without the slow worker) were not run" in said
     records += [record("no communication", "slow", 20.0, time_s) for time_s in (9.0, 8.0, 7.0)]
     said = results.summary(records)
     assert "50.0; no communication 8.0 (7.0 to 9.0) (1, 3 runs)" in said
-    assert "The controls (one worker alone) were not run" in said
+    assert "The controls (one worker alone, DDP without the slow worker) were not run" in said
 
 
 class Launched:

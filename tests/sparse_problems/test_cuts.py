@@ -98,7 +98,7 @@ def test_bad_graphs_are_refused():
     with Team(1) as team:
         for edges, weights, labels, given, words in (
             ([[0, 1, 2]], [1.0], 2, {}, "pairs"),
-            ([[0, 5]], [1.0], 2, {9: 0}, "given ones"),
+            ([[0, 5]], [1.0], 2, {9: 0}, "given must map"),
             ([[0, 1]], [0.0], 2, {}, "above 0"),
             ([[-1, 1]], [1.0], 2, {}, "join nodes"),
         ):
