@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Hogwild, LocalSGD, Lockstep
+from paceline.memory.seats import Seats
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
@@ -21,7 +22,8 @@ class SupervisorOfTwo:
     def __init__(self):
         self.workers = [WorkerState(worker) for worker in (0, 1)]
         self.algorithm = Hogwild()
-        self.arena = SimpleNamespace(store=lambda name, value: None, plan=SimpleNamespace(num_servers=0), axes=None)
+        plan = SimpleNamespace(num_servers=0, seats=Seats(num_parts=1, num_workers=2, num_servers=0))
+        self.arena = SimpleNamespace(store=lambda name, value: None, plan=plan, axes=None)
         self.written = [0, 0]
         self.read = [0, 0]
         self.outcome = Outcome()
@@ -95,14 +97,15 @@ def test_a_newcomer_that_enters_after_the_others_have_written_their_parts_gets_o
     assert (tmp_path / "20" / "worker-1.pt").exists()
 
 
-@pytest.mark.parametrize("algorithm", [LocalSGD(), PlacedProgram()])
-def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, ready, tmp_path):
+@pytest.mark.parametrize(("algorithm", "num_parts"), [(LocalSGD(), 1), (PlacedProgram(), 1), (Hogwild(), 2)])
+def test_the_part_of_a_worker_that_was_lost_is_needed(algorithm, num_parts, ready, tmp_path):
     """The survivors' parts alone would make a checkpoint that only so many workers could go on from.
 
-    Of a placed model they would lack what only the lost worker had.
+    Of a placed model, or of a replica whose workers have its parts, they would lack what only the lost worker had.
     """
     supervisor, look = ready
     supervisor.algorithm = algorithm
+    supervisor.arena.plan.seats = Seats(num_parts=num_parts, num_workers=2, num_servers=0)
     supervisor.workers[1].ended = True
     (tmp_path / "20" / "worker-1.pt.sha256").rename(tmp_path / "part")
     for _ in range(3):

@@ -49,7 +49,10 @@ class Checkpointer:
         assert supervisor.arena is not None
         running = [worker.worker_id for worker in supervisor.workers if worker.takes_part]
         lost = [one.worker_id for one in supervisor.workers if one.lost or one.waits] if supervisor.goes_on else []
-        needed = [worker.worker_id for worker in supervisor.workers] if _needs_all(supervisor) else running
+        mates = supervisor.arena.plan.seats.mates  # a replica needs the parts of all its workers, or of none
+        needed = sorted({mate for one in running for mate in mates(one)})
+        if _needs_all(supervisor):
+            needed = [worker.worker_id for worker in supervisor.workers]
         for number in checkpoint_files.numbers(self._folder):
             if checkpoint_files.is_complete(self._folder, number) or not (running if lost else needed):
                 continue
