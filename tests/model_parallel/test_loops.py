@@ -98,6 +98,27 @@ def test_a_loop_that_attaches_the_whole_model_is_told_so():
         pl.launch(partial(whole_model, plan), workers=2, plan=plan)
 
 
+def another_worker(plan, worker=None):
+    part = plan.part(made(NAME), worker=worker)
+    pl.attach(part, torch.optim.SGD(part.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        (lambda plan: partial(another_worker, plan, 0), r"worker 0's part of a plan, but it runs in worker 1"),
+        (
+            lambda plan: partial(another_worker, planned(NAME, 2, wire="bfloat16")),
+            'outside of `if __name__ == "__main__":`',
+        ),
+    ],
+)
+def test_another_part_than_the_launchs_is_refused(loop, message):
+    plan = planned(NAME, 2)
+    with pytest.raises(pl.UsageError, match=message):
+        pl.launch(loop(plan), workers=2, plan=plan)
+
+
 def elsewhere(plan):
     part = plan.part(made(NAME).to("meta"))
     with pl.attach(part, torch.optim.SGD(part.parameters(), lr=0.1)):

@@ -291,10 +291,15 @@ def _check(part: PlacedPart, environment: WorkerEnvironment | None, *, has_repli
             "Run the parts of a placed model with paceline.launch(train, workers=..., plan=plan), or, in a script under "
             "torchrun or paceline launch and without an algorithm, attach plan.part(model). They cannot be simulated."
         )
-    if part.worker != environment.worker_id % plan.workers or environment.plan != plan:
+    if part.worker != environment.worker_id % plan.workers:
         raise UsageError(
-            f"This is worker {part.worker}'s part of a plan, but it runs in worker {environment.worker_id} of a "
-            "launch: give launch the same plan, and call plan.part(model) in the function that it runs."
+            f"This is worker {part.worker}'s part of a plan, but it runs in worker {environment.worker_id} of a launch: call "
+            "plan.part(model) in the function that it runs."
+        )
+    if environment.plan != plan:
+        raise UsageError(
+            "This part belongs to another plan than the launch's: give launch the same plan. A script that calls pl.place "
+            'outside of `if __name__ == "__main__":` makes another plan in each worker.'
         )
 
 

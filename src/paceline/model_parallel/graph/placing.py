@@ -59,8 +59,8 @@ def place(
     A chain of layers, such as a plain transformer, gains nothing in a step's latency, and the plan says so; with `throughput`,
     several of its micro-batches are in flight.
 
-    In a worker of `launch(plan=...)` it returns that run's plan and measures nothing, so a script may call it at its top
-    level.
+    In a function that `launch(plan=...)` runs, it returns that run's plan and measures nothing. In a script, call it under
+    `if __name__ == "__main__":`, because workers import the script.
 
     One step of the plan's parts is compared with the model's own, with the same random numbers: outputs, gradients, buffers.
 
