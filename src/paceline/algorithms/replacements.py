@@ -18,7 +18,8 @@ from paceline.ports.views import ElasticGroup
 _COMPARED_ROUNDS = 10
 _LOOK_EVERY_S = 0.05
 _TOO_FEW = (
-    "Only {left}, fewer than min_workers={least}, and no other replacement comes: allow more restarts or fewer workers."
+    "Only {left}, fewer than min_workers={least}, and no other replacement comes: allow more restarts or fewer workers. If a"
+    " replacement could not join, the run's notes say why."
 )
 _TOO_FEW_WITHOUT_DEAL = (
     "Only {left}, fewer than min_workers={least}: dead workers can be replaced only if the loop uses worker.batches."
