@@ -23,8 +23,8 @@ class Method:
         system: whose it is.
         rate: learning rate on MNIST where none has been tuned.
         colour: which of the palette's, in pictures; None: the text's.
-        workers: how many, where not as many as all others have; these are never disturbed.
-        scenes: in which it runs.
+        workers: number of workers, if it differs from all other methods'; these workers are never slowed or killed.
+        scenes: the scenes in which the method runs.
     """
 
     program: str
