@@ -86,13 +86,6 @@ def test_a_resumed_run_hands_out_what_is_left(counts):
     assert epoch(one, 2) == [10, 12, 13, 14]
 
 
-def test_a_late_worker_does_not_take_up_epochs_that_others_have_left(counts):
-    one = claims(counts)
-    assert epoch(one, 0, most=1) + epoch(one, 1, most=1) == [0, 5]
-    late = claims(counts, 1, is_late=True)
-    assert (epoch(late, 0), epoch(late, 1, most=2)) == ([], [6, 7])
-
-
 @pytest.mark.parametrize("meanwhile", range(8))
 def test_workers_that_compare_their_data_at_once_find_the_first_difference(meanwhile, monkeypatch):
     """The other worker compares after this one has read so many words."""

@@ -21,7 +21,6 @@ class WorkerClaims:
         taken: batches, or in lockstep rounds, that this worker took before; an epoch left at a `break` counts as a whole.
         done: without lockstep: batches to skip, because a resumed run begins with their updates.
         tracks, survivors: as for `RoundDeal`.
-        is_late: whether the others may be in a later epoch, where this worker then begins.
         agreed: finds a number on one of the workers that train on the same batches, and sends it to all of them.
     """
 
@@ -36,7 +35,6 @@ class WorkerClaims:
         left: Left = ALL_LEFT,
         taken: int = 0,
         done: Collection[int] = (),
-        is_late: bool = False,
         tracks: bool = False,
         survivors: Survivors | None = None,
         agreed: Callable[[Callable[[], int]], int] = lambda find: find(),
@@ -53,7 +51,6 @@ class WorkerClaims:
         self._counts, self._agreed = counts, agreed
         self._first = left.first
         self._done = done
-        self._first_epoch = counts.newest() if is_late else 0
         self.epoch = -1  # none has begun
         self._round = taken
         self._ahead: set[int] = set()
@@ -168,7 +165,7 @@ class WorkerClaims:
     def _claimed(self) -> int:
         first = self.epoch * self.batches.epoch_numbers
         behind = max(0, self._first - first)  # batches of this epoch that a resumed run skips
-        while self.epoch >= self._first_epoch and behind < self.batches.epoch_numbers:
+        while behind < self.batches.epoch_numbers:
             released = self._counts.take_released(first, first + self.batches.epoch_numbers)
             if released is not None and released not in self._done:
                 return released

@@ -25,7 +25,7 @@ from paceline.run.starter import Starter
 from paceline.run.view_changes import came, left
 from paceline.system.exit_codes import how_ended
 from paceline.system.interrupts import noted_by
-from paceline.worker.gathering import Contribution, Gathering, Left
+from paceline.worker.gathering import Contribution, Entered, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
 from paceline.worker.server_process import ServerMain
 from paceline.worker.supervised import Outcome, WorkerState, hung, is_replica_lost
@@ -241,7 +241,7 @@ class Supervisor:
                 self._count_ready(worker)
             case NotSaved():
                 self.outcome.leave_out(message.number, message.why)
-            case Contribution() | Left():
+            case Contribution() | Entered() | Left():
                 self._gathering.hear(worker, message)
             case Done():
                 worker.ended = True

@@ -74,13 +74,13 @@ class WorkerBatches:
         self._epoch = 0
         self._not_begun: deque[int] = deque()  # numbers of the batches that the loop has got ahead of their steps
         self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
-        self._is_epoch_told = self._is_begun = self._has_entered = False
+        self._is_epoch_told = self._is_begun = self._has_entered = self._has_had_batch = False
         self._entry: dict[str, Any] | None = None  # what the others have given this newcomer
 
     @property
     def is_behind(self) -> bool:
-        """Whether the others have let this newcomer in, and its loop is still in an earlier epoch."""
-        return self._entry is not None
+        """Whether this newcomer has had no batch yet, as its loop has not reached the others' epoch."""
+        return self._entry is not None or (self._membership.incarnation > 0 and not self._has_had_batch)
 
     @property
     def given(self) -> BatchesTaken:
@@ -135,6 +135,7 @@ class WorkerBatches:
         if self._epoch > 1 and self._membership.stopped():  # a loop goes through the epochs that are left
             self._membership.raise_if_terminated()
             return
+        self._membership.reach_epoch(epoch)
         batches = self.batches_of(loader)
         claims = self._claims_for(batches)
         claims.begin(epoch)
@@ -221,7 +222,7 @@ class WorkerBatches:
                 if number == END or fetch is None:
                     return
                 if first:
-                    first = False
+                    first, self._has_had_batch = False, True
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     state = LoopState(self._optimizer, claims.taken, claims.left())

@@ -6,13 +6,14 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from paceline.errors import RunStopped, UsageError, WorkerLostError, name_workers
+from paceline.membership.common_calls import CommonCalls
 from paceline.optim.half_types import sum_type
 from paceline.system.plain_tensors import tensors_from_bytes, tensors_to_bytes
 from paceline.transport.message_collectives import MessageCollectives
@@ -43,6 +44,7 @@ class Contribution:
 
     number: int
     value: bytes
+    epoch: int  # that its loop has reached
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class Contributions:
 
     number: int
     values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A dead worker's replacement has a batch, in this epoch: the others wait for its parts from now on."""
+
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -81,46 +90,45 @@ class Gatherer(Protocol):
 class Gathering:
     """The supervisor's side: answers once all running workers have sent their parts."""
 
-    def __init__(self, workers: Iterable[WorkerState]) -> None:
+    def __init__(self, workers: Sequence[WorkerState]) -> None:
         self._workers = workers
-        self._parts: dict[int, Contribution] = {}
-        self._left: set[tuple[int, int]] = set()
+        self._calls = CommonCalls(range(len(workers)))
+        self._incarnations = [0] * len(workers)
         self._num_answered = Counter[tuple[int, int]]()  # by worker and incarnation
 
     def num_answered(self, worker: WorkerState) -> int:
         """How many values of a worker's process the others have got."""
         return self._num_answered[worker.worker_id, worker.incarnation]
 
-    def hear(self, worker: WorkerState, message: Contribution | Left) -> None:
-        """Takes a worker's part, or notes that it has left."""
-        if isinstance(message, Contribution) and worker.waits:  # in an epoch that it skips, it is alone
-            _answer(worker, message, (message.value,))
-        elif isinstance(message, Contribution):
-            self._parts[worker.worker_id] = message
-        else:
-            self._left.add((worker.worker_id, worker.incarnation))
+    def hear(self, worker: WorkerState, message: Contribution | Entered | Left) -> None:
+        """Takes a worker's part, or notes that it takes part from now on, or has left."""
+        self._note_replacement(worker)
+        match message:
+            case Contribution(epoch=epoch):
+                self._calls.bring(worker.worker_id, epoch, message)
+            case Entered(epoch=epoch):
+                self._calls.enter(worker.worker_id, epoch)
+            case Left():
+                self._calls.leave(worker.worker_id)
+
+    def _note_replacement(self, worker: WorkerState) -> None:
+        if worker.incarnation > self._incarnations[worker.worker_id]:
+            self._incarnations[worker.worker_id] = worker.incarnation
+            self._calls.replace(worker.worker_id)
 
     def settle(self) -> None:
         """Answers if no part is missing; call it after every message."""
-        if not self._parts:
-            return
         for one in self._workers:
+            self._note_replacement(one)
             if not one.running:
-                self._parts.pop(one.worker_id, None)
-        here = [one for one in self._workers if one.takes_part and (one.worker_id, one.incarnation) not in self._left]
-        if not self._parts or not all(one.worker_id in self._parts for one in here):
-            return
-        values = tuple(part.value for _, part in sorted(self._parts.items()))
-        for one in self._workers:
-            part = self._parts.pop(one.worker_id, None)
-            if part is not None:
-                self._num_answered[one.worker_id, one.incarnation] += 1
-                _answer(one, part, values)
-
-
-def _answer(worker: WorkerState, part: Contribution, values: tuple[bytes, ...]) -> None:
-    with contextlib.suppress(OSError):  # it is gone: its end is the next news
-        worker.connection.send(Contributions(part.number, values))
+                self._calls.leave(one.worker_id)
+        while parts := self._calls.take():
+            values = tuple(part.value for _, part in sorted(parts.items()))
+            for worker_id, part in parts.items():
+                one = self._workers[worker_id]
+                self._num_answered[worker_id, one.incarnation] += worker_id in self._calls.members
+                with contextlib.suppress(OSError):  # it is gone: its end is the next news
+                    one.connection.send(Contributions(part.number, values))
 
 
 @dataclass(eq=False)
@@ -130,11 +138,12 @@ class SupervisedGatherer:
     connection: Any  # to the supervisor
     stopped: Callable[[], bool]  # whether the run is being stopped
     deadline_s: float = _DEADLINE_S  # how long to wait for the others
+    epoch: int = field(default=0, init=False)  # that the worker's loop has reached
     _number: int = field(default=0, init=False)
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
         self._number += 1
-        self.connection.send(Contribution(self._number, _packed(value)))
+        self.connection.send(Contribution(self._number, _packed(value), self.epoch))
         until_s = time.monotonic() + self.deadline_s
         while time.monotonic() < until_s:
             if self.connection.poll(_LOOK_EVERY_S):

@@ -115,9 +115,9 @@ class WholeRun:
         """The sum of all workers' values: numbers, or tensors of equal shape; the same bits on every worker.
 
         All workers call it equally often, for example after each epoch; each waits for the others. Workers whose loops have
-        ended, or that have died, contribute nothing and are not waited for. A dead worker's successor takes part in its next
-        call. Integer tensors become int64. Costs some milliseconds; on one machine it goes through the launcher, otherwise
-        through the store at which the workers met: it is for figures, not for parameters.
+        ended, or that have died, contribute nothing and are not waited for. A dead worker's replacement gets only its own
+        value until it has a batch. Integer tensors become int64. Costs some milliseconds; on one machine it goes through the
+        launcher, otherwise through the store at which the workers met: it is for figures, not for parameters.
 
         Raises:
             UsageError: the shapes differ, or workers may come and go (`--join`).

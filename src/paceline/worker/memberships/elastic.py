@@ -151,10 +151,13 @@ class ElasticMembership(Membership):
         self._claims = self._run.claims(self._memory.peers.mailbox)
         if self._collectives is not None:
             return BatchShare(self._claims, survivors=self._collectives if self._algorithm.loses_steps else None)
-        return BatchShare(self._claims, is_late=True)
+        return BatchShare(self._claims)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        if self._collectives is None or self._has_entered:
+        if self._collectives is None:
+            assert self._claims is not None
+            return None if epoch < self._claims.newest() else {}
+        if self._has_entered:
             return {}
         given = self._newcomers.enter(epoch)
         if given is None:

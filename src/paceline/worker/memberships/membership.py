@@ -27,7 +27,6 @@ class BatchShare(NamedTuple):
     counts: EpochClaims
     left: Left = ALL_LEFT  # in lockstep; else only from which batch on
     done: Collection[int] = ()
-    is_late: bool = False
     survivors: Survivors | None = None  # as for `RoundDeal`
     agreed: Callable[[Callable[[], int]], int] = lambda find: find()  # as for `WorkerClaims`
 
@@ -102,19 +101,22 @@ class Membership(Protocol):
         ...
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        """Waits until the others let this worker in, if it replaces a dead one in a run whose others train on in rounds.
+        """Waits until the others let this worker in, if it replaces a dead one, or joins late, and they train on in rounds.
 
         Args:
             epoch: that its loop has reached; negative: it can go on in any.
 
         Returns:
-            what the others have; empty: it is no replacement; None: the others are in a later epoch.
+            what the others have; empty: it needs nothing; None: the others are in a later epoch.
 
         Raises:
             NotReplacedError: they cannot let it in.
             RunStopped: they have ended.
         """
         return {}
+
+    def reach_epoch(self, epoch: int) -> None:
+        """The loop begins its next epoch, in which this worker may have no batch."""
 
     def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.

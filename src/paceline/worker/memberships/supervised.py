@@ -28,7 +28,7 @@ from paceline.records.accruals import WithoutSamples
 from paceline.records.step_record import Recorder
 from paceline.worker.evaluation_channel import EvaluationChannel
 from paceline.worker.evaluation_process import begin_evaluations
-from paceline.worker.gathering import SupervisedGatherer
+from paceline.worker.gathering import Entered, SupervisedGatherer
 from paceline.worker.memberships.layout_part import Division, LayoutPart
 from paceline.worker.memberships.membership import BatchShare, LoopState, Membership
 from paceline.worker.memberships.memory import WorkerMemory, copies_in_launch, put_on_device
@@ -224,14 +224,15 @@ class SupervisedMembership(Membership):
         first = self.arena.load("next_batch")
         left = self._storage.left(first) if self._algorithm.in_rounds else Left(first, [])
         survivors = self.arena.group if self._algorithm.loses_steps else None
-        done, is_late = self._environment.batches_done, self.incarnation > 0
-        share = BatchShare(self.arena.epoch_claims(), left, done, is_late=is_late, survivors=survivors)
+        share = BatchShare(self.arena.epoch_claims(), left, self._environment.batches_done, survivors=survivors)
         return share if self.part is None else share._replace(agreed=self.part.agreed)
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
         arena = self.arena
-        if not self.incarnation or arena.newcomers is None:
+        if not self.incarnation:
             return {}
+        if arena.newcomers is None:
+            return None if epoch < arena.epoch_claims().newest() else {}
         group = arena.group
         given = arena.newcomers.enter(
             epoch,
@@ -257,7 +258,12 @@ class SupervisedMembership(Membership):
 
     # Checkpoints
 
+    def reach_epoch(self, epoch: int) -> None:
+        self.gatherer.epoch = epoch
+
     def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
+        if epoch is not None and self.incarnation:
+            self._environment.supervisor.send(Entered(epoch))
         if epoch is not None:
             self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             if self.worker_id == 0:
