@@ -207,10 +207,8 @@ def test_what_contradicts_the_run_is_refused(tmp_path):
     faults = pl.Faults().kill(worker=2, at_s=0.1)
     run = timed("hogwild", steps=40, faults=faults, restarts=1, cluster=dataclasses.replace(CLUSTER, restart_s=0.1))
     run.save(tmp_path / "run")
-    with pytest.raises(pl.UsageError, match="replaced dead workers"):
-        pl.simulate(loop, like=run, algorithm="hogwild")
-    for named in ({"cluster": CLUSTER}, {"faults": faults}):
-        with pytest.raises(pl.UsageError, match="leave out cluster and faults, or like"):
+    for named in ({"cluster": CLUSTER}, {"faults": faults}, {"restarts": 1}):
+        with pytest.raises(pl.UsageError, match="leave out cluster, faults and restarts, or like"):
             pl.simulate(loop, like=run, **named)
     with pytest.raises(pl.UsageError, match="a run's folder or a RunData, not Cluster"):
         pl.simulate(loop, like=CLUSTER)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from paceline.data.epoch_claims import EpochClaims
-from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
+from paceline.errors import DivergedError, PacelineError, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.accruals import ACCRUED
 from paceline.records.step_record import RECORD_DTYPE
@@ -168,7 +168,6 @@ class _ReplayedMembership(SimulatedMembership):
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
         self.ports = run.ports_of(self.ports)
-        self._has_entered = not self.incarnation
         if run.changes:
             self.gatherer = _MortalGatherer(self.gatherer, self)
         self.random_states = self.random_states if run.has_processes else ()
@@ -179,24 +178,9 @@ class _ReplayedMembership(SimulatedMembership):
             return super().batches()
         return BatchShare(self._run.batches_of(self.worker_id))
 
-    def before_gathering(self, num_gathered: int) -> bool:
-        """Returns whether the others wait for this worker's value; does not return if it dies here."""
-        if self._has_entered:
-            self._run.before_gathering(self.worker_id, num_gathered)
-        return self._has_entered
-
-    def enter(self, epoch: int) -> dict[str, Any]:
-        """As in `Membership`; what a replacement gets says in which epoch the others are."""
-        if not self.incarnation:
-            return {}
-        given = self._machine.lives.enter(self.worker_id)
-        if given is None:
-            raise RunStopped("the others have ended")
-        cast(Any, self._machine.shared).enter(self.worker_id, given["giver"])
-        cast(Any, self.ports.views or self.ports.collectives).enter(given["group"])
-        self._run.come_back(self.worker_id)
-        self._has_entered = True
-        return given
+    def before_gathering(self, num_gathered: int) -> None:
+        """Does not return if the worker dies here."""
+        self._run.before_gathering(self.worker_id, num_gathered)
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`; the mean of workers' own models needs no messages."""
@@ -220,9 +204,9 @@ class _MortalGatherer:
         self.leave = gatherer.leave
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        if not self._member.before_gathering(self._num_gathered):
-            return [value]
-        self._num_gathered += 1
+        if self._member.has_entered:
+            self._member.before_gathering(self._num_gathered)
+            self._num_gathered += 1
         return self._gatherer.gather(value)
 
 
@@ -280,7 +264,6 @@ class LoopReplay(Repetition, LoopSimulation):
     def order_programs(self, machine: SimulatedMachine) -> None:
         self.binding = self._wanted
         super().order_programs(machine)
-        machine.lives.restart = self._begin_again
 
     def leave(self, worker_id: int) -> None:
         super().leave(worker_id)
@@ -291,14 +274,6 @@ class LoopReplay(Repetition, LoopSimulation):
     def before_gathering(self, worker_id: int, num_gathered: int) -> None:
         assert self._deaths is not None
         self._deaths.gather(worker_id, num_gathered)
-
-    def come_back(self, worker_id: int) -> None:
-        for one in (self.gathering, self.ending):
-            one.come_back(worker_id)
-
-    def _begin_again(self, worker_id: int) -> None:
-        self._states.begin_again(worker_id)
-        self.scheduler.start(worker_id, self._body(worker_id))
 
     def batches_of(self, worker_id: int) -> RecordedBatches:
         every = [int(rows["batch"].max(initial=-1)) for own in self._run.processes.values() for rows in own]

@@ -47,17 +47,17 @@ class Deaths:
 
     def _end(self, worker_id: int) -> None:
         lives, process = self._machine.lives, self._process(worker_id)
-        self.leave_out(worker_id)
+        self.leave_out(process)
         self._machine.shared.lose(worker_id)
         self._scheduler.end_worker(worker_id)
         lives.on_gone(worker_id)
         if (successor := self._changes.successor(process)) is not None:
             lives.start_again(worker_id, successor)
 
-    def leave_out(self, worker_id: int) -> None:
+    def leave_out(self, process: Process) -> None:
         """Barriers no longer wait for this worker."""
         if self._machine.all_reduce is not None:
-            self._machine.all_reduce.lose(worker_id, "", is_dead=True)
+            self._machine.all_reduce.lose(process[0], "", died=process[1])
 
 
 class RecordedNewcomers(SimulatedNewcomers):
@@ -68,7 +68,7 @@ class RecordedNewcomers(SimulatedNewcomers):
         machine: SimulatedMachine,
         changes: ViewChanges,
         min_workers: int,
-        leave_out: Callable[[int], None],  # lets the others go on without a worker
+        leave_out: Callable[[Process], None],  # lets the others go on without a worker
     ) -> None:
         super().__init__(machine.scheduler, min_workers, lambda: 0)
         self._rounds, self._changes, self._leave_out = machine.all_reduce, changes, leave_out
@@ -96,7 +96,8 @@ class RecordedNewcomers(SimulatedNewcomers):
                 self._waiting.append(self._scheduler.current)
                 self._scheduler.wait(f"the replacement of worker {worker}")
 
-    def enter(self, worker: int, incarnation: int) -> dict[str, Any] | None:
+    def enter(self, worker: int, incarnation: int, epoch: int = -1) -> dict[str, Any] | None:
+        """As of `SimulatedNewcomers`, in any epoch: what a replacement gets says in which one the others are."""
         self._asked[worker] = incarnation
         for program in self._waiting:
             self._scheduler.wake(program)
@@ -107,4 +108,4 @@ class RecordedNewcomers(SimulatedNewcomers):
         super().let_in(newcomers, giver)
         for process in newcomers.items():
             if not self._changes.took_part(process):
-                self._scheduler.call_at(self._scheduler.now_s, partial(self._leave_out, process[0]))
+                self._scheduler.call_at(self._scheduler.now_s, partial(self._leave_out, process))

@@ -12,13 +12,20 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm, registry
-from paceline.errors import DivergedError, PacelineError, UsageError, WorkerLostError, exits_in_order
+from paceline.errors import (
+    DivergedError,
+    NotReplacedError,
+    PacelineError,
+    UsageError,
+    WorkerLostError,
+    exits_in_order,
+)
 from paceline.membership.environment import set_environment
 from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.model_state import dense_buffers
 from paceline.records.run_data import RunData
 from paceline.records.summary import NO_UPDATE
-from paceline.run.measured_cluster import recorded_conditions
+from paceline.run.measured_cluster import RecordedConditions, recorded_conditions
 from paceline.run.simulated_driver import drive, machine_for
 from paceline.run.simulated_membership import SimulatedMembership, SimulatedRun
 from paceline.run.simulation_record import SimulationRecord
@@ -47,6 +54,8 @@ def simulate(
     algorithm: Algorithm | str | None = None,
     seed: int = 0,
     faults: Faults | None = None,
+    restarts: int = 0,
+    min_workers: int = 1,
     like: RunData | Path | str | None = None,
     intra_op_threads: int = 1,
     out: Path | str | None = None,
@@ -72,7 +81,11 @@ def simulate(
         seed: of the order of samples, of compute times and of everything random in the algorithm and in the workers.
         faults: what goes wrong, and when; a killed worker leaves its function at once (`finally` runs), returns nothing, and
             is listed in `result["workers_lost"]`.
-        like: a recorded run, or its folder, whose measured speeds, links and deaths are the cluster and the faults.
+        restarts: how many dead workers are replaced, each `Cluster.detection_s` plus `restart_s` after its death: its function
+            is called again.
+        min_workers: if fewer than this many workers are left, they wait for replacements, as under `launch`.
+        like: a recorded run, or its folder, whose measured speeds, links, deaths and replacements are the cluster, the faults
+            and `restarts`.
         intra_op_threads: threads inside one PyTorch operation, as `launch` gives its workers.
         out: the run's folder, new or empty; None: nothing is written.
         target_loss: stop once the mean of the last 100 losses of applied gradients, from `worker.report`, is at most this.
@@ -98,13 +111,13 @@ def simulate(
         Exception: any other exception of a worker's function. A loss that is not finite raises none: the run ends as diverged.
     """
     if like is not None:
-        cluster, faults = _like(like, cluster, faults)
+        cluster, faults, restarts = _like(like, cluster, faults, restarts)
     if cluster is None:
         cluster = Cluster(workers=workers if workers is not None else 2)
     elif workers is not None and workers != cluster.workers:
         raise UsageError(f"The cluster has {cluster.workers} workers, not {workers}: leave out workers.")
     refuse_inside_worker()
-    check_run({"seed": seed})
+    check_run({"seed": seed, "restarts": restarts, "min_workers": min_workers})
     check_simulation(cluster.workers)
     named = given_algorithm(algorithm)
     folder = Path(out) if out is not None else None
@@ -120,22 +133,23 @@ def simulate(
     is_evaluated = goal.any or folder is not None
     with system.intra_op_threads(intra_op_threads):
         return drive(
-            lambda: LoopSimulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder
+            lambda: LoopSimulation(
+                train, cluster, named, seed, faults, goal, restarts, min_workers, is_evaluated=is_evaluated
+            ),
+            folder,
         )
 
 
-def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None) -> tuple[Cluster, Faults]:
+def _like(
+    like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None, restarts: int
+) -> RecordedConditions:
     if not isinstance(like, RunData | Path | str):
         raise UsageError(f"like takes a run's folder or a RunData, not {type(like).__name__}.")
-    if cluster is not None or faults is not None:
-        raise UsageError("like takes the cluster and the faults from the run: leave out cluster and faults, or like.")
-    found = recorded_conditions(like)
-    if found.restarts:
+    if cluster is not None or faults is not None or restarts:
         raise UsageError(
-            "The run replaced dead workers, and simulations of your own loop cannot: name another run, or simulate a task"
-            " with paceline simulate --like."
+            "like takes the cluster, faults and restarts from the run: leave out cluster, faults and restarts, or like."
         )
-    return found.cluster, found.faults
+    return recorded_conditions(like)
 
 
 class LoopSimulation(SimulatedRun):
@@ -155,6 +169,8 @@ class LoopSimulation(SimulatedRun):
         seed: int,
         faults: Faults,
         goal: Goal,
+        restarts: int = 0,
+        min_workers: int = 1,
         *,
         is_evaluated: bool,
     ) -> None:
@@ -163,8 +179,10 @@ class LoopSimulation(SimulatedRun):
         self.algorithm = algorithm
         self.cluster, self.faults, self.goal = cluster, faults, goal
         self.returned: dict[int, Any] = {}
+        self._replacing = {"restarts": restarts, "min_workers": min_workers}
         self._is_evaluated = is_evaluated
         self._train = train
+        self._grad_mode = torch.is_grad_enabled()
         self._wanted: Any = None  # the first attaching worker's model and algorithm
         self._about = {
             "task": getattr(train, "__name__", "train"),
@@ -198,6 +216,7 @@ class LoopSimulation(SimulatedRun):
             "timing_only": False,
             "cluster": self.cluster.as_table(),
             **dataclasses.asdict(self.goal),
+            **self._replacing,
             **self.faults.as_record(),
         }
         run = self.record.finish(config, num_parameters=self._wanted.num_parameters)
@@ -245,6 +264,9 @@ class LoopSimulation(SimulatedRun):
             except SystemExit as end:
                 if not exits_in_order(end):
                     raise
+            except NotReplacedError as error:
+                self._give_up(worker_id, error.why)
+                return
             finally:
                 self._contexts.leave()
             self.scheduler.catch_up()
@@ -252,6 +274,20 @@ class LoopSimulation(SimulatedRun):
                 self.machine.lives.end(worker_id)
 
         return body
+
+    def _begin_again(self, worker_id: int) -> None:
+        """Calls the function again, for a dead worker's replacement."""
+        self._states.begin_again(worker_id)
+        with torch.set_grad_enabled(self._grad_mode):  # not that of the program that ran last
+            self.scheduler.start(worker_id, self._body(worker_id), is_main=True)
+
+    def _give_up(self, worker_id: int, why: str) -> None:
+        """A replacement cannot take part: the others go on without it."""
+        assert self.machine is not None
+        assert self.record is not None
+        self.record.notes.append(f"Worker {worker_id} is not replaced: {why}.")
+        lose = partial(self.machine.lives.lose, worker_id, is_replaced=False)
+        self.scheduler.call_at(self.scheduler.now_s, lose)
 
     def join(
         self,
@@ -282,6 +318,7 @@ class LoopSimulation(SimulatedRun):
 
     def _begin(self, model: nn.Module, binding: FlatBinding, algorithm: Algorithm, evaluate: Evaluate | None) -> None:
         """Makes the machine, and the object that records and stops the run, for worker 0's model."""
+        algorithm.check_min_workers(self._replacing["min_workers"], self.cluster.workers)
         self._wanted, self.algorithm, self.model = binding, algorithm, model
         x = torch.empty(binding.num_elements, dtype=binding.dtype)
         binding.read(x)
@@ -294,7 +331,9 @@ class LoopSimulation(SimulatedRun):
             seed=self.seed,
             faults=self.faults,
             scheduler=self.scheduler,
+            **self._replacing,
         )
+        self.machine.lives.restart = self._begin_again
         self.buffers = dense_buffers(model)
         if not algorithm.lockstep:
             self.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}

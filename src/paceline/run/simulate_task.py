@@ -16,7 +16,7 @@ from torch import nn
 from paceline.data.plan import BatchPlan
 from paceline.data.round_deal import ALL_LEFT
 from paceline.data.sources import BatchClaims, DatasetBatches
-from paceline.errors import DivergedError, UsageError
+from paceline.errors import DivergedError, RunStopped, UsageError
 from paceline.loop.base_replica import BaseReplica
 from paceline.loop.buckets import bucket_bytes_for, bucket_ranges
 from paceline.loop.task_replica import TaskReplica
@@ -161,7 +161,7 @@ class TaskSimulation:
             seed=config.seed,
             faults=self.faults,
             placing=self._placing(),
-            restarts=self._restarts(),
+            restarts=config.restarts,
             min_workers=config.min_workers,
         )
         self.scheduler = self.machine.scheduler
@@ -219,12 +219,6 @@ class TaskSimulation:
             return declared_buckets(self.num_parameters * _DECLARED_ELEMENT_BYTES, bucket_bytes)
         return [(end - begin) * self.binding.dtype.itemsize for begin, end in bucket_ranges(self.binding, bucket_bytes)]
 
-    def _restarts(self) -> int:
-        """Where the others go on in rounds, replacements need the exchanges of real values."""
-        in_rounds = self.algorithm.survivors_continue and not self.timing_only
-        replaces = "kill" in self.algorithm.tolerates or in_rounds
-        return self.config.restarts if replaces else 0
-
     # The workers
 
     def _make_replicas(self) -> Callable[[int], BaseReplica]:
@@ -275,8 +269,9 @@ class TaskSimulation:
 
             def work() -> None:
                 if ports.incarnation and machine.lives.newcomers is not None and claims is not None:
-                    given = machine.lives.enter(worker_id)
-                    if given is None:  # the others have ended
+                    try:
+                        given = cast(dict[str, Any], machine.lives.enter(worker_id))
+                    except RunStopped:
                         return
                     end = machine.shared.ends[worker_id]
                     machine.shared.enter(worker_id, given["giver"])

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from paceline.algorithms import Algorithm
 from paceline.observe.report import write_run
 from paceline.ports.ports import Ports
@@ -83,12 +85,18 @@ def _released(simulation: Simulation) -> Iterator[None]:
         vars(simulation).clear()
 
 
-def machine_for(algorithm: Algorithm, cluster: Cluster, **named: Any) -> SimulatedMachine:
+def machine_for(
+    algorithm: Algorithm, cluster: Cluster, *, x: torch.Tensor, restarts: int, **named: Any
+) -> SimulatedMachine:
     """The machines of a cluster as this algorithm needs them; `named` are further arguments of `SimulatedMachine`."""
     rule = algorithm.server_rule
+    # Where the others go on in rounds, replacements need the exchanges of real values.
+    can_replace = "kill" in algorithm.tolerates or (algorithm.survivors_continue and x.numel() > 0)
     return SimulatedMachine(
         cluster,
         algorithm.needs,
+        x=x,
+        restarts=restarts if can_replace else 0,
         is_gossip=algorithm.gossip,
         survivors_continue=algorithm.survivors_continue,
         update_vectors=None if rule is None else rule.update_vectors,

@@ -39,6 +39,7 @@ class SimulatedRun:
         model: worker 0's, with the initial state of all workers.
         buffers: running statistics by name: shared by all workers, or, if each has its own, those of the leading one.
         left: the weights that the leading worker's loop has left in its model.
+        mean: of the workers' own models at the end (P,).
     """
 
     def __init__(self, scheduler: Scheduler, num_workers: int, seed: int) -> None:
@@ -57,6 +58,7 @@ class SimulatedRun:
         self.own_buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.tables = local_tables(num_workers)
         self.left: LeftWeights | None = None
+        self.mean: torch.Tensor | None = None
         self._epoch_is_known = False
 
     @property
@@ -77,6 +79,13 @@ class SimulatedRun:
         if self.leading:
             self.buffers.update(self.own_buffers[self.leading])
         self.gathering.leave(worker_id)
+
+    def come_back(self, worker_id: int, epoch: int) -> None:
+        """A dead worker's replacement has its first batch, in this epoch: the others wait for it, too, and it may lead."""
+        if self.algorithm is not None and self.algorithm.survivors_continue:
+            self.buffers.update(self.own_buffers[self.leading])
+        self.gathering.come_back(worker_id, epoch)
+        self.ending.come_back(worker_id, 0)
 
     def tell_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch of the loop has, from the first worker with a batch."""
@@ -113,20 +122,22 @@ class SimulatedMembership(Membership):
         self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, run.seed
         self.binding = binding
         self.random_states = random_states
-        self.gatherer = _SimulatedGatherer(run.gathering, self.worker_id)
+        self.gatherer = _SimulatedGatherer(run.gathering, self)
         self.tables = SharedTables(run.tables.__getitem__, self.worker_id)
         self.tables.tell_random_states(random_states)
         self._run, self._machine, self._record, self._algorithm = run, machine, record, algorithm
         self._core = machine.core(self.worker_id)
         self.ports = machine.ports(self._core)
         self.incarnation = self.ports.incarnation
+        #: Whether it takes part: it replaces no worker, or has reached the others, which let it in where they must.
+        self.has_entered = not self.incarnation
         has_replica = machine.needs.kind == "replicated" and not algorithm.gossip
         shared: Any = self.ports.shared if has_replica else machine.shared
         self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, never, run.tell_epoch
         self.own_records = partial(record.records_of, self.worker_id)
         self._buffers = dense_buffers(model)
         for own, first in zip(state_of(model).values(), state_of(run.model).values(), strict=True):
-            if worker_id and own is not first and not own.requires_grad:
+            if (worker_id or self.incarnation) and own is not first and not own.requires_grad:
                 from_bytes(own, to_bytes(first))
         for name, buffer in self._buffers.items() if not algorithm.lockstep else ():
             buffer.data = run.buffers[name]
@@ -147,6 +158,35 @@ class SimulatedMembership(Membership):
     def batches(self) -> BatchShare:
         return BatchShare(self._run.epoch_claims, survivors=survivors_in(self._algorithm, self.ports))
 
+    def enter(self, epoch: int) -> dict[str, Any] | None:
+        if self.has_entered:
+            return {}
+        if self._machine.lives.newcomers is None:
+            return None if epoch < self._run.epoch_claims.newest() else {}
+        if (given := self._machine.lives.enter(self.worker_id, epoch)) is None:
+            return None
+        shared: Any = self._machine.shared
+        end = shared.ends[self.worker_id]
+        shared.enter(self.worker_id, given["giver"])
+        self._record.count_unrecorded_of(self.worker_id, self.ports.shared.version if end is None else end)
+        group: Any = self.ports.views or self.ports.collectives
+        group.enter(given["group"])
+        self._come_back(0)
+        return given
+
+    def _come_back(self, epoch: int) -> None:
+        self._run.come_back(self.worker_id, epoch)
+        self.has_entered = True
+
+    def reach_epoch(self, epoch: int) -> None:
+        self.gatherer.epoch = epoch
+
+    def begin_epoch(self, epoch: int | None, *about: Any, **named: Any) -> None:
+        if epoch is not None and not self.has_entered:
+            self._come_back(epoch)
+        if epoch is not None and self._machine.lives.newcomers is not None:
+            self._machine.lives.newcomers.begin_epoch(epoch)
+
     def has_updates(self) -> bool:
         shared: Any = self._machine.shared
         return any(shared.updates()) if self._algorithm.gossip else shared.version > 0
@@ -154,23 +194,28 @@ class SimulatedMembership(Membership):
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`: workers with models of their own send them to each other."""
         run, machine, mean = self._run, self._machine, None
+        was_let_in = self.has_entered or machine.lives.newcomers is None
         run.left = left or run.left
-        if self._algorithm.gossip:
+        if self._algorithm.gossip and run.mean is None and was_let_in:
             out.copy_(self.ports.shared.x)
             mean = take_final_mean(self.ports, out, _DEADLINE_S)
+            run.mean = out.clone()
         machine.scheduler.call_at(machine.scheduler.now_s, partial(machine.lives.trains_no_more, self.worker_id))
         run.ending.gather(self.worker_id, None)
         if run.left is not None:
             machine.shared.replace(run.left.x)
             out.copy_(run.left.x)
-        elif not self._algorithm.gossip:
-            self.snapshot(out)
+        elif run.mean is not None:
+            out.copy_(run.mean)
+        else:
+            (self.snapshot if was_let_in else machine.shared.snapshot)(out)
         for buffer, value in zip(self._buffers.values(), run.last_buffers, strict=True):
             buffer.data.copy_(value)
         return mean
 
     def close(self, *, failed: bool) -> None:
-        self._run.ending.leave(self.worker_id)
+        if not self._machine.lives.awaits(self.worker_id):
+            self._run.ending.leave(self.worker_id)
         self.binding.release()
         for buffer in self._buffers.values():
             buffer.data = buffer.data.clone()
@@ -179,10 +224,14 @@ class SimulatedMembership(Membership):
 @dataclass
 class _SimulatedGatherer:
     gathering: SimulatedGathering
-    worker_id: int
+    member: SimulatedMembership
+    epoch: int = 0  # that the worker's loop has reached
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        return self.gathering.gather(self.worker_id, value.clone() if isinstance(value, torch.Tensor) else value)
+        value, member = value.clone() if isinstance(value, torch.Tensor) else value, self.member
+        if not member.has_entered:
+            return [value]
+        return self.gathering.gather(member.worker_id, value, self.epoch)
 
     def leave(self) -> None:
-        self.gathering.leave(self.worker_id)
+        self.gathering.leave(self.member.worker_id)

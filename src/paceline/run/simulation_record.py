@@ -36,6 +36,7 @@ class SimulationRecord(RunRecord):
 
     Attributes:
         before_evaluation: gives the model the run's buffers, if workers have their own; None: it has them.
+        notes: of the result.
         outcome: how the run has ended, or will if nothing else happens.
     """
 
@@ -56,7 +57,8 @@ class SimulationRecord(RunRecord):
         note = algorithm.note(machine.cluster.workers)
         self.outcome = Outcome()
         self.before_evaluation: Callable[[], None] | None = None
-        self._about = {**about, **({"notes": [note]} if note else {})}
+        self.notes = [note] if note else []
+        self._about = {**about, **({"notes": self.notes} if note else {})}
         self._algorithm = algorithm
         self._machine = machine
         self._evaluator = evaluator
@@ -153,8 +155,9 @@ class SimulationRecord(RunRecord):
             records_lost=lost + self._unrecorded_rounds(records),
             has_ended_itself=machine.lives.all_ended,
         )
-        if notes := self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay):
-            result["notes"] = [*result.get("notes", ()), *notes]
+        self.notes += self.choice_notes(self._algorithm, machine.cluster.workers, machine.delay)
+        if self.notes:
+            result["notes"] = self.notes
         if (counts := getattr(machine.shared, "counts", None)) is not None:
             result["shards"] = counts()
         order = {worker: own for worker, rows in sorted(self._order.items()) if len(own := rows.array())}

@@ -43,6 +43,7 @@ class AllReduceState:
         self._lost: dict[int, str] = {}
         self._survivors_continue = survivors_continue
         self._dead: set[int] = set()  # members without whom the others go on
+        self._died = [-1] * cluster.workers  # the last incarnation of each that has died
 
     def bring(self, worker_id: int, steps: list[Step]) -> None:
         self._steps[worker_id] = steps
@@ -79,9 +80,10 @@ class AllReduceState:
         self._waiting.clear()
         return True
 
-    def lose(self, worker_id: int, reason: str, *, is_dead: bool = False) -> None:
-        """Records that a worker is gone: programs that wait for it fail, or, if it `is_dead`, may continue without it."""
-        if is_dead and self._survivors_continue and worker_id not in self._lost:
+    def lose(self, worker_id: int, reason: str, *, died: int | None = None) -> None:
+        """Records that a worker is gone: programs that wait for it fail, or may continue if its incarnation `died` is dead."""
+        if died is not None and self._survivors_continue and worker_id not in self._lost:
+            self._died[worker_id] = died
             if worker_id not in self.members:  # a replacement that waited
                 return
             self._dead.add(worker_id)
@@ -98,6 +100,11 @@ class AllReduceState:
         missing = {one: reason for one, reason in self._lost.items() if one not in self._arrived}
         if missing:
             raise lost_in_collective(what, sorted(self._arrived), missing)
+
+    def let_in(self, newcomers: Mapping[int, int]) -> None:
+        """Takes replacements into the next round, with their incarnations; one may have died since it was accepted."""
+        self.members = sorted({*self.members, *newcomers})
+        self._dead.update(worker for worker, incarnation in newcomers.items() if self._died[worker] >= incarnation)
 
     def carry_out(self) -> None:
         """Executes the round's operations for all members, in the order in which the real collectives sum.
@@ -136,7 +143,8 @@ class SimulatedCollectives(CarriedOutTogether):
         return totals
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        self.members = self._state.members = sorted({*self._state.members, *newcomers})
+        self._state.let_in(newcomers)
+        self.members = self._state.members
         return {"_num_rounds": self._num_rounds}
 
     def enter(self, given: dict[str, Any]) -> None:

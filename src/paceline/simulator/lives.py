@@ -40,7 +40,9 @@ class Lives:
     ) -> None:
         self._cluster, self._scheduler, self._network, self._rounds = cluster, scheduler, network, rounds
         self._own_vectors, self._has_servers = own_vectors, has_servers
-        self._restarts_left, self._num_ended, self._is_abandoned = restarts, 0, False
+        self._restarts_left, self._num_dead, self._num_ended, self._is_abandoned = restarts, 0, 0, False
+        self._awaited: set[int] = set()  # dead workers whose replacements have not begun
+        self._done: set[int] = set()  # workers whose loops have ended
         self.lost: list[int] = []
         self.restarts = 0
         self.incarnations: dict[int, int] = {}
@@ -60,19 +62,27 @@ class Lives:
         self._scheduler.call_at(self._scheduler.now_s, partial(self._end, worker_id))
 
     def trains_no_more(self, worker_id: int) -> None:
-        """A worker computes no further gradients, though its program can continue: no round waits for it."""
+        """A worker computes no further gradients, though its program can continue: no round waits for it.
+
+        If it dies now, it is not replaced.
+        """
+        self._done.add(worker_id)
         for rounds in self._rounds:
             rounds.lose(worker_id, "its loop has ended")
 
     @property
     def all_dead(self) -> bool:
         """Whether every worker was killed, and none of them replaced, as far as others could let replacements in."""
-        return self._is_abandoned or len(self.lost) - self.restarts == self._cluster.workers
+        return self._is_abandoned or self._num_dead - self.restarts == self._cluster.workers
 
     @property
     def all_ended(self) -> bool:
         """Whether the program of every worker that was not killed, or of its replacement, has ended normally."""
-        return len(self.lost) - self.restarts + self._num_ended == self._cluster.workers
+        return self._num_dead - self.restarts + self._num_ended == self._cluster.workers
+
+    def awaits(self, worker_id: int) -> bool:
+        """Whether the run waits for a dead worker's replacement; those that others must let in are not waited for."""
+        return self.newcomers is None and worker_id in self._awaited
 
     def _end(self, worker_id: int) -> None:
         self._scheduler.end_worker(worker_id)
@@ -81,38 +91,43 @@ class Lives:
         self.trains_no_more(worker_id)
         self._end_newcomers()
 
-    def enter(self, worker_id: int) -> dict[str, Any] | None:
-        """Waits until the others let a replacement in; returns what they give it. None: they have ended."""
+    def enter(self, worker_id: int, epoch: int = -1) -> dict[str, Any] | None:
+        """Waits until the others let a replacement in, as `SimulatedNewcomers.enter`; negative: its epoch does not matter."""
         assert self.newcomers is not None
         self._scheduler.call_at(self._scheduler.now_s, self._end_newcomers)
-        return self.newcomers.enter(worker_id, self.incarnations[worker_id])
+        return self.newcomers.enter(worker_id, self.incarnations[worker_id], epoch)
 
     def _end_newcomers(self) -> None:
-        num_left = self._cluster.workers - len(self.lost) + self.restarts - self._num_ended
+        num_left = self._cluster.workers - self._num_dead + self.restarts - self._num_ended
         if self.newcomers is not None and self.newcomers.end_if_alone(num_left):
             self._is_abandoned = not self._num_ended
 
     def kill(self, worker_id: int) -> None:
         """A worker dies now, unless it is gone; the others learn of it after `Cluster.detection_s`."""
-        if self._network.is_gone(worker_id):
-            return
-        reason = f"killed at {self._scheduler.now_s:.6g} s"
-        self.lost.append(worker_id)
+        if not self._network.is_gone(worker_id):
+            self.lost.append(worker_id)
+            self.lose(worker_id, is_replaced=self._restarts_left > 0 and worker_id not in self._done)
+
+    def lose(self, worker_id: int, *, is_replaced: bool) -> None:
+        """As `kill`, of a worker that was killed, or of a replacement that cannot take part."""
+        reason, incarnation = f"killed at {self._scheduler.now_s:.6g} s", self.incarnations.get(worker_id, 0)
+        self._num_dead += 1
         for rounds in self._rounds:  # first: a worker that the network tells of a death asks them whether it is one
-            lose = partial(rounds.lose, worker_id, reason, is_dead=True)
+            lose = partial(rounds.lose, worker_id, reason, died=incarnation)
             self._scheduler.call_at(self._scheduler.now_s + self._cluster.detection_s, lose)
         self._network.kill(worker_id)  # then: messages that its program sends while it is being ended must be lost
         if self._has_servers:  # they learn of it even if the others end before, as they must handle what follows
             heard_after_s = 2 * self._cluster.detection_s  # twice: they may be in the middle of an update
             self._scheduler.start(self._cluster.workers, partial(self._scheduler.sleep, heard_after_s))
-        if self._restarts_left:
+        if is_replaced:
+            self._awaited.add(worker_id)
             self._restarts_left, self.restarts = self._restarts_left - 1, self.restarts + 1
             self._scheduler.start(-1, partial(self._replace, worker_id), server=f"the successor of worker {worker_id}")
         self._scheduler.end_worker(worker_id)
         if self._own_vectors is not None:
             self._own_vectors.lose(worker_id)
         if self.newcomers is not None:
-            self.newcomers.forget(worker_id)
+            self.newcomers.forget(worker_id, incarnation)
         self.on_gone(worker_id)
         self._end_newcomers()
 
@@ -129,5 +144,6 @@ class Lives:
     def start_again(self, worker_id: int, incarnation: int) -> None:
         """Makes the replica of a worker's next incarnation, and starts its program."""
         assert self.restart is not None
+        self._awaited.discard(worker_id)
         self.incarnations[worker_id] = incarnation
         self.restart(worker_id)

@@ -173,8 +173,8 @@ class NetworkCollectivesState:
         if not operation.num_left:
             del self._operations[number]
 
-    def lose(self, worker_id: int, reason: str, *, is_dead: bool = False) -> None:
-        """Records that a worker is gone: programs that wait for it fail, even if it `is_dead`, as on real networks."""
+    def lose(self, worker_id: int, reason: str, *, died: int | None = None) -> None:
+        """Records that a worker is gone: programs that wait for it fail, even if it has `died`, as on real networks."""
         self.lost[worker_id] = reason
         for operation in self._operations.values():
             if operation.done_s == math.inf and worker_id not in operation.arrived:

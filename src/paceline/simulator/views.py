@@ -20,7 +20,7 @@ class SimulatedViews:
         self._begun = [0] * num_workers  # the first that each has not begun, or waits for at an epoch's end
         self._sent = [0] * num_workers
         self._first_without: dict[int, int] = {}  # by dead worker
-        self._num_lost = [0] * num_workers  # processes of each worker
+        self._died = [-1] * num_workers  # the last incarnation of each that has died
         self._left: dict[int, str] = {}
         self._named: Mapping[int, int] = {}  # newcomers that come
         self._comes = 0  # before this round
@@ -94,7 +94,7 @@ class SimulatedViews:
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
         for worker, incarnation in newcomers.items():
-            if self._num_lost[worker] == incarnation:  # else it has died since
+            if self._died[worker] < incarnation:  # else it has died since
                 self._first_without.pop(worker, None)
         self.members = tuple(sorted({*self.members, *newcomers}))
         return {"members": self.members, "round": self._rounds[self._worker_id]}
@@ -110,10 +110,10 @@ class SimulatedViews:
             self._waiting.remove(one)
             self._scheduler.wake(one[1])
 
-    def lose(self, worker: int, reason: str, *, is_dead: bool = False) -> None:
-        """A worker takes part in no further round; the others go on without it if it `is_dead`."""
-        self._num_lost[worker] += is_dead
-        if is_dead:
+    def lose(self, worker: int, reason: str, *, died: int | None = None) -> None:
+        """A worker takes part in no further round; the others go on without it if its incarnation `died` is dead."""
+        if died is not None:
+            self._died[worker] = died
             self._first_without.setdefault(worker, max(self._begun))
         else:
             self._left[worker] = reason
