@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from contest.methods import METHODS
+from contest.methods import ALONE, METHODS, SILENT, WITHOUT
 from contest.tables import SCENES, Record, lead, median_run, of
 from paceline.observe.palette import METHODS as COLOURS
 from paceline.observe.palette import SURFACES
@@ -15,6 +15,7 @@ LEFT, RIGHT, TOP, GAP = 56, 24, 64, 62
 FONT = "Inter, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 # Ours in colours, unbroken; others broken, so that the two are told apart in grey.
 DASHES = {"Paceline": "", "PyTorch": "7 4", "torchft": "2 3", "hivemind": "10 3 2 3"}
+CONTROLS = {ALONE: "", SILENT: "2 3", WITHOUT: "7 4"}  # in grey
 LOWEST, HIGHEST = 0.85, 1.0
 
 
@@ -33,6 +34,7 @@ def picture(
     surface = SURFACES[theme]
     own = {name: method.colour for name, method in METHODS.items()}
     colours = {name: surface["text"] if one is None else COLOURS[theme][one] for name, one in own.items()}
+    colours |= dict.fromkeys(CONTROLS, surface["soft"])
     body, y = _legend(methods, colours, surface)
     for scene in scenes:
         runs = {name: run for name in methods if (run := median_run(records, scene, name)) is not None}
@@ -90,7 +92,7 @@ def _panel(
         if not points:
             continue
         path = " ".join(f"{x},{y}" for x, y in points)
-        dash = DASHES[METHODS[name].system]
+        dash = CONTROLS.get(name, DASHES[METHODS[name].system])
         broken = f' stroke-dasharray="{dash}"' if dash else ""
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2" stroke-linejoin="round"'
@@ -111,7 +113,7 @@ def _legend(methods: Sequence[str], colours: dict[str, str], surface: dict[str, 
         width = 35 + 6.2 * len(label) + 16
         if x + width > WIDTH - RIGHT:
             x, y = 24.0, y + 21
-        dash = DASHES[METHODS[name].system]
+        dash = CONTROLS.get(name, DASHES[METHODS[name].system])
         broken = f' stroke-dasharray="{dash}"' if dash else ""
         parts.append(
             f'<line x1="{x:g}" y1="{y - 4:g}" x2="{x + 28:g}" y2="{y - 4:g}" stroke="{colours[name]}" stroke-width="2.5"'
