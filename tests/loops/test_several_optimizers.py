@@ -253,6 +253,32 @@ def test_in_turn_a_round_with_one_batch_is_made_with_that_batch(algorithm):
         torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
 
 
+def learn_after_all_passes(models, optimizers, pairs):
+    """As an actor and a critic may, with gradients that keep their memory from step to step."""
+    for noise, real in pairs:
+        for one in optimizers:
+            one.zero_grad(set_to_none=False)
+        models[0](noise).square().mean().backward()
+        models[1](real).square().mean().backward()
+        for one in optimizers:
+            one.step()
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_in_turn_the_step_of_one_leaves_the_gradients_of_the_others(algorithm):
+    def loop():
+        models, optimizers = adversaries()
+        with pl.attach(models, optimizers):
+            learn_after_all_passes(models, optimizers, noise_and_real(5))
+        return vectors(models)
+
+    models, optimizers = adversaries()
+    rounds = zip(noise_and_real(5, worker=0), noise_and_real(5, worker=1), strict=True)
+    learn_after_all_passes(models, optimizers, [tuple(map(torch.cat, zip(*pairs, strict=True))) for pairs in rounds])
+    for x in simulated(loop, algorithm)[0].values():
+        torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
+
+
 def test_evaluate_is_called_with_the_models_as_they_were_given():
     def judged(models):
         assert [type(one) for one in models] == [Generator, Critic]
