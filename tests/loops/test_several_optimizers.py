@@ -80,6 +80,26 @@ def test_a_worker_without_a_batch_steps_with_all_of_them(algorithm):
         torch.testing.assert_close(x, vector(model), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "da-sgd", "leashed"])
+def test_a_scheduler_may_step_before_the_next_optimizer(algorithm):
+    """`da-sgd` lengthens each step, but not what schedulers see."""
+
+    def loop():
+        model, _ = made()
+        optimizers = halves(model)
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+        with pl.attach(model, optimizers):
+            for x in batches(4):
+                loss_of(model, x).backward()
+                for one, scheduler in zip(optimizers, schedulers, strict=True):
+                    one.step()
+                    scheduler.step()
+        return [one.param_groups[0]["lr"] for one in optimizers]
+
+    for rates in simulated(loop, algorithm)[0].values():
+        assert rates == [0.02 / 16, 0.1 / 16]
+
+
 @pytest.mark.parametrize("algorithm", TAKE_ONE)
 def test_elsewhere_they_are_refused_by_name(algorithm):
     model, _ = made()
