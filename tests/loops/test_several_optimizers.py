@@ -299,6 +299,21 @@ def test_in_turn_the_step_of_one_leaves_the_gradients_of_the_others(algorithm):
         torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])
+def test_in_turn_clipping_acts_before_the_mean_with_a_warning(algorithm):
+    def loop():
+        (make, judge), optimizers = adversaries()
+        with pl.attach((make, judge), optimizers):
+            for noise, _ in noise_and_real(3):
+                judge(make(noise)).square().mean().backward()
+                torch.nn.utils.clip_grad_norm_(judge.parameters(), 1e-3)
+                optimizers[1].step()
+
+    with pytest.warns(pl.errors.ClippingWarning, match="optimizers that step in turn") as caught:
+        simulated(loop, algorithm)
+    assert len(caught) == 1
+
+
 def test_evaluate_is_called_with_the_models_as_they_were_given():
     def judged(models):
         assert [type(one) for one in models] == [Generator, Critic]
