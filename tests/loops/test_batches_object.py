@@ -50,6 +50,25 @@ def in_epoch(seen, epoch):
     return sorted(number for one in once for batch in one for number in batch)
 
 
+@pytest.mark.parametrize("batched", [lambda xs: xs, lambda xs: DataLoader(xs, batch_size=2)], ids=["list", "loader"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
+def test_data_that_grow_between_two_epochs_are_refused(algorithm, batched):
+    """Plain PyTorch would train on the new samples, too."""
+
+    def loop():
+        model, optimizer = made()
+        xs = list(HELD_OUT[:12])
+        data = batched(xs)
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(2):
+                for x in worker.batches(data):
+                    step(model, optimizer, x)
+                xs.append(xs[0])
+
+    with pytest.raises(pl.UsageError, match=r"list .* had 12 elements and now has 13.* a sampler of your own"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
 @pytest.mark.parametrize("algorithm", families.KINDS)
 def test_hoisted_out_of_the_epoch_loop(algorithm):
     def epochs(worker):
