@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import paceline as pl
 from loops import families
@@ -66,6 +66,24 @@ def test_data_that_grow_between_two_epochs_are_refused(algorithm, batched):
                 xs.append(xs[0])
 
     with pytest.raises(pl.UsageError, match=r"list .* had 12 elements and now has 13.* a sampler of your own"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", families.KINDS)
+def test_an_evaluation_is_refused(algorithm):
+    """Its samples would count as those of the next step. Loaders of other sizes are refused as they begin."""
+    drawn = DataLoader(NUMBERED, batch_size=4, sampler=WeightedRandomSampler(torch.ones(64), 32))
+
+    def loop():
+        model, optimizer = made(lr=0.01)
+        with pl.attach(model, optimizer) as worker:
+            for x, _ in worker.batches(drawn):
+                step(model, optimizer, x)
+            with torch.no_grad():
+                for x, _ in worker.batches(drawn):
+                    loss_of(model, x)
+
+    with pytest.raises(pl.UsageError, match="as in an evaluation"):
         pl.simulate(loop, workers=2, algorithm=algorithm)
 
 
