@@ -214,6 +214,14 @@ def test_a_schedule_that_is_stepped_twice_or_goes_by_a_measure_is_refused():
         pl.simulate(lambda: pl.attach(model, optimizer).follow(scheduler), workers=1)
 
 
+def test_a_schedule_that_the_loop_gives_its_position_is_refused():
+    model, optimizer = made()
+    with pl.attach(model, optimizer) as worker:
+        scheduler = worker.follow(lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2))
+        with pytest.raises(pl.UsageError, match="gives the scheduler its position"):
+            scheduler.step(0.5)
+
+
 def per_epoch(optimizer):
     return lr_scheduler.StepLR(optimizer, 2)
 
