@@ -280,8 +280,11 @@ def settings_of(
     for one in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
         check_served(one)
         for group in one.param_groups:
-            values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
-            groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
+            known = one.defaults if is_from_torch(one) else group  # a loop may have added entries of its own
+            values = {key: _plain(value) for key, value in group.items() if key in known and key != "params"}
+            values |= {"capturable": False} if "capturable" in values else {}  # a server is on the CPU
+            own = tuple(filter(None, map(ranges, group["params"])))
+            groups.append(SettingsGroup(own, tuple(values.items())))
             names.append(_name_of(type(one)))
     return OptimizerSettings("+".join(names if len(set(names)) > 1 else names[:1]), tuple(groups))
 
@@ -378,7 +381,7 @@ def cut_state(state: dict[str, Any], elements: slice) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return value.item() if hasattr(value, "item") else value  # as tensors and NumPy's numbers have
 
 
 def _tuples(value: Sequence[Any]) -> Any:
