@@ -301,8 +301,17 @@ def state_of(
         own = found.setdefault(_name_of(type(optimizer)), [])
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             if (where := ranges(parameter)) is not None:
-                own.append((slice(*where), optimizer.state.get(parameter, {})))
+                state = {key: _in_order(one, parameter) for key, one in optimizer.state.get(parameter, {}).items()}
+                own.append((slice(*where), state))
     return named({name: as_vectors(states, num_elements) for name, states in found.items()})
+
+
+def _in_order(value: Any, parameter: nn.Parameter) -> Any:
+    """A tensor with the parameter's shape as a vector, in the order of the parameter's elements in memory."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    dims = sorted(range(value.dim()), key=lambda dim: -parameter.stride(dim))
+    return value.permute(dims).flatten() if dims else value
 
 
 def named(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -317,8 +326,9 @@ def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) ->
     found: dict[str, torch.Tensor] = {}
     for key in {key: None for _, state in states for key in state}:
         values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
-        numbers = {value.item() for _, value in values if not value.dim()}
-        if len(numbers) == 1 and len(values) == len(states):
+        # Else those of parameters without dimensions are elements.
+        are_numbers = not any(value.dim() for _, value in values)
+        if are_numbers and len(values) == len(states) and len({value.item() for _, value in values}) == 1:
             found[key] = values[0][1].clone()
         elif values:
             found[key] = torch.zeros(num_elements, dtype=values[0][1].dtype)
