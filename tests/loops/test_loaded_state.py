@@ -14,6 +14,8 @@ from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.server.incoming import read_state, state_to_bytes
 from paceline.algorithms.server.user import UserApplier
+from paceline.optim.flat_optimizer import FlatOptimizer
+from paceline.optim.settings import settings_of, state_of
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Message, Received
 
@@ -206,6 +208,21 @@ def test_parameters_without_state_begin_at_the_servers_as_they_do_alone():
     steps(model, optimizer, XS[6:])
     run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm="parameter-server(shards=2)")
     torch.testing.assert_close(run.returned[0], vector(model), rtol=1e-5, atol=1e-6)
+
+
+def test_a_worker_may_have_another_default_type_than_its_servers():
+    where = {torch.nn.Parameter(torch.ones(n, dtype=torch.float64)): (n - 3, 2 * n - 3) for n in (3, 6)}
+    optimizer = torch.optim.Adam(where)
+    next(iter(where)).grad = torch.ones(3, dtype=torch.float64)
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer.step()
+        state = state_of([optimizer], where.get, 9)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    server = FlatOptimizer(settings_of(optimizer, where.get), torch.ones(9, dtype=torch.float64), 0)
+    server.load(state)
+    assert server.state()["exp_avg"].tolist() == pytest.approx([0.1] * 3 + [0.0] * 6)
 
 
 def test_downpour_with_the_loops_optimizer_begins_with_its_state():

@@ -335,7 +335,7 @@ def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) ->
             for part, value in values:
                 found[key][part] = value.flatten() if value.dim() else value
     if found and not all(state for _, state in states):
-        found["without_state"] = torch.zeros(num_elements)
+        found["without_state"] = torch.zeros(num_elements, dtype=torch.float32)
         for part, state in states:
             found["without_state"][part] = float(not state)
     return found
