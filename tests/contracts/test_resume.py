@@ -137,3 +137,36 @@ def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_pat
     assert sorted(batches) == sorted({*range(3 * 47)} - missed)
     assert (run.result["batches_repeated"], run.result["batches_missed"]) == (0, len(missed))
     assert (run.result["records_lost"], run.result["steps"]) == (0, len(batches))
+
+
+def coded_loop(epochs, ended):
+    """An odd number of rounds in the first epoch, after which `dq` has half a bit left over."""
+
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        xs = torch.randn(52, 16, generator=torch.Generator().manual_seed(1))
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(epochs):
+                for x in worker.batches(xs.split(2)):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+        ended.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    return train
+
+
+@pytest.mark.filterwarnings("ignore:The checkpoint was written with another number of workers")  # of memories of pieces
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("codec", ["power(rank=1, min_rate=1, warmup_steps=2)", "dq(target_bits=3.5)", "sign"])
+def test_new_workers_code_as_the_others_do(codec, workers, tmp_path):
+    """They begin with the factors, the counts and the bits of the first worker, and without error feedback."""
+    settings = {"algorithm": f"all-reduce(codec={codec})", "backend": "threads"}
+    pl.launch(coded_loop(1, []), workers=2, out=tmp_path, **settings)
+    ended = []
+    run = pl.launch(coded_loop(2, ended), workers=workers, resume=tmp_path, **settings)
+    assert run.result["outcome"] == "stopped"
+    assert len(ended) == workers
+    assert all(torch.equal(one, ended[0]) for one in ended)

@@ -322,9 +322,11 @@ def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor
     return (state["version"], state["updates"], state["x"]) if "x" in state else None
 
 
-def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
-    """The state of one worker's program; None if it kept none, or the worker was absent."""
-    return (_load_worker(checkpoint, worker_id) or {}).get("program")
+def load_program(checkpoint: Path, worker_id: int, *, makes_same_updates: bool = False) -> dict[str, Any] | None:
+    """The state of one worker's program; None if it kept none, or the worker was absent and does not get the first one's."""
+    workers = describe(checkpoint)["workers"]
+    known = min(workers) if makes_same_updates and worker_id not in workers else worker_id
+    return (_load_worker(checkpoint, known) or {}).get("program")
 
 
 def check_programs(checkpoint: Path, *, alike: bool) -> None:

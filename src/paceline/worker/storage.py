@@ -32,18 +32,27 @@ class WorkerStorage:
     """Implements `Storage` for a worker: writes only when its membership saves a checkpoint."""
 
     def __init__(
-        self, worker_id: int, resume: Path | None, folder: Path | None, tell: Callable[[NotSaved], object] = _warn
+        self,
+        worker_id: int,
+        resume: Path | None,  # the checkpoint from which the run resumes, or None
+        folder: Path | None,  # of the run's checkpoints, or None
+        tell: Callable[[NotSaved], object] = _warn,  # reports what cannot be written; training continues
+        *,
+        makes_same_updates: bool = False,  # whether a worker that is new to the run begins with the first worker's state
     ) -> None:
-        self._resume = resume  # the checkpoint from which the run resumes, or None
+        self._resume = resume
         self._worker_id = worker_id
-        self._folder = folder  # of the run's checkpoints, or None
-        self._tell = tell  # reports what cannot be written; training continues
+        self._folder = folder
+        self._tell = tell
+        self._makes_same_updates = makes_same_updates
         self._state: Callable[[], dict[str, Any]] | None = None
         self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
         """The program's state from the checkpoint."""
-        return checkpoint.load_program(self._resume, self._worker_id) if self._resume is not None else None
+        if self._resume is None:
+            return None
+        return checkpoint.load_program(self._resume, self._worker_id, makes_same_updates=self._makes_same_updates)
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
         """Makes checkpoints hold what `state` returns, from now on."""
@@ -97,7 +106,6 @@ class WorkerStorage:
         expect: Callable[[int], None] = lambda _: None,
         *,
         sizes: bool = True,  # whether workers keep the optimizer's state for whole parameters
-        makes_same_updates: bool = False,  # whether all workers have the same state
     ) -> int:
         """Restores the optimizer's state, and the worker's vector, if every worker had one.
 
@@ -117,8 +125,9 @@ class WorkerStorage:
                 )
             check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)
+        alike = self._makes_same_updates
         return checkpoint.load_worker(
-            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=makes_same_updates
+            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=alike
         )
 
     def save(
