@@ -1,5 +1,7 @@
 """A run that is resumed goes on where its checkpoint was."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -170,3 +172,45 @@ def test_new_workers_code_as_the_others_do(codec, workers, tmp_path):
     assert run.result["outcome"] == "stopped"
     assert len(ended) == workers
     assert all(torch.equal(one, ended[0]) for one in ended)
+
+
+def taught_loop(epochs, seed, *, rate, ended=None):
+    """A student follows a frozen teacher, which follows the student at this rate."""
+    building = threading.Lock()
+
+    def train():
+        with building:
+            torch.manual_seed(seed)
+            student, teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).requires_grad_(False)
+        model = torch.nn.ModuleList([student, teacher])
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        xs = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(epochs):
+                for x in worker.batches(xs.split(2)):
+                    optimizer.zero_grad()
+                    (student(x) - teacher(x)).square().mean().backward()
+                    optimizer.step()
+                    for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                        slow.data.lerp_(fast.data, rate)
+        if ended is not None:
+            ended.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    return train
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frozen_parameters_that_the_loop_changes_go_on(workers, tmp_path):
+    settings, straight, resumed = {"algorithm": "lockstep", "workers": workers, "backend": "threads"}, [], []
+    pl.launch(taught_loop(2, 0, rate=0.1, ended=straight), **settings)
+    pl.launch(taught_loop(1, 0, rate=0.1), out=tmp_path, **settings)
+    pl.launch(taught_loop(2, 0, rate=0.1, ended=resumed), resume=tmp_path, **settings)
+    assert all(torch.equal(one, straight[0]) for one in (*straight, *resumed))
+
+
+def test_other_frozen_parameters_in_a_resumed_run_are_warned_of(tmp_path):
+    settings = {"algorithm": "hogwild", "workers": 2, "backend": "threads"}
+    pl.launch(taught_loop(1, 0, rate=0.0), out=tmp_path, **settings)
+    pl.launch(taught_loop(2, 0, rate=0.0), resume=tmp_path, out=tmp_path, **settings)
+    with pytest.warns(UserWarning, match=r"frozen parameter 1\.weight has another value"):
+        pl.launch(taught_loop(3, 1, rate=0.0), resume=tmp_path, **settings)
